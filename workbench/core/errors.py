@@ -1,0 +1,51 @@
+"""Errors that a user can cause: each says what was asked, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class WorkbenchError(Exception):
+    """Base of every error that a user can cause.
+
+    asked: what the user asked for.  found: what is there instead.  todo: what to do about it.
+    The message is one line made of the three.
+    """
+
+    def __init__(self, asked: str, found: str = "", todo: str = "") -> None:
+        self.asked, self.found, self.todo = asked, found, todo
+        super().__init__(" ".join(sentence for sentence in (asked, found, todo) if sentence))
+
+    def __reduce__(self):
+        """Pickle by the three parts, so that an error crosses process boundaries whole."""
+        return type(self), (self.asked, self.found, self.todo)
+
+
+class ConfigError(WorkbenchError, ValueError):
+    """A job, cluster, model, task or option that cannot be meant."""
+
+
+class ScheduleError(WorkbenchError, ValueError):
+    """A schedule that cannot run: the message shows the grid with the faulty operation marked."""
+
+
+class PlanError(WorkbenchError):
+    """No plan fits: the message names the device and the bytes that are missing."""
+
+
+class MissingDataError(WorkbenchError):
+    """A model, dataset or package that is not on this machine and cannot be fetched now."""
+
+
+class CacheError(WorkbenchError):
+    """An activation cache that is stale, truncated, corrupted, or does not fit on the disk."""
+
+
+class MemoryBudgetError(WorkbenchError):
+    """A device needed more memory than its budget while it ran."""
+
+
+class DeviceLostError(WorkbenchError):
+    """A device died or fell silent in the middle of a run: the message names it and the step."""
+
+
+class RuntimeSetupError(WorkbenchError):
+    """Engines, links or process groups that could not be set up."""

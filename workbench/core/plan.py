@@ -1,0 +1,127 @@
+"""A plan says where: which layers, samples, heads, columns, tokens or queries each device gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workbench.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of a stage; the quantities that a method does not divide stay 0."""
+
+    rank: int
+    samples: int = 0
+    heads: int = 0
+    columns: int = 0
+    tokens: int = 0
+    queries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive layers [start, stop) on a group of ranks (PAC+, section V-A)."""
+
+    start: int
+    stop: int
+    shares: tuple[Share, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ConfigError(f"A stage of layers [{self.start}, {self.stop}) was asked for.", "It is empty.", "Give it a layer.")
+        if not self.shares:
+            raise ConfigError(f"The stage of layers [{self.start}, {self.stop}) was asked for.", "No device holds it.", "Add a share.")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the group's ranks in order."""
+        return tuple(share.rank for share in self.shares)
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers."""
+        return self.stop - self.start
+
+    def split(self, samples: int) -> tuple[tuple[int, int], ...]:
+        """Divide `samples` among the shares in proportion: (first, end) for each, by largest remainder.
+
+        A micro-batch as large as the shares' sum is divided exactly as planned.
+        """
+        return proportional_ranges(samples, tuple(share.samples for share in self.shares))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages in order, and how a mini-batch is cut.
+
+    predicted_s: named parts of the predicted mini-batch time (PAC+ Eq. 5-6: beginning, execution, ending).
+    cached: the shares of the data-parallel epochs that run from the activation cache, if any.
+    """
+
+    method: str
+    stages: tuple[Stage, ...]
+    micro_batch_size: int
+    num_micro_batches: int
+    predicted_s: dict[str, float] = field(default_factory=dict)
+    cached: Stage | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size < 1 or self.num_micro_batches < 1:
+            raise ConfigError(
+                f"A plan of {self.num_micro_batches} micro-batches of {self.micro_batch_size} samples was asked for.",
+                "Both must be at least 1.",
+                "Raise them.",
+            )
+        at = 0
+        for stage in self.stages:
+            if stage.start != at:
+                raise ConfigError(f"A stage that begins at layer {stage.start} was asked for.", f"Layer {at} comes next.", "Close the gap.")
+            at = stage.stop
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers that the stages cover."""
+        return self.stages[-1].stop
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Return the samples of one optimizer step."""
+        return self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def total_s(self) -> float:
+        """Return the predicted seconds of a mini-batch, as the planner priced it."""
+        return sum(self.predicted_s.values())
+
+    def stage_of(self, rank: int) -> int | None:
+        """Return the index of the rank's stage, None if the plan leaves the device idle."""
+        for index, stage in enumerate(self.stages):
+            if rank in stage.ranks:
+                return index
+        return None
+
+    def grouping(self) -> str:
+        """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""
+        return "[" + "-".join(str(len(stage.shares)) for stage in self.stages) + "]"
+
+    def partition(self) -> str:
+        """Return the layers of each stage: [3, 3]."""
+        return "[" + ", ".join(str(stage.num_layers) for stage in self.stages) + "]"
+
+
+def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Cut range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
+    whole = sum(weights)
+    if whole <= 0:
+        raise ConfigError(f"Dividing {total} samples was asked for.", f"The shares are {weights}.", "Give a device at least one sample.")
+    counts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda index: (-(total * weights[index] % whole), index))
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    ranges, at = [], 0
+    for count in counts:
+        ranges.append((at, at + count))
+        at += count
+    return tuple(ranges)

@@ -1,0 +1,141 @@
+"""What each layer costs on each device: the planners' input (PAC+, section V-A, 'Profiling')."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.errors import ConfigError
+
+FORWARD_KINDS = ("F", "SF")
+BACKWARD_KINDS = ("B", "SB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Seconds over batch size and sequence length, interpolated linearly in both.
+
+    batch_sizes: (m,) ascending.  sequence_lengths: (n,) ascending.  seconds: (m, n).
+    """
+
+    batch_sizes: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.seconds) != len(self.batch_sizes) or any(len(row) != len(self.sequence_lengths) for row in self.seconds):
+            raise ConfigError(
+                f"A cost grid of {len(self.batch_sizes)} x {len(self.sequence_lengths)} was asked for.",
+                f"Its rows have lengths {[len(row) for row in self.seconds]}.",
+                "Measure every combination.",
+            )
+        for axis in (self.batch_sizes, self.sequence_lengths):
+            if not axis or list(axis) != sorted(set(axis)) or axis[0] <= 0:
+                raise ConfigError("A cost grid needs ascending positive axes.", f"Found {axis}.", "Sort them.")
+
+    def __call__(self, batch: int, sequence_length: int) -> float:
+        """Return the seconds of a batch; 0 for an empty one; extrapolated linearly, never below 0."""
+        if batch == 0:
+            return 0.0
+        low, high, weight = _bracket(self.batch_sizes, batch)
+        left, right, share = _bracket(self.sequence_lengths, sequence_length)
+        lower = (1 - share) * self.seconds[low][left] + share * self.seconds[low][right]
+        upper = (1 - share) * self.seconds[high][left] + share * self.seconds[high][right]
+        return max(0.0, (1 - weight) * lower + weight * upper)
+
+    def scaled(self, factor: float) -> Grid:
+        """Return the grid of a device that is `factor` times slower."""
+        return Grid(
+            batch_sizes=self.batch_sizes,
+            sequence_lengths=self.sequence_lengths,
+            seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds),
+        )
+
+
+def _bracket(axis: tuple[int, ...], at: float) -> tuple[int, int, float]:
+    if len(axis) == 1:
+        return 0, 0, 0.0
+    low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
+    return low, low + 1, (at - axis[low]) / (axis[low + 1] - axis[low])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer on one device; the first layer includes the embedding, the last the head.
+
+    times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
+    LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
+    output_bytes_per_token: what the next layer needs.  context_bytes_per_token: what the backward pass
+    needs.  tap_bytes_per_token: what the activation cache keeps.
+    workspace_bytes_per_token: scratch of the forward pass.
+    """
+
+    name: str
+    times: dict[str, Grid]
+    frozen_bytes: int
+    trainable_bytes: int
+    output_bytes_per_token: int
+    context_bytes_per_token: int
+    gradient_bytes_per_token: int = 0
+    tap_bytes_per_token: int = 0
+    workspace_bytes_per_token: int = 0
+
+    def seconds(self, kind: str, batch: int, sequence_length: int) -> float:
+        """Return the seconds of one operation kind, 0 if this layer has none of it."""
+        grid = self.times.get(kind)
+        return 0.0 if grid is None else grid(batch, sequence_length)
+
+    def forward_s(self, batch: int, sequence_length: int) -> float:
+        """Return t_f(beta) of PAC+ Table II in seconds."""
+        return sum(self.seconds(kind, batch, sequence_length) for kind in FORWARD_KINDS)
+
+    def backward_s(self, batch: int, sequence_length: int) -> float:
+        """Return t_b(beta) of PAC+ Table II in seconds."""
+        return sum(self.seconds(kind, batch, sequence_length) for kind in BACKWARD_KINDS)
+
+    def scaled(self, factor: float) -> LayerProfile:
+        """Return the profile of a device that is `factor` times slower."""
+        return LayerProfile(
+            name=self.name,
+            times={kind: grid.scaled(factor) for kind, grid in self.times.items()},
+            frozen_bytes=self.frozen_bytes,
+            trainable_bytes=self.trainable_bytes,
+            output_bytes_per_token=self.output_bytes_per_token,
+            context_bytes_per_token=self.context_bytes_per_token,
+            gradient_bytes_per_token=self.gradient_bytes_per_token,
+            tap_bytes_per_token=self.tap_bytes_per_token,
+            workspace_bytes_per_token=self.workspace_bytes_per_token,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """layers[rank][layer] for every device.  optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
+
+    source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
+    """
+
+    model: str
+    method: str
+    source: Literal["measured", "scaled", "analytic"]
+    layers: tuple[tuple[LayerProfile, ...], ...]
+    optimizer_bytes_per_trainable_byte: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.layers or not self.layers[0] or len({len(row) for row in self.layers}) != 1:
+            raise ConfigError(
+                f"A profile of '{self.model}' was asked for.",
+                f"Its devices have {[len(row) for row in self.layers]} layers.",
+                "Profile every layer on every device.",
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """Return L of PAC+ Table II."""
+        return len(self.layers[0])
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of devices."""
+        return len(self.layers)

@@ -1,0 +1,220 @@
+"""A schedule says in what order: for each rank, small immutable operations that read and write named values.
+
+Semantics, the same for the simulator, the executor and the checks:
+
+- An operation runs on one stream of its rank. Operations of one compute stream run in list order; each
+  starts when its stream is free and every value it reads is present on its rank.
+- SEND on rank a and RECV on rank b with equal `ranks` (a, b) and the same value are one transfer. The
+  transfers of one ordered pair of ranks form a channel and happen in list order on both sides.
+  Different channels do not wait for each other; they share the sender's egress and receiver's ingress.
+- A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
+  in the same order, and starts when all have reached it and hold what they read.
+- A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
+  write to the end of its last read; outputs live to the end; inputs live from the start.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.core.errors import ScheduleError
+
+SEND = "SEND"
+RECV = "RECV"
+ALLREDUCE = "ALLREDUCE"
+ALLGATHER = "ALLGATHER"
+REDUCESCATTER = "REDUCESCATTER"
+BROADCAST = "BROADCAST"
+COLLECTIVES = frozenset({ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST})
+COMMUNICATION = COLLECTIVES | {SEND, RECV}
+
+NONE = -1
+
+
+class Value(NamedTuple):
+    """A tensor or token by name; NONE (-1) where an index does not apply.  part: piece, tile, query, rank, version."""
+
+    name: str
+    stage: int = NONE
+    microbatch: int = NONE
+    part: int = NONE
+
+    def __str__(self) -> str:
+        indices = ["_" if index == NONE else str(index) for index in self[1:]]
+        while indices and indices[-1] == "_":
+            indices.pop()
+        return f"{self.name}:{'.'.join(indices)}" if indices else self.name
+
+
+class Op(NamedTuple):
+    """One operation.  ranks: (source, destination) of a transfer, members of a collective, else empty."""
+
+    kind: str
+    stage: int = NONE
+    microbatch: int = NONE
+    part: int = NONE
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    ranks: tuple[int, ...] = ()
+    stream: str = "compute"
+
+    @property
+    def label(self) -> str:
+        """Return the compact name: stage, kind, micro-batch and part, such as 2F0 or 1SB3.1."""
+        stage = "" if self.stage == NONE else str(self.stage)
+        microbatch = "" if self.microbatch == NONE else str(self.microbatch)
+        part = "" if self.part == NONE else f".{self.part}"
+        return f"{stage}{self.kind}{microbatch}{part}"
+
+    def __str__(self) -> str:
+        words = [self.label]
+        if self.ranks:
+            words.append((">" if self.kind in (SEND, RECV) else "+").join(map(str, self.ranks)))
+        words += ["(" + " ".join(map(str, self.reads)) + ")", "->", "(" + " ".join(map(str, self.writes)) + ")"]
+        if self.stream != "compute":
+            words.append(f"@{self.stream}")
+        return " ".join(words)
+
+    @property
+    def is_communication(self) -> bool:
+        """Return whether this operation moves data between ranks."""
+        return self.kind in COMMUNICATION
+
+
+def send(value: Value, source: int, destination: int) -> Op:
+    """Return the sending half of a transfer."""
+    return Op(SEND, value.stage, value.microbatch, value.part, (value,), (), (source, destination), "send")
+
+
+def recv(value: Value, source: int, destination: int) -> Op:
+    """Return the receiving half of a transfer."""
+    return Op(RECV, value.stage, value.microbatch, value.part, (), (value,), (source, destination), "recv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values there before and after."""
+
+    ops: tuple[tuple[Op, ...], ...]
+    inputs: tuple[tuple[Value, ...], ...] = ()
+    outputs: tuple[tuple[Value, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs"):
+            given = getattr(self, name)
+            if not given:
+                object.__setattr__(self, name, ((),) * len(self.ops))
+            elif len(given) != len(self.ops):
+                raise ScheduleError(
+                    f"A schedule for {len(self.ops)} ranks was asked for.", f"Its {name} name {len(given)}.", "Name one tuple per rank."
+                )
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ops)
+
+    def to_text(self) -> str:
+        """Return the schedule as text, one operation a line; `from_text` reads it back unchanged."""
+        lines = []
+        for rank, ops in enumerate(self.ops):
+            lines.append(f"rank {rank}")
+            if self.inputs[rank]:
+                lines.append("in " + " ".join(map(str, self.inputs[rank])))
+            lines += map(str, ops)
+            if self.outputs[rank]:
+                lines.append("out " + " ".join(map(str, self.outputs[rank])))
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """Return the schedule that `to_text` wrote; '#' begins a comment.  Raises ScheduleError naming the line."""
+        ops: list[list[Op]] = []
+        inputs: list[tuple[Value, ...]] = []
+        outputs: list[tuple[Value, ...]] = []
+        for number, raw in enumerate(text.splitlines(), start=1):
+            line = raw.split("#")[0].strip()
+            if not line:
+                continue
+            word, _, rest = line.partition(" ")
+            if word == "rank":
+                if rest.strip() != str(len(ops)):
+                    raise _unreadable(number, line, f"rank {len(ops)} comes next")
+                ops.append([])
+                inputs.append(())
+                outputs.append(())
+            elif not ops:
+                raise _unreadable(number, line, "it comes before 'rank 0'")
+            elif word == "in":
+                inputs[-1] = tuple(_value(token, number) for token in rest.split())
+            elif word == "out":
+                outputs[-1] = tuple(_value(token, number) for token in rest.split())
+            else:
+                ops[-1].append(_op(line, number))
+        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs))
+
+    def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
+        """Return labels as a table, a row per rank, `mark` (rank, index) in >brackets<.
+
+        With a mark, the rows show the operations around it and at most `window` ranks to each side.
+        """
+        ranks = range(self.world_size)
+        if mark is not None:
+            ranks = range(max(0, mark[0] - window), min(self.world_size, mark[0] + window + 1))
+        rows = []
+        for rank in ranks:
+            cells = []
+            for index, op in enumerate(self.ops[rank]):
+                if kinds is not None and op.kind not in kinds:
+                    continue
+                if mark is not None and abs(index - mark[1]) > window and rank == mark[0]:
+                    continue
+                if mark is not None and rank != mark[0] and index > mark[1] + window:
+                    break
+                cells.append(f">{op.label}<" if (rank, index) == mark else op.label)
+            rows.append((f"rank {rank}", cells))
+        widths = [max((len(cells[i]) for _, cells in rows if i < len(cells)), default=0) for i in range(max(len(c) for _, c in rows) if rows else 0)]
+        return "\n".join(
+            f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows
+        )
+
+
+_LABEL = re.compile(r"^(\d+)?([A-Z_]+)(\d+)?(?:\.(\d+))?$")
+_LINE = re.compile(r"^(\S+)(?: ([\d>+]+))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
+
+
+def _unreadable(number: int, line: str, why: str) -> ScheduleError:
+    return ScheduleError(f"Line {number} of the schedule was read: '{line}'.", f"It is malformed: {why}.", "See Schedule.to_text.")
+
+
+def _index(text: str | None) -> int:
+    return NONE if text in (None, "", "_") else int(text)
+
+
+def _value(token: str, number: int) -> Value:
+    name, _, indices = token.partition(":")
+    parts = indices.split(".") if indices else []
+    try:
+        return Value(name, *map(_index, parts))
+    except (ValueError, TypeError):
+        raise _unreadable(number, token, "a value is written name:stage.microbatch.part") from None
+
+
+def _op(line: str, number: int) -> Op:
+    whole = _LINE.match(line)
+    label = _LABEL.match(whole.group(1)) if whole else None
+    if whole is None or label is None:
+        raise _unreadable(number, line, "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]")
+    ranks = tuple(int(rank) for rank in re.split(r"[>+]", whole.group(2))) if whole.group(2) else ()
+    return Op(
+        label.group(2),
+        _index(label.group(1)),
+        _index(label.group(3)),
+        _index(label.group(4)),
+        tuple(_value(token, number) for token in whole.group(3).split()),
+        tuple(_value(token, number) for token in whole.group(4).split()),
+        ranks,
+        whole.group(5) or "compute",
+    )

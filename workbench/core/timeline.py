@@ -1,0 +1,99 @@
+"""A timeline says what happened: spans per rank, bytes moved, memory over time, energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+
+Source = Literal["simulated", "emulated", "real"]
+
+
+class Span(NamedTuple):
+    """One operation on one rank.  nbytes: what it moved, 0 for compute.  late_s: overrun of a paced deadline."""
+
+    rank: int
+    op: Op
+    start_s: float
+    end_s: float
+    nbytes: int = 0
+    late_s: float = 0.0
+
+
+class MemorySample(NamedTuple):
+    """The bytes in use on a rank from time_s on."""
+
+    time_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What happened on every rank.  Times in seconds from the first operation.
+
+    source: simulated in virtual time; emulated on this machine (fidelity 'kernel' or 'paced' links); or real.
+    memory[rank]: steps of the bytes in use.  budget_bytes[rank]: what the device may use.
+    """
+
+    source: Source
+    device_names: tuple[str, ...]
+    spans: tuple[Span, ...]
+    fidelity: Literal["", "kernel", "paced"] = ""
+    memory: tuple[tuple[MemorySample, ...], ...] = ()
+    budget_bytes: tuple[int, ...] = ()
+    title: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.device_names)
+
+    @property
+    def label(self) -> str:
+        """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
+        return f"{self.source}, {self.fidelity} links" if self.fidelity else self.source
+
+    @property
+    def makespan_s(self) -> float:
+        """Return the end of the last span."""
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    def busy_s(self, rank: int) -> float:
+        """Return the seconds in which at least one compute stream of the rank was busy."""
+        intervals = sorted((s.start_s, s.end_s) for s in self.spans if s.rank == rank and not s.op.is_communication)
+        total, reached = 0.0, 0.0
+        for start, end in intervals:
+            total += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return total
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Return the share of all ranks' time in which they did not compute (0: never idle)."""
+        whole = self.makespan_s * self.world_size
+        if whole == 0:
+            return 0.0
+        busy = [0.0] * self.world_size
+        reached = [0.0] * self.world_size
+        for span in sorted((s for s in self.spans if not s.op.is_communication), key=lambda s: s.start_s):
+            busy[span.rank] += max(0.0, span.end_s - max(span.start_s, reached[span.rank]))
+            reached[span.rank] = max(reached[span.rank], span.end_s)
+        return 1.0 - sum(busy) / whole
+
+    def peak_bytes(self, rank: int) -> int:
+        """Return the most bytes in use on the rank."""
+        return max((sample.nbytes for sample in self.memory[rank]), default=0) if self.memory else 0
+
+    def bytes_sent(self, rank: int) -> int:
+        """Return the bytes that left the rank in transfers and collectives."""
+        return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))
+
+    def bytes_received(self, rank: int) -> int:
+        """Return the bytes that reached the rank in transfers."""
+        return sum(s.nbytes for s in self.spans if s.rank == rank and s.op.kind == RECV)
+
+    def energy_joules(self, rank: int, *, watts_busy: float, watts_idle: float) -> float:
+        """Return the rank's energy: busy power while it computes, idle power otherwise."""
+        busy = self.busy_s(rank)
+        return watts_busy * busy + watts_idle * (self.makespan_s - busy)
