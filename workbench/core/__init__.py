@@ -5,7 +5,7 @@ from workbench.core.costs import Costs, TableCosts
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.core.report import EpochRecord, Report, StepRecord
+from workbench.core.report import EpochRecord, Report, StepRecord, SweepPoint
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span, Timeline
 
@@ -29,6 +29,7 @@ __all__ = [
     "Span",
     "Stage",
     "StepRecord",
+    "SweepPoint",
     "TableCosts",
     "Timeline",
     "Value",

@@ -66,9 +66,7 @@ class Device:
 
     def __post_init__(self) -> None:
         owner = f"Device '{self.name}'"
-        _require_positive(
-            owner, flops_per_s=self.flops_per_s, memory_bytes=self.memory_bytes, storage_bytes_per_s=self.storage_bytes_per_s
-        )
+        _require_positive(owner, flops_per_s=self.flops_per_s, memory_bytes=self.memory_bytes, storage_bytes_per_s=self.storage_bytes_per_s)
         if self.host_share is not None:
             _require_positive(owner, host_share=self.host_share)
         if min(self.watts_busy, self.watts_idle) < 0:
@@ -136,4 +134,4 @@ class Cluster:
             host_share=share,
             processors=tuple(replace(processor, flops_per_s=processor.flops_per_s / factor) for processor in device.processors),
         )
-        return replace(self, devices=self.devices[:rank] + (slow,) + self.devices[rank + 1 :])
+        return replace(self, devices=(*self.devices[:rank], slow, *self.devices[rank + 1 :]))

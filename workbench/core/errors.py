@@ -14,7 +14,7 @@ class WorkbenchError(Exception):
         self.asked, self.found, self.todo = asked, found, todo
         super().__init__(" ".join(sentence for sentence in (asked, found, todo) if sentence))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[WorkbenchError], tuple[str, str, str]]:
         """Pickle by the three parts, so that an error crosses process boundaries whole."""
         return type(self), (self.asked, self.found, self.todo)
 

@@ -50,7 +50,8 @@ class Job:
             )
         if not self.learning_rate > 0 or self.weight_decay < 0 or not 0 <= self.warmup_fraction < 1:
             raise ConfigError(
-                f"learning_rate {self.learning_rate}, weight_decay {self.weight_decay}, warmup_fraction {self.warmup_fraction} were asked for.",
+                f"learning_rate {self.learning_rate}, weight_decay {self.weight_decay} and "
+                f"warmup_fraction {self.warmup_fraction} were asked for.",
                 "They must be above 0, at least 0, and in [0, 1).",
                 "Change them.",
             )

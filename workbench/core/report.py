@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.core.timeline import Source, Timeline
-from workbench.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,18 @@ class EpochRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """One plan of a sweep: the median seconds of its steps, simulated and (if executed) measured."""
+
+    name: str
+    plan: Plan
+    predicted_s: float
+    measured_s: float | None = None
+    num_steps: int = 0
+    overrun_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """timelines: by name, such as 'first epoch, predicted'.  metrics: the chosen epoch's on the test split.
 
@@ -55,6 +67,7 @@ class Report:
     steps: tuple[StepRecord, ...] = ()
     epochs: tuple[EpochRecord, ...] = ()
     timelines: dict[str, Timeline] = field(default_factory=dict)
+    sweep: tuple[SweepPoint, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ Semantics, the same for the simulator, the executor and the checks:
   transfers of one ordered pair of ranks form a channel and happen in list order on both sides.
   Different channels do not wait for each other; they share the sender's egress and receiver's ingress.
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
-  in the same order, and starts when all have reached it and hold what they read.
+  in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
   write to the end of its last read; outputs live to the end; inputs live from the start.
 """
@@ -158,31 +158,29 @@ class Schedule:
     def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
         """Return labels as a table, a row per rank, `mark` (rank, index) in >brackets<.
 
-        With a mark, the rows show the operations around it and at most `window` ranks to each side.
+        With a mark, the rows show at most `window` operations and ranks to each side of it.
         """
         ranks = range(self.world_size)
         if mark is not None:
             ranks = range(max(0, mark[0] - window), min(self.world_size, mark[0] + window + 1))
         rows = []
         for rank in ranks:
-            cells = []
-            for index, op in enumerate(self.ops[rank]):
-                if kinds is not None and op.kind not in kinds:
-                    continue
-                if mark is not None and abs(index - mark[1]) > window and rank == mark[0]:
-                    continue
-                if mark is not None and rank != mark[0] and index > mark[1] + window:
-                    break
-                cells.append(f">{op.label}<" if (rank, index) == mark else op.label)
+            ops = self.ops[rank]
+            first, end = (0, len(ops)) if mark is None else (max(0, mark[1] - window), min(len(ops), mark[1] + window + 1))
+            cells = ["..."] if first > 0 else []
+            for index in range(first, end):
+                if kinds is None or ops[index].kind in kinds:
+                    cells.append(f">{ops[index].label}<" if (rank, index) == mark else ops[index].label)
+            if end < len(ops):
+                cells.append("...")
             rows.append((f"rank {rank}", cells))
-        widths = [max((len(cells[i]) for _, cells in rows if i < len(cells)), default=0) for i in range(max(len(c) for _, c in rows) if rows else 0)]
-        return "\n".join(
-            f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows
-        )
+        num_columns = max((len(cells) for _, cells in rows), default=0)
+        widths = [max((len(cells[i]) for _, cells in rows if i < len(cells)), default=0) for i in range(num_columns)]
+        return "\n".join(f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows)
 
 
 _LABEL = re.compile(r"^(\d+)?([A-Z_]+)(\d+)?(?:\.(\d+))?$")
-_LINE = re.compile(r"^(\S+)(?: ([\d>+]+))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
+_LINE = re.compile(r"^(\S+)(?: (\d+(?:[>+]\d+)*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
 
 
 def _unreadable(number: int, line: str, why: str) -> ScheduleError:

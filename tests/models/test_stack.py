@@ -1,0 +1,100 @@
+"""A split backbone gives the numbers of the whole Hugging Face model."""
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.families import FAMILIES
+from workbench.models.loading import load_stack, load_tokenizer
+
+SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 5], [1] * 6)
+
+
+def reference(name):
+    """Return the Hugging Face model itself, with the same random weights as load_stack."""
+    from workbench.models import loading
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return loading._from_config(loading._config(name)).eval()
+
+
+def padded_batch():
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, 1000, (3, 11), generator=generator)
+    mask = torch.ones(3, 11, dtype=torch.long)
+    mask[1, 7:] = 0
+    mask[2, 2:] = 0
+    return ids * mask, mask
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_stages_equal_the_whole_model(family, split, is_padded):
+    name = f"tiny-{family}"
+    ids, mask = padded_batch()
+    if not is_padded:
+        ids, mask = ids[:1], mask[:1]
+    with torch.no_grad():
+        expected = reference(name)(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    stack = load_stack(name)
+    hidden, taps, start = ids, [], 0
+    for layers in split:
+        stage = stack.stage(start, start + layers)
+        hidden, new = stage(hidden, mask)
+        assert len(new) == stage.num_taps
+        taps += new
+        start += layers
+    assert not hidden.requires_grad
+    real = mask.bool()
+    torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=1e-5, atol=1e-6)
+    assert len(taps) == len(expected.hidden_states) == 7
+    for ours, theirs in zip(taps, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_changes_nothing(family):
+    stack = load_stack(f"tiny-{family}")
+    ids, mask = padded_batch()
+    alone, _ = stack(ids[1:2, :7], mask[1:2, :7])
+    together, _ = stack(ids, mask)
+    torch.testing.assert_close(together[1:2, :7], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_token_types_of_a_pair_come_from_the_separator():
+    tokenizer, stack, model = load_tokenizer("tiny-bert"), load_stack("tiny-bert"), reference("tiny-bert")
+    (ids,) = tokenizer.encode(["a cat"], ["no dog"], max_length=32)
+    second = ids.index(tokenizer.separator_id) + 1
+    types = torch.tensor([[0] * second + [1] * (len(ids) - second)])
+    ids = torch.tensor([ids])
+    with torch.no_grad():
+        expected = model(input_ids=ids, token_type_ids=types).last_hidden_state
+        untyped = model(input_ids=ids).last_hidden_state
+    hidden, _ = stack(ids, torch.ones_like(ids))
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(expected, untyped, atol=1e-4)
+
+
+def test_a_stage_owns_only_its_layers():
+    stack = load_stack("tiny-llama")
+    first, last = stack.stage(0, 2), stack.stage(2, 6)
+    assert {name.split(".")[1] for name in first.state_dict() if name.startswith("layers")} == {"0", "1"}
+    assert {name.split(".")[1] for name in last.state_dict() if name.startswith("layers")} == {"2", "3", "4", "5"}
+    assert first.final is None and last.embedding is None and last.final is not None
+    assert not any(parameter.requires_grad for parameter in stack.parameters())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_runs_without_autograd(mode):
+    stack = load_stack("tiny-gpt2-4")
+    with mode():
+        hidden, taps = stack(*padded_batch())
+    assert hidden.shape == (3, 11, 32) and len(taps) == 5
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 7), (3, 3), (-1, 2)])
+def test_a_stage_that_is_not_there(start, stop):
+    with pytest.raises(ConfigError, match="has 6"):
+        load_stack("tiny-bert").stage(start, stop)

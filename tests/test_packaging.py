@@ -1,0 +1,102 @@
+"""pyproject.toml, constraints.txt and environment.yml describe one set of packages."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def by_name(lines: list[str]) -> dict[str, Requirement]:
+    requirements = [Requirement(line) for line in lines]
+    named = {canonicalize_name(requirement.name): requirement for requirement in requirements}
+    assert len(named) == len(requirements), "a package is named twice"
+    return named
+
+
+DIRECT = by_name(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"])
+CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
+PINNED = by_name([line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")])
+
+
+def test_environment_yml_repeats_pyproject() -> None:
+    [pip] = [entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict)]
+    options, packages = [line for line in pip if line.startswith("--")], [line for line in pip if not line.startswith("--")]
+    assert {name: str(requirement) for name, requirement in by_name(packages).items()} == {
+        name: str(requirement) for name, requirement in DIRECT.items()
+    }
+    assert options == ["--constraint constraints.txt", "--editable ."]
+    assert CONDA["name"] == PROJECT["name"]
+
+
+def test_environment_yml_takes_an_allowed_python() -> None:
+    [python] = [line for line in CONDA["dependencies"] if isinstance(line, str) and line.startswith("python")]
+    assert Version(python.split("=")[1]) in Requirement(f"python{PROJECT['requires-python']}").specifier
+
+
+@pytest.mark.parametrize("name", sorted(DIRECT))
+def test_direct_dependency_has_a_lower_bound_and_a_pin_that_satisfies_it(name: str) -> None:
+    assert [specifier.operator for specifier in DIRECT[name].specifier] == [">="]
+    assert pinned_version(name) in DIRECT[name].specifier
+
+
+def pinned_version(name: str) -> str:
+    [specifier] = PINNED[name].specifier
+    assert specifier.operator == "==", f"{name} is not pinned exactly"
+    assert "+" not in specifier.version, f"{name} is pinned to one build"
+    return specifier.version
+
+
+def closure() -> dict[str, Requirement]:
+    """Every installed package that the direct dependencies need on this machine, by name."""
+    found: dict[str, Requirement] = {}
+    visited, waiting = set(), list(DIRECT.values())
+    while waiting:
+        requirement = waiting.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in visited or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        visited.add((name, extras))
+        found[name] = requirement
+        for line in requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras | {""}):
+                waiting.append(Requirement(re.sub(r";.*", "", line)))
+    return found
+
+
+def test_constraints_pin_everything_that_gets_installed() -> None:
+    # torch's GPU builds bring libraries that torch itself pins to one version.
+    unpinned = {name for name in closure() if name not in PINNED and not name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert unpinned == set()
+
+
+def test_build_backend_is_pinned() -> None:
+    [backend] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert pinned_version("hatchling") in Requirement(backend).specifier
+
+
+def test_this_environment_is_the_pinned_one() -> None:
+    try:
+        version(PROJECT["name"])
+    except PackageNotFoundError:
+        pytest.skip("the package is not installed, so its environment is not the Makefile's")
+    installed = {name: version(name).split("+")[0] for name in closure() if name in PINNED}
+    assert installed == {name: pinned_version(name) for name in installed}
+
+
+def test_console_script_and_version() -> None:
+    import workbench
+
+    assert PROJECT["scripts"] == {"workbench": "workbench.__main__:main"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", workbench.__version__)

@@ -1,0 +1,157 @@
+"""What must wait for what: the graph of a schedule's activities, one rule for the checks and the simulator.
+
+An activity is what happens as one: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all its
+members.  The edges are the semantics of core/schedule.py: a read waits for the write on its rank, an operation for the one before it
+on its stream, a transfer for the one before it in its channel.  A schedule can run if and only if this graph has no cycle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.core import faults
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Schedule, Value
+
+Place = tuple[int, int]  # (rank, index in that rank's list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activities:
+    """members[a]: where the activity's operations stand.  successors[a]: the activities that wait for it.
+
+    num_waits[a]: how many it waits for, an edge counted as often as it has reasons.
+    of_op[rank][index]: the activity of an operation.
+    """
+
+    members: tuple[tuple[Place, ...], ...]
+    successors: tuple[list[int], ...]
+    num_waits: tuple[int, ...]
+    of_op: tuple[list[int], ...]
+
+
+def activities(schedule: Schedule) -> Activities:
+    """Return the schedule's activities, in O(operations + values).
+
+    Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides disagree on the
+    order, a collective whose members disagree, a value never written, a value written twice.  Cycles are `require_progress`'s.
+    """
+    members: list[tuple[Place, ...]] = []
+    of_op: list[list[int]] = []
+    sends: dict[Place, list[Place]] = {}
+    receives: dict[Place, list[Place]] = {}
+    collectives: dict[tuple, list[Place]] = {}
+    writers: list[dict[Value, int]] = []
+
+    for rank, ops in enumerate(schedule.ops):
+        numbers: list[int] = []
+        occurrences: dict[tuple, int] = {}
+        written: dict[Value, int] = dict.fromkeys(schedule.inputs[rank], -1)
+        for index, op in enumerate(ops):
+            kind = op.kind
+            if kind == SEND or kind == RECV:
+                if not _is_well_formed(schedule, rank, index):
+                    raise faults.malformed_transfer(schedule, rank, index)
+                (sends if kind == SEND else receives).setdefault((op.ranks[0], op.ranks[1]), []).append((rank, index))
+                numbers.append(-1)
+            elif kind in COLLECTIVES:
+                members_of_op = op.ranks
+                if rank not in members_of_op or len(set(members_of_op)) < len(members_of_op):
+                    raise faults.malformed_collective(schedule, rank, index)
+                label = (kind, op.stage, op.microbatch, op.part, members_of_op)
+                occurrence = occurrences.get(label, 0)
+                occurrences[label] = occurrence + 1
+                collectives.setdefault((*label, occurrence), []).append((rank, index))
+                numbers.append(-1)
+            else:
+                numbers.append(len(members))
+                members.append(((rank, index),))
+            for value in op.writes:
+                if value in written:
+                    raise faults.written_twice(schedule, rank, index, value)
+                written[value] = index
+        of_op.append(numbers)
+        writers.append(written)
+
+    channels = _match_transfers(schedule, sends, receives, members, of_op)
+    for key, places in collectives.items():
+        if len(places) != len(key[4]):
+            raise faults.lonely_collective(schedule, places)
+        for rank, index in places:
+            of_op[rank][index] = len(members)
+        members.append(tuple(places))
+
+    successors: list[list[int]] = [[] for _ in members]
+    num_waits = [0] * len(members)
+    for channel in channels:
+        for before, after in zip(channel, channel[1:], strict=False):
+            successors[before].append(after)
+            num_waits[after] += 1
+    for rank, ops in enumerate(schedule.ops):
+        numbers, written = of_op[rank], writers[rank]
+        last: dict[str, int] = {}
+        for index, op in enumerate(ops):
+            activity = numbers[index]
+            for value in op.reads:
+                writer = written.get(value)
+                if writer is None:
+                    raise faults.never_written(schedule, rank, index, value)
+                if writer >= 0:
+                    successors[numbers[writer]].append(activity)
+                    num_waits[activity] += 1
+            if op.kind != SEND and op.kind != RECV:
+                before_on_stream = last.get(op.stream)
+                if before_on_stream is not None:
+                    successors[before_on_stream].append(activity)
+                    num_waits[activity] += 1
+                last[op.stream] = activity
+        for value in schedule.outputs[rank]:
+            if value not in written:
+                raise faults.output_never_written(schedule, rank, value)
+    return Activities(members=tuple(members), successors=tuple(successors), num_waits=tuple(num_waits), of_op=tuple(of_op))
+
+
+def require_progress(schedule: Schedule, graph: Activities) -> None:
+    """Run the schedule dry, in O(operations).  Raises ScheduleError naming who waits for what from whom if it cannot end."""
+    waits = list(graph.num_waits)
+    ready = [activity for activity, count in enumerate(waits) if count == 0]
+    num_done = len(ready)
+    while ready:
+        for successor in graph.successors[ready.pop()]:
+            waits[successor] -= 1
+            if waits[successor] == 0:
+                ready.append(successor)
+                num_done += 1
+    if num_done < len(waits):
+        raise faults.stuck(schedule, graph.members, graph.successors, {a for a, count in enumerate(waits) if count > 0})
+
+
+def _is_well_formed(schedule: Schedule, rank: int, index: int) -> bool:
+    op = schedule.ops[rank][index]
+    if len(op.ranks) != 2 or op.ranks[0] == op.ranks[1] or min(op.ranks) < 0 or max(op.ranks) >= schedule.world_size:
+        return False
+    if op.kind == SEND:
+        return op.ranks[0] == rank and len(op.reads) == 1 and not op.writes
+    return op.ranks[1] == rank and len(op.writes) == 1 and not op.reads
+
+
+def _match_transfers(
+    schedule: Schedule,
+    sends: dict[Place, list[Place]],
+    receives: dict[Place, list[Place]],
+    members: list[tuple[Place, ...]],
+    of_op: list[list[int]],
+) -> list[range]:
+    """Add an activity for each transfer; return each channel's activities in order."""
+    channels = []
+    for channel in sends | receives:
+        sent, received = sends.get(channel, []), receives.get(channel, [])
+        first = len(members)
+        for (source, i), (destination, j) in zip(sent, received, strict=False):
+            if schedule.ops[source][i].reads != schedule.ops[destination][j].writes:
+                raise faults.mismatched_channel(schedule, channel, sent, received)
+            of_op[source][i] = of_op[destination][j] = len(members)
+            members.append(((source, i), (destination, j)))
+        if len(sent) != len(received):
+            raise faults.mismatched_channel(schedule, channel, sent, received)
+        channels.append(range(first, len(members)))
+    return channels

@@ -1,0 +1,221 @@
+"""Read device models and clusters from TOML: data/devices.toml and data/clusters/ (the papers' testbeds and emulated laptops)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.core.cluster import Cluster, Device, Link, Processor
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.serial import read_toml
+
+DEFAULT_CLUSTER = "laptop"
+MB = 1_000_000
+BITS_PER_BYTE = 8
+
+_NUMBERS = ("memory_mb", "bandwidth_mbit_per_s", "latency_ms", "host_share", "gflops", "watts_busy", "watts_idle", "storage_mb_per_s")
+_MODEL_KEYS = (*_NUMBERS, "title", "processor")
+_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "processor")
+_LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
+_CLUSTER_KEYS = ("name", "description", "defaults", "device", "link")
+
+
+def data_folder() -> Path:
+    """Return the folder of the project's data: in the installed package, else in the repository."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_data", package.parent / "data"):
+        if (folder / "devices.toml").is_file():
+            return folder
+    raise MissingDataError("The device catalogue was asked for.", f"Neither {package / '_data'} nor {package.parent / 'data'} holds it.", "Reinstall.")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Return the names of the clusters that come with the project."""
+    return tuple(sorted(path.stem for path in (data_folder() / "clusters").glob("*.toml")))
+
+
+def device_models() -> tuple[str, ...]:
+    """Return the names of the catalogue's device models."""
+    return tuple(_catalogue())
+
+
+def load_device(model: str, *, name: str | None = None) -> Device:
+    """Return a device of the catalogue, called `name` or like its model.  Raises ConfigError for an unknown model."""
+    path = data_folder() / "devices.toml"
+    return _device({"model": model, "name": name or model}, _Source(path))
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """Return a cluster by name ('laptop') or from a TOML file.
+
+    Raises ConfigError naming the file, and the line where it can, for whatever the file cannot mean.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and path.name == str(name_or_path):
+        path = data_folder() / "clusters" / f"{name_or_path}.toml"
+        if not path.is_file():
+            raise ConfigError(
+                f"The cluster '{name_or_path}' was asked for.",
+                f"Known: {', '.join(cluster_names())}.{_nearest(str(name_or_path), cluster_names())}",
+                "Choose one of them, or name a .toml file.",
+            )
+    source = _Source(path)
+    tables = read_toml(path)
+    source.require_known(tables, _CLUSTER_KEYS, "the file")
+    defaults = source.table(tables.get("defaults", {}), "[defaults]")
+    source.require_known(defaults, _DEVICE_KEYS, "[defaults]")
+    name = tables.get("name", path.stem)
+    described = source.tables(tables.get("device", []), "[[device]]")
+    if not described:
+        raise source.error(f"The cluster '{name}' was asked for.", "It has no devices.", "Describe at least one [[device]].")
+    devices = tuple(_device({**defaults, **device}, source, number) for number, device in enumerate(described, start=1))
+    try:
+        return Cluster(
+            name=str(name),
+            devices=devices,
+            pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), devices, source),
+            description=str(tables.get("description", "")),
+        )
+    except ConfigError as error:
+        raise source.wrap(error) from error
+
+
+class _Source:
+    """The file that is read: it finds lines and words errors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def error(self, asked: str, found: str, todo: str, *, line_of: str = "") -> ConfigError:
+        return ConfigError(f"In '{self.path}'{self._line(line_of)}: {asked}", found, todo)
+
+    def wrap(self, error: ConfigError) -> ConfigError:
+        """Return the error with the file named, once."""
+        named = error.asked.startswith(f"In '{self.path}'")
+        return error if named else ConfigError(f"In '{self.path}': {error.asked}", error.found, error.todo)
+
+    def require_known(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        for key in table:
+            if key not in known:
+                raise self.error(
+                    f"The key '{key}' in {where} was read.",
+                    f"Known there: {', '.join(known)}.{_nearest(key, known)}",
+                    "Rename or remove it.",
+                    line_of=key,
+                )
+
+    def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None, *, least: float = 0.0, open_end: bool = True) -> float:
+        """Return a number above `least` (or at least that).  Raises ConfigError if it is missing and has no default."""
+        value = table.get(key, default)
+        if value is None:
+            raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{owner} asks for {key} = {value!r}.", "It must be a number.", "Write it without quotes.", line_of=key)
+        if not (value > least if open_end else value >= least):
+            bound = f"above {least:g}" if open_end else f"{least:g} or more"
+            raise self.error(f"{owner} asks for {key} = {value}.", f"It must be {bound}.", f"Set {key} {bound}.", line_of=f"{key}={value}")
+        return float(value)
+
+    def text(self, table: Mapping[str, Any], key: str, owner: str) -> str:
+        value = table.get(key)
+        if not isinstance(value, str) or not value:
+            raise self.error(f"{owner} was described.", f"Its {key} is {value!r}.", f'Write {key} = "..."', line_of=key)
+        return value
+
+    def table(self, value: object, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a line of its own.")
+        return value
+
+    def tables(self, value: object, where: str) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise self.error(f"{where} was read.", "It is not a list of tables.", f"Write {where} with double brackets.")
+        return value
+
+    def _line(self, wanted: str) -> str:
+        """Return ' line n' of the first line that sets a key ('key' or 'key=value'), '' if none is found."""
+        key, _, value = wanted.partition("=")
+        if not key:
+            return ""
+        pattern = re.compile(rf"^\s*(\[\[?)?{re.escape(key)}\s*(=\s*{re.escape(value)}|[=\]])")
+        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+            if pattern.match(line):
+                return f" line {number}"
+        return ""
+
+
+def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Device:
+    owner = f"Device '{table['name']}'" if isinstance(table.get("name"), str) else f"Device {number}"
+    source.require_known(table, _DEVICE_KEYS, owner)
+    name = source.text(table, "name", owner)
+    model = ""
+    entry: dict[str, Any] = {}
+    if "model" in table:
+        model = source.text(table, "model", owner)
+        catalogue = _catalogue()
+        if model not in catalogue:
+            raise source.error(
+                f"{owner} is a '{model}'.", f"Known models: {', '.join(catalogue)}.{_nearest(model, tuple(catalogue))}", "Choose one of them."
+            )
+        entry = {key: value for key, value in catalogue[model].items() if key != "title"}
+    whole = {**entry, **table}
+    processors = tuple(
+        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None) * 1e9)
+        for one in source.tables(whole.get("processor", []), "[[device.processor]]")
+    )
+    share = None if "host_share" not in whole else source.number(whole, "host_share", owner, None)
+    address = None if "address" not in whole else source.text(whole, "address", owner)
+    try:
+        return Device(
+            name=name,
+            flops_per_s=source.number(whole, "gflops", owner, None) * 1e9,
+            memory_bytes=round(source.number(whole, "memory_mb", owner, None) * MB),
+            link=_link(whole, source, owner),
+            host_share=share,
+            address=address,
+            processors=processors,
+            watts_busy=source.number(whole, "watts_busy", owner, 0.0, open_end=False),
+            watts_idle=source.number(whole, "watts_idle", owner, 0.0, open_end=False),
+            storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0) * MB,
+            model=model,
+        )
+    except ConfigError as error:
+        raise source.wrap(error) from error
+
+
+def _link(table: Mapping[str, Any], source: _Source, owner: str) -> Link:
+    return Link(
+        bytes_per_s=source.number(table, "bandwidth_mbit_per_s", owner, 1000.0) * 1e6 / BITS_PER_BYTE,
+        latency_s=source.number(table, "latency_ms", owner, 0.0, open_end=False) / 1e3,
+    )
+
+
+def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _Source) -> dict[str, Link]:
+    pairs = {}
+    for number, table in enumerate(tables, start=1):
+        owner = f"Link {number}"
+        source.require_known(table, _LINK_KEYS, owner)
+        sender, receiver = source.text(table, "from", owner), source.text(table, "to", owner)
+        source.number(table, "bandwidth_mbit_per_s", owner, None)
+        link = _link(table, source, owner)
+        pairs[f"{sender}>{receiver}"] = link
+        if table.get("both_ways", False):
+            pairs[f"{receiver}>{sender}"] = link
+    return pairs
+
+
+def _catalogue() -> dict[str, dict[str, Any]]:
+    path = data_folder() / "devices.toml"
+    source = _Source(path)
+    tables = read_toml(path)
+    for name, table in tables.items():
+        source.require_known(source.table(table, f"[{name}]"), _MODEL_KEYS, f"[{name}]")
+    return tables
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

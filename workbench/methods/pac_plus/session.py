@@ -1,0 +1,172 @@
+"""What a rank holds while it works on a PAC+ job: its group, its links, its pacing, its data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
+from workbench.core.schedule import Op, Schedule, Value
+from workbench.core.timeline import MemorySample, Span
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.runtime.context import RankContext
+from workbench.runtime.executor import Execution, Handler, execute
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
+from workbench.tasks.tokenize import TokenizedSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob:
+    """All that an engine needs to know.  The same on every rank; sent once.
+
+    host_layers: seconds of every layer on one unslowed core, for pacing; None runs as fast as it can.
+    folder: shared by the emulated devices; holds the initial adapter and the checkpoints.
+    start_epoch: 0, or the first epoch that a resumed run still has to do.  trace_steps: steps of each epoch kept span by span.
+    """
+
+    job: Job
+    cluster: Cluster
+    plan: Plan
+    host_layers: tuple[LayerProfile, ...] | None
+    adapter: ParallelAdapterConfig
+    split: TokenizedSplit
+    folder: Path
+    fingerprint: str
+    cache_dtype: str
+    start_epoch: int = 0
+    trace_steps: int = 3
+    timeout_s: float = 20.0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+
+class StepTrace(NamedTuple):
+    """One step on one rank, monotonic seconds.  loss: this rank's part of the mini-batch's mean loss."""
+
+    epoch: int
+    step: int
+    samples: int
+    start_s: float
+    end_s: float
+    loss: float
+    spans: tuple[Span, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
+
+
+@dataclass(kw_only=True)
+class RankResult:
+    """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name."""
+
+    rank: int
+    steps: list[StepTrace] = field(default_factory=list)
+    phases_s: dict[str, tuple[float, float]] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    redistribution: list[Span] = field(default_factory=list)
+    overrun_share: float = 0.0
+    late_s: float = 0.0
+    paced_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class RankSession:
+    """An open group with its transport and pacer; use it as a context manager."""
+
+    def __init__(self, context: RankContext, rank_job: RankJob, group: dist.ProcessGroup) -> None:
+        self.context, self.rank_job, self.split = context, rank_job, rank_job.split
+        self.rank = context.rank
+        self._group = group
+        self._free_s: float | None = None
+        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
+        share = context.device.host_share or 1.0
+        self.pacer = Pacer(share if rank_job.host_layers is not None else 1.0, clock=time.monotonic)
+        paced = context.fidelity == "paced" and rank_job.host_layers is not None
+        self.transport = Transport(
+            group,
+            self.rank,
+            subgroup=self._subgroup,
+            paced_links=PacedLinks(cluster=rank_job.cluster, rank=self.rank) if paced else None,
+            timeout_s=rank_job.timeout_s,
+        )
+
+    def __enter__(self) -> RankSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.transport.close()
+
+    def run(
+        self,
+        schedule: Schedule,
+        handlers: dict[str, Handler],
+        spec: Callable[[Value], TensorSpec],
+        full_speed_s: Callable[[Op], float],
+        inputs: dict[Value, Any] | None = None,
+    ) -> Execution:
+        """Run this rank's part of a schedule; inputs that are not given are tokens."""
+        contents = {value: None for value in schedule.inputs[self.rank]} | (inputs or {})
+        done = execute(
+            schedule,
+            self.rank,
+            handlers=handlers,
+            transport=self.transport,
+            spec=spec,
+            inputs=contents,
+            pacer=self.pacer,
+            full_speed_s=full_speed_s if self.rank_job.host_layers is not None else _free,
+            begin_s=self._free_s,
+        )
+        self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)
+        return done
+
+    def keeps_trace(self, step: int, num_steps: int) -> bool:
+        """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""
+        first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
+        return first <= step < first + self.rank_job.trace_steps
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sum(torch.zeros(1))
+        self._free_s = None
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over all ranks, in place, beside any schedule."""
+        self._group.allreduce([tensor]).wait()
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        key = tuple(sorted(ranks))
+        if key not in self._subgroups:
+            self._subgroups[key] = dist.new_group(list(key), use_local_synchronization=True, backend="gloo")
+        return self._subgroups[key]
+
+
+def _free(op: Op) -> float:
+    return 0.0
+
+
+def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:
+    """Return a step's record: its spans only if this step is one of those that are kept."""
+    compute = [span for span in done.spans if not span.op.is_communication]
+    keep = session.keeps_trace(step, num_steps)
+    return StepTrace(
+        epoch=epoch,
+        step=step,
+        samples=samples,
+        start_s=min((span.start_s for span in done.spans), default=0.0),
+        end_s=max((span.end_s for span in compute), default=0.0),
+        loss=float(sum(content for value, content in done.outputs.items() if value.name == "loss")),
+        spans=tuple(done.spans) if keep else (),
+        memory=tuple(done.memory) if keep else (),
+    )

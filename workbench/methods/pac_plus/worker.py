@@ -1,0 +1,250 @@
+"""One rank's whole PAC+ run: first epoch, redistribution, cached epochs. This is what an engine is asked to call."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.core.errors import CacheError
+from workbench.core.plan import Plan
+from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, plan_steps, train_first_epoch
+from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
+from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.loading import load_stage
+from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
+from workbench.runtime.context import RankContext
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.process_group import group
+from workbench.tasks.batching import epoch_batches
+
+
+def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
+    """Do this rank's part of the job.  Checkpoints go to rank_job.checkpoints, epoch by epoch."""
+    with (
+        MemoryBudget(context.device.name, context.device.memory_bytes),
+        group(context, rank_job.timeout_s) as process_group,
+        RankSession(context, rank_job, process_group) as session,
+    ):
+        return _Run(session).all()
+
+
+class _Run:
+    """The state of one rank between its phases."""
+
+    def __init__(self, session: RankSession) -> None:
+        self._session, self._rank_job = session, session.rank_job
+        job = self._rank_job.job
+        self._epochs = job.epochs
+        self._lengths = session.split.lengths
+        self._steps: tuple[PlannedStep, ...] = plan_steps(
+            epoch_batches(self._lengths, job.batch_size, job.seed, 0), self._lengths, job.micro_batches
+        )
+        self._result = RankResult(rank=session.rank)
+        self._folder = self._rank_job.folder / f"rank-{session.rank}"
+        self._taped: ActivationCache | None = None
+        self._has_taped = False
+
+    def all(self) -> RankResult:
+        rank_job, session = self._rank_job, self._session
+        cached_stage = rank_job.plan.cached
+        start = rank_job.start_epoch
+        if start == 0:
+            with self._phase("first epoch"):
+                tensors = self._first_epoch()
+            start = 1
+        else:
+            tensors = load_file(rank_job.checkpoints / f"epoch-{start - 1}.safetensors")
+        if start < self._epochs:
+            assert cached_stage is not None, "a plan without shares for cached epochs"
+            owners = shard_owners(cached_stage, self._lengths, session.context.world_size, rank_job.job.seed)
+            cache = self._cache(owners)
+            self._result.nbytes["resident after the backbone's release"] = read_memory().rss_bytes
+            compute, optimizer = self._whole_adapter(tensors, start)
+            for epoch in range(start, self._epochs):
+                session.barrier()
+                with self._phase(f"epoch {epoch + 1}"):
+                    self._result.steps += train_cached_epoch(session, cached_stage, owners, compute, optimizer, cache, epoch=epoch)
+                if session.rank == cached_stage.ranks[0]:
+                    self._save(epoch, optimizer.named_tensors())
+        self._result.overrun_share = session.pacer.overrun_share
+        self._result.late_s, self._result.paced_s = session.pacer.late_s, session.pacer.paced_s
+        self._result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+        return self._result
+
+    def _first_epoch(self) -> dict[str, torch.Tensor]:
+        session, rank_job = self._session, self._rank_job
+        config, plan = rank_job.adapter, rank_job.plan
+        index = plan.stage_of(session.rank)
+        compute, optimizer = build_stage(rank_job, index, len(self._steps))
+        self._result.nbytes["resident with the backbone"] = read_memory().rss_bytes
+        tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
+        session.barrier()
+        self._result.steps += train_first_epoch(
+            session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width
+        )
+        if tape is not None:
+            tape.finish()
+        self._taped, self._has_taped = tape, True
+        with self._phase("sharing the adapter"):
+            tensors, spans = share_adapter(session, optimizer, stage_slots(config, plan))
+        self._result.redistribution += spans
+        if session.rank == plan.stages[0].ranks[0]:
+            self._save(0, tensors)
+        self._release(compute)
+        return tensors
+
+    def _cache(self, owners: Sequence[int]) -> ActivationCache:
+        """Return this rank's own shard, filled: kept from before if all ranks can use theirs, else from the tapes."""
+        session, rank_job = self._session, self._rank_job
+        folder = self._folder / "cache"
+        kept: ActivationCache | None = None
+        try:
+            kept = ActivationCache.open(folder, fingerprint=f"{rank_job.fingerprint}/{session.rank}")
+        except CacheError as error:
+            if rank_job.start_epoch > 0:
+                self._result.notes.append(str(error))
+        if rank_job.start_epoch > 0 and self._agree(kept is not None):
+            assert kept is not None
+            return kept
+        tape = self._tape()
+        samples = tuple(sample for sample, owner in enumerate(owners) if owner == session.rank)
+        cache = ActivationCache.create(
+            folder,
+            CacheManifest(
+                fingerprint=f"{rank_job.fingerprint}/{session.rank}",
+                samples=samples,
+                lengths=tuple(self._lengths[sample] for sample in samples),
+                num_taps=rank_job.adapter.num_layers + 1,
+                width=rank_job.adapter.hidden_size,
+                dtype=rank_job.cache_dtype,
+            ),
+        )
+        chunks = chunks_of(
+            rank_job.plan,
+            self._steps,
+            owners,
+            self._lengths,
+            world_size=session.context.world_size,
+            hidden_size=rank_job.adapter.hidden_size,
+            itemsize=cache_dtype(rank_job.cache_dtype).itemsize,
+        )
+        session.barrier()
+        with self._phase("sharing the activations"):
+            self._result.redistribution += share_cache(session, chunks, tape, cache)
+            session.barrier()
+        cache.finish()
+        self._result.nbytes["activation cache"] = cache.manifest.nbytes
+        if tape is not None:
+            tape.remove()
+        return cache
+
+    def _tape(self) -> ActivationCache | None:
+        """Return what this rank taped in the first epoch; where any rank's tape is lost, the backbone fills them all again."""
+        if self._has_taped:
+            return self._taped
+        session, rank_job = self._session, self._rank_job
+        index = rank_job.plan.stage_of(session.rank)
+        tape: ActivationCache | None = None
+        try:
+            tape = ActivationCache.open(self._folder / "tape", fingerprint=rank_job.fingerprint) if index is not None else None
+            usable = True
+        except CacheError as error:
+            self._result.notes.append(str(error))
+            usable = False
+        if self._agree(usable):
+            return tape
+        with self._phase("filling the cache again"):
+            compute, optimizer = build_stage(rank_job, index, len(self._steps))
+            tape = create_tape(session, self._steps, rank_job.adapter.hidden_size, self._folder / "tape")
+            train_first_epoch(
+                session,
+                self._steps,
+                compute,
+                optimizer,
+                tape,
+                hidden_size=rank_job.adapter.hidden_size,
+                side_width=rank_job.adapter.width,
+                backbone_only=True,
+            )
+            if tape is not None:
+                tape.finish()
+            self._release(compute)
+        return tape
+
+    def _agree(self, mine: bool) -> bool:
+        """Return whether every rank says yes."""
+        count = torch.tensor([0.0 if mine else 1.0])
+        self._session.sum(count)
+        return count.item() == 0
+
+    def _whole_adapter(self, tensors: Mapping[str, torch.Tensor], start: int) -> tuple[StageCompute, FlatAdamW]:
+        rank_job = self._rank_job
+        adapter = ParallelAdapterStage(rank_job.adapter, 0, rank_job.adapter.num_layers)
+        load_initial(adapter, rank_job.folder)
+        optimizer = _optimizer(rank_job, adapter, len(self._steps))
+        optimizer.load_named_tensors(tensors, num_steps=start * len(self._steps))
+        return StageCompute(adapter.train(), None, tap_dtype=cache_dtype(rank_job.cache_dtype)), optimizer
+
+    def _save(self, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a checkpoint whole or not at all."""
+        self._rank_job.checkpoints.mkdir(parents=True, exist_ok=True)
+        path = self._rank_job.checkpoints / f"epoch-{epoch}.safetensors"
+        part = path.with_suffix(".part")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+        part.replace(path)
+
+    def _release(self, compute: StageCompute | None) -> None:
+        if compute is not None:
+            compute.backbone = None
+        gc.collect()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._result.phases_s[name] = (start, time.monotonic())
+
+
+def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> tuple[StageCompute | None, FlatAdamW | None]:
+    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage."""
+    if index is None:
+        return None, None
+    stage = rank_job.plan.stages[index]
+    adapter = ParallelAdapterStage(rank_job.adapter, stage.start, stage.stop)
+    load_initial(adapter, rank_job.folder)
+    backbone = load_stage(rank_job.job.model, stage.start, stage.stop)
+    optimizer = _optimizer(rank_job, adapter, steps_per_epoch)
+    return StageCompute(adapter.train(), backbone, tap_dtype=cache_dtype(rank_job.cache_dtype)), optimizer
+
+
+def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
+    """Take over the initial weights and the calibration constants that the job began with."""
+    tensors = load_file(folder / "initial.safetensors")
+    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
+
+
+def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, torch.Size]]:
+    """Return the parameters and moments that each stage contributes to the whole adapter, by name, with their shapes."""
+    slots = []
+    for stage in plan.stages:
+        adapter = ParallelAdapterStage(config, stage.start, stage.stop)
+        named = {name: parameter.shape for name, parameter in adapter.named_parameters()}
+        slots.append({f"{kind}/{name}": shape for kind in ("weight", "exp_avg", "exp_avg_sq") for name, shape in named.items()})
+    return slots
+
+
+def _optimizer(rank_job: RankJob, adapter: ParallelAdapterStage, steps_per_epoch: int) -> FlatAdamW:
+    job = rank_job.job
+    schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
+    return FlatAdamW(adapter, learning_rate=schedule, weight_decay=job.weight_decay)

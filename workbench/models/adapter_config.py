@@ -1,0 +1,53 @@
+"""The shape of a parallel adapter, and the statistics of the activations that it reads (PAC+, section IV-A)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.errors import ConfigError
+
+Kind = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelAdapterConfig:
+    """What a parallel adapter is; enough to build it anew.
+
+    hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network is d / r wide.
+    num_heads: None takes the largest of 4, 3, 2, 1 that divides the width.  feed_forward_factor: of the width.
+    is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
+    dropout: of the pooled features.  seed: of the initial weights and of the dropout.
+    """
+
+    hidden_size: int
+    num_layers: int
+    reduction: int = 8
+    num_heads: int | None = None
+    feed_forward_factor: int = 4
+    is_causal: bool = False
+    kind: Kind = "classification"
+    num_outputs: int = 2
+    dropout: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        asked = f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
+        if self.reduction < 1 or self.hidden_size % self.reduction:
+            raise ConfigError(asked, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor.")
+        if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
+            raise ConfigError(asked, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads.")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
+        if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
+            raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
+
+    @property
+    def width(self) -> int:
+        """Return d / r."""
+        return self.hidden_size // self.reduction
+
+    @property
+    def heads(self) -> int:
+        """Return the number of attention heads."""
+        return self.num_heads or next(heads for heads in (4, 3, 2, 1) if self.width % heads == 0)

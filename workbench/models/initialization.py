@@ -1,0 +1,56 @@
+"""Initial weights of Parallel Adapters: structural pruning of the backbone, Gaussian, fan-in or zero (PAC+, section IV-C)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.stack import LayerStack
+
+How = Literal["fan_in", "gaussian", "zero", "pruned"]
+LAMBDA = 0.5
+"""lambda_i at the beginning (PAC+, section IV-A)."""
+
+
+def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: LayerStack | None = None) -> None:
+    """Fill an adapter (or a stage of one) with initial weights, each a function of the seed and its own name.
+
+    how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'zero' sets all projections inside the side
+    layers to zero, 'pruned' slices the backbone `stack` by magnitude.  seed: None takes the adapter's config's.
+    """
+    if how not in get_args(How):
+        raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {', '.join(get_args(How))}.", "Choose one of them.")
+    seed = adapter.config.seed if seed is None else seed  # type: ignore[union-attr]
+    with torch.no_grad():
+        for name, parameter in adapter.named_parameters():
+            _initialize_one(name, parameter, how, int(seed))  # type: ignore[arg-type]
+    if how == "pruned":
+        if stack is None:
+            raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
+        from workbench.models.pruning import copy_pruned
+
+        copy_pruned(adapter, stack)
+
+
+def _initialize_one(name: str, parameter: Tensor, how: How, seed: int) -> None:
+    role = name.rpartition(".")[2]
+    if role == "mix":
+        parameter.fill_(LAMBDA)
+    elif "norm" in name:
+        parameter.fill_(1.0 if role == "weight" else 0.0)
+    elif role == "bias" or (how == "zero" and name.startswith("layers.") and ".down." not in name):
+        parameter.zero_()
+    else:
+        deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
+        if name.startswith("last.output"):
+            deviation = 0.02  # a small head: the first predictions are near the prior, the first loss near ln(classes)
+        parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * deviation)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

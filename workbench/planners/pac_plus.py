@@ -1,0 +1,284 @@
+"""Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
+
+Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y; for
+s = 1 it is T(1 -> y, D_n), which Eq. 3's 1 <= m < n leaves out and Algorithm 1's m = n brings back; for s > 1 no stage is
+empty of layers or devices (q >= s - 1 and n - m >= s - 1).  The maximum does not care from which end the pipeline is cut, so
+we build it from the back: the front stage of a suffix of s stages holds exactly min(s, M) micro-batches under 1F1B,
+so that the memory test is exact instead of a guess, and W(0 -> L, D, s) is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.planners import memory
+from workbench.planners.cached import plan_cached
+from workbench.planners.dispatch import StageTimes
+from workbench.planners.pricing import Price, price
+
+Objective = Literal["paper", "bottleneck"]
+MAX_DEVICES_IN_EVERY_ORDER = 6
+
+
+def plan(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    micro_batches: int,
+    sequence_length: int,
+    order: Sequence[int] | Literal["all"] | None = None,
+    objective: Objective = "paper",
+    method: str = "pac_plus",
+) -> Plan:
+    """Return W_sigma of Algorithm 1, the shares of the cached epochs included.
+
+    order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every order of up to 6 devices.
+    objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
+    Raises PlanError, naming device, stage and bytes, if no plan fits.
+    """
+    best = candidates(
+        profile,
+        cluster,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        sequence_length=sequence_length,
+        order=order,
+        objective=objective,
+        method=method,
+    )[0]
+    ranks = None if order is None or isinstance(order, str) else order
+    cached = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks)
+    return replace(best, cached=cached)
+
+
+def candidates(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    micro_batches: int,
+    sequence_length: int,
+    order: Sequence[int] | Literal["all"] | None = None,
+    objective: Objective = "paper",
+    method: str = "pac_plus",
+    max_group: int | None = None,
+) -> list[Plan]:
+    """Return W_s for every number of stages s that fits, cheapest by the objective first, for re-ranking by simulation.
+
+    max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
+    """
+    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    times = StageTimes(
+        profile,
+        cluster,
+        micro_batch_size=size,
+        sequence_length=sequence_length,
+        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
+    )
+    best: dict[int, tuple[float, Plan]] = {}
+    for ranks in _orders(profile, cluster, order):
+        for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
+            cost = price(
+                profile, cluster, balanced.stages, num_micro_batches=micro_batches, sequence_length=sequence_length
+            )
+            value = objective_s(cost, objective)
+            found = best.get(len(balanced.stages))
+            if found is None or value < found[0] * (1 - 1e-12):
+                made = Plan(
+                    method=method,
+                    stages=balanced.stages,
+                    micro_batch_size=size,
+                    num_micro_batches=micro_batches,
+                    predicted_s=cost.parts(),
+                    notes=_notes(cost, balanced),
+                )
+                best[len(balanced.stages)] = (value, made)
+    if not best:
+        raise _refusal(profile, cluster, size, micro_batches, sequence_length, _first_order(cluster, order), max_group)
+    ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))
+    for _, made in ranked:
+        memory.check(profile, cluster, made, sequence_length=sequence_length)
+    return [made for _, made in ranked]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """W_s: stages, and bottleneck_s, the time W(0 -> L, D, s) of the slowest."""
+
+    stages: tuple[Stage, ...]
+    bottleneck_s: float
+
+
+def balance(
+    times: StageTimes, num_layers: int, ranks: Sequence[int], micro_batches: int, *, max_group: int | None = None
+) -> Iterator[Balanced]:
+    """Yield W_s of Eq. 3 for every number of stages s that fits, the devices in the order of `ranks`."""
+    count = len(ranks)
+    widest = count if max_group is None else max_group
+    groups = {
+        (a, c): times.group(ranks[a : c + 1]) for a in range(count) for c in range(a, min(count, a + widest))
+    }
+    # slowest[x, a]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
+    slowest = np.full((num_layers + 1, count + 1), np.inf)
+    whole = np.full((num_layers + 1, count + 1), np.inf)
+    choices: list[dict[tuple[int, int], tuple[int, int]]] = []
+    for s in range(1, min(num_layers, count) + 1):
+        variant = times.variant(min(s, micro_batches))
+        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
+        choice: dict[tuple[int, int], tuple[int, int]] = {}
+        for x in range(num_layers - s + 1):
+            for a in range(count - s + 1):
+                stops = np.arange(x + 1, num_layers + 1) if s > 1 else np.array([num_layers])
+                lasts = range(a, min(count, a + widest)) if s > 1 else [count - 1]
+                lasts = [c for c in lasts if (a, c) in groups]
+                if not lasts:
+                    continue
+                own = np.stack([groups[a, c][variant][times.index[x, stops]] for c in lasts])
+                if s > 1:
+                    columns = np.array(lasts) + 1
+                    rest, rest_whole = slowest[stops][:, columns].T, whole[stops][:, columns].T
+                else:
+                    rest, rest_whole = np.zeros_like(own), np.zeros_like(own)
+                value = np.maximum(own, rest)
+                best = value.min()
+                if not math.isfinite(best):
+                    continue
+                sums = np.where(value <= best * (1 + 1e-12), own + rest_whole, np.inf)
+                at = np.unravel_index(np.argmin(sums), sums.shape)
+                next_slowest[x, a], next_whole[x, a] = best, sums[at]
+                choice[x, a] = (int(stops[at[1]]), lasts[at[0]])
+        slowest, whole = next_slowest, next_whole
+        choices.append(choice)
+        if math.isfinite(slowest[0, 0]):
+            yield Balanced(stages=_stages(times, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0]))
+
+
+def _stages(
+    times: StageTimes, ranks: Sequence[int], choices: list[dict[tuple[int, int], tuple[int, int]]], micro_batches: int
+) -> tuple[Stage, ...]:
+    stages, start, first = [], 0, 0
+    for s in range(len(choices), 0, -1):
+        stop, last = choices[s - 1][start, first]
+        group = ranks[first : last + 1]
+        samples = times.shares(start, stop, group, min(s, micro_batches))
+        shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
+        stages.append(Stage(start=start, stop=stop, shares=shares))
+        start, first = stop, last + 1
+    return tuple(stages)
+
+
+def objective_s(cost: Price, objective: Objective) -> float:
+    """Return the seconds that an objective minimises."""
+    if objective not in ("paper", "bottleneck"):
+        raise ConfigError(f"The objective '{objective}' was asked for.", "Known: paper, bottleneck.", "Choose one of them.")
+    return cost.total_s if objective == "paper" else cost.bottleneck_s
+
+
+def micro_batch_size(profile: Profile, cluster: Cluster, batch_size: int, micro_batches: int, sequence_length: int) -> int:
+    """Return B of Table II.  Raises ConfigError if the profile, the cluster and the numbers do not belong together."""
+    if profile.world_size != cluster.world_size:
+        raise ConfigError(
+            f"A plan for cluster '{cluster.name}' of {cluster.world_size} devices was asked for.",
+            f"The profile of '{profile.model}' covers {profile.world_size}.",
+            "Profile this cluster.",
+        )
+    if min(batch_size, micro_batches, sequence_length) < 1:
+        raise ConfigError(
+            f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length {sequence_length} was asked for.",
+            "Each must be at least 1.",
+            "Raise it.",
+        )
+    if batch_size % micro_batches:
+        raise ConfigError(
+            f"A batch_size of {batch_size} in {micro_batches} micro_batches was asked for.",
+            f"{batch_size} is not a multiple of {micro_batches}.",
+            "Change one of them.",
+        )
+    return batch_size // micro_batches
+
+
+def _first_order(cluster: Cluster, order: Sequence[int] | Literal["all"] | None) -> tuple[int, ...]:
+    return tuple(range(cluster.world_size)) if order is None or isinstance(order, str) else tuple(order)
+
+
+def _orders(profile: Profile, cluster: Cluster, order: Sequence[int] | Literal["all"] | None) -> list[tuple[int, ...]]:
+    if order is None or not isinstance(order, str):
+        ranks = _first_order(cluster, order)
+        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(cluster.world_size)):
+            raise ConfigError(
+                f"The device order {list(ranks)} was asked for.",
+                f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
+                "Name each at most once.",
+            )
+        return [ranks]
+    if order != "all":
+        raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
+    if cluster.world_size > MAX_DEVICES_IN_EVERY_ORDER:
+        raise ConfigError(
+            f"Every order of {cluster.world_size} devices was asked for.",
+            f"That is feasible up to {MAX_DEVICES_IN_EVERY_ORDER}.",
+            "Name an order.",
+        )
+    kinds = []  # equal devices are interchangeable unless their links differ
+    for rank, device in enumerate(cluster.devices):
+        name = device.name if cluster.pairs else ""
+        kinds.append((replace(device, name=name, address=None), profile.layers[rank]))
+    numbers = [kinds.index(kind) for kind in kinds]
+    seen, orders = set(), []
+    for ranks in itertools.permutations(range(cluster.world_size)):
+        key = tuple(numbers[rank] for rank in ranks)
+        if key not in seen:
+            seen.add(key)
+            orders.append(ranks)
+    return orders
+
+
+def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
+    if cost.slowest_stage == len(balanced.stages) - 1:
+        return ()
+    return (
+        f"Stage {cost.slowest_stage} is slower than the last one, to which Eq. 5 charges the execution phase:"
+        f" {cost.bottleneck_s:.4g} s with it, {cost.total_s:.4g} s by Eq. 5-6.",
+    )
+
+
+def _refusal(
+    profile: Profile,
+    cluster: Cluster,
+    size: int,
+    micro_batches: int,
+    sequence_length: int,
+    ranks: tuple[int, ...],
+    max_group: int | None,
+) -> PlanError:
+    """Return the error that names what is missing in the plan that comes nearest to fitting."""
+    times = StageTimes(
+        profile,
+        cluster,
+        micro_batch_size=size,
+        sequence_length=sequence_length,
+        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
+        excess=True,
+    )
+    nearest = min(
+        balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group), key=lambda found: found.bottleneck_s
+    )
+    made = Plan(method="", stages=nearest.stages, micro_batch_size=size, num_micro_batches=micro_batches)
+    needs = memory.plan_needs(profile, made, sequence_length=sequence_length)
+    rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
+    index = made.stage_of(rank)
+    assert index is not None
+    return memory.too_small(
+        cluster, rank, index, made.stages[index], needs[rank], why=f" No plan comes nearer ({made.partition()} on {made.grouping()})."
+    )

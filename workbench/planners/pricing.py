@@ -1,0 +1,130 @@
+"""Price a pipeline of device groups in closed form (PAC+, section V-A, Eq. 5-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Stage
+from workbench.core.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """The predicted seconds of a mini-batch.
+
+    beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 charges the execution phase to the last stage:
+    right when that stage is the slowest, too low otherwise.  bottleneck_s: our correction, the largest of the times at
+    which each stage k, if it never waited after its first micro-batch, would let the mini-batch end; equal to total_s
+    when the last stage is the slowest.  slowest_stage: the k of that largest time.
+    """
+
+    beginning_s: float
+    execution_s: float
+    ending_s: float
+    bottleneck_s: float
+    slowest_stage: int
+
+    @property
+    def total_s(self) -> float:
+        """Return L_b + L_e + L_n, what Eq. 7 minimises."""
+        return self.beginning_s + self.execution_s + self.ending_s
+
+    def parts(self) -> dict[str, float]:
+        """Return the three phases by name, as Plan.predicted_s holds them."""
+        return {"beginning": self.beginning_s, "execution": self.execution_s, "ending": self.ending_s}
+
+
+def phase_lengths(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    send_s: Sequence[float],
+    return_s: Sequence[float],
+    reduce_s: Sequence[float],
+    num_micro_batches: int,
+) -> Price:
+    """Return Eq. 5-6 from e_f, e_b and AR of each stage (s of each) and c_f, c_b of each boundary (s - 1 of each)."""
+    last = len(forward_s) - 1
+    beginning = sum(forward_s[i] + send_s[i] for i in range(last))
+    execution = num_micro_batches * (forward_s[last] + backward_s[last])
+    ending = max(reduce_s[i] + sum(backward_s[j] + return_s[j] for j in range(i, last)) for i in range(last + 1))
+    finish = []
+    for k in range(last + 1):
+        before = sum(forward_s[i] + send_s[i] for i in range(k))
+        after = max(reduce_s[i] + sum(backward_s[j] + return_s[j] for j in range(i, k)) for i in range(k + 1))
+        finish.append(before + num_micro_batches * (forward_s[k] + backward_s[k]) + after)
+    slowest = max(range(last + 1), key=lambda k: (finish[k], k))
+    return Price(
+        beginning_s=beginning,
+        execution_s=execution,
+        ending_s=ending,
+        bottleneck_s=finish[slowest],
+        slowest_stage=slowest,
+    )
+
+
+def price(
+    profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int
+) -> Price:
+    """Return the price of stages whose shares' samples sum to the micro-batch."""
+    times = [stage_times(profile, stage, sequence_length=sequence_length) for stage in stages]
+    send, back = [], []
+    for stage, following in zip(stages, stages[1:], strict=False):
+        size = sum(share.samples for share in stage.shares)
+        layer = profile.layers[stage.ranks[0]][stage.stop - 1]
+        send.append(boundary_s(cluster, stage, following, layer.output_bytes_per_token * sequence_length, size))
+        back.append(boundary_s(cluster, stage, following, layer.gradient_bytes_per_token * sequence_length, size, reverse=True))
+    reduce = [allreduce_s(cluster, stage.ranks, stage_trainable_bytes(profile, stage)) for stage in stages]
+    return phase_lengths([f for f, _ in times], [b for _, b in times], send, back, reduce, num_micro_batches)
+
+
+def stage_times(profile: Profile, stage: Stage, *, sequence_length: int) -> tuple[float, float]:
+    """Return e_f and e_b of a stage: those of its slowest rank, each with its share of samples."""
+    forward, backward = 0.0, 0.0
+    for share in stage.shares:
+        layers = profile.layers[share.rank][stage.start : stage.stop]
+        forward = max(forward, sum(layer.forward_s(share.samples, sequence_length) for layer in layers))
+        backward = max(backward, sum(layer.backward_s(share.samples, sequence_length) for layer in layers))
+    return forward, backward
+
+
+def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
+    """Return the bytes whose gradients a stage's group sums."""
+    return sum(layer.trainable_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
+
+
+def boundary_s(
+    cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
+) -> float:
+    """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
+
+    Each sample goes from the rank that made it to the rank that takes it; ranks send and receive side by side, and
+    a rank's own messages share its link.
+    """
+    if nbytes_per_sample == 0:
+        return 0.0
+    busy: dict[tuple[str, int], float] = {}
+    latency = 0.0
+    for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
+        for taker, (low, high) in zip(following.shares, following.split(size), strict=True):
+            samples = min(end, high) - max(first, low)
+            if samples <= 0:
+                continue
+            source, destination = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)
+            link = cluster.link(source, destination)
+            seconds = samples * nbytes_per_sample / link.bytes_per_s
+            for end_point in (("out", source), ("in", destination)):
+                busy[end_point] = busy.get(end_point, 0.0) + seconds
+            latency = max(latency, link.latency_s)
+    return latency + max(busy.values(), default=0.0)
+
+
+def allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
+    """Return AR: a ring all-reduce over its slowest link, 2(n-1)/n of the bytes in 2(n-1) messages; 0 for one rank."""
+    count = len(ranks)
+    if count < 2 or nbytes == 0:
+        return 0.0
+    ring = [cluster.link(ranks[i], ranks[(i + 1) % count]) for i in range(count)]
+    steps = 2 * (count - 1)
+    return steps * (nbytes / count / min(link.bytes_per_s for link in ring) + max(link.latency_s for link in ring))

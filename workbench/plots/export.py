@@ -1,0 +1,167 @@
+"""Write a report's figures to a folder: HTML that opens offline, PNG where a Chromium is found, and an index of all."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import plotly.graph_objects as go
+
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.report import Report
+from workbench.core.serial import write_text
+from workbench.plots.comparison import breakdown, predicted_against_measured
+from workbench.plots.devices import cluster
+from workbench.plots.gantt import gantt
+from workbench.plots.memory import memory
+from workbench.plots.style import busy_note
+from workbench.plots.training import curves, epoch_times
+
+PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
+INDEX = "index.html"
+
+
+class Captioned(NamedTuple):
+    """A figure with its file name (without ending) and a short caption."""
+
+    name: str
+    caption: str
+    figure: go.Figure
+
+
+def figures(report: Report) -> list[Captioned]:
+    """Return all figures that a report has something to show in, in reading order."""
+    note = busy_note(report)
+    drawn = [Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))]
+    for name, timeline in report.timelines.items():
+        caption = f"{name}: what each device does when. Blue and orange compute, green is the network, grey is idle."
+        drawn.append(Captioned(f"gantt-{_slug(name)}", caption, gantt(timeline, note=note if timeline.source != "simulated" else "")))
+    for name, timeline in report.timelines.items():
+        if any(timeline.memory):
+            caption = f"{name}: the bytes that each device uses over time, against what it has."
+            drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
+    if report.timelines:
+        caption = "What the time of each device goes to. Waiting for data is what the network costs; idle is the pipeline's bubble."
+        measured = any(timeline.source != "simulated" for timeline in report.timelines.values())
+        drawn.append(Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else "")))
+    if report.mode == "execute" or report.sweep:
+        caption = "Each point is a plan (or a step): on the line, the simulator was right; in the band, within 10 %."
+        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
+    if report.epochs:
+        caption = "The first epoch runs through the backbone and fills the activation cache; later epochs train from the cache alone."
+        drawn.append(Captioned("epoch_times", caption, epoch_times(report)))
+    if any(step.loss is not None for step in report.steps) or any(epoch.metrics for epoch in report.epochs):
+        drawn.append(
+            Captioned("curves", "Training loss of every step, and the metrics on the validation split after each epoch.", curves(report))
+        )
+    return drawn
+
+
+def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | bool = "auto") -> list[Path]:
+    """Write a report's figures under `folder` and return the files, the index first.
+
+    HTML files share one plotly.min.js beside them, so they open without network.  png: 'auto' writes PNG files
+    if a Chromium is found and says so in the index if not; True raises RuntimeSetupError instead; False writes none.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = figures(report)
+    written = []
+    for name, _, figure in drawn:
+        path = folder / f"{name}.html"
+        figure.write_html(path, include_plotlyjs="directory", config={"displaylogo": False, "responsive": True})
+        written.append(path)
+    pictures, why_none = write_pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
+    if why_none and png is True:
+        raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
+    index = folder / INDEX
+    write_text(index, _index(report, drawn, why_none))
+    return [index, *written, *pictures]
+
+
+def browser_path() -> str | None:
+    """Return the Chromium that PNG files would be drawn with, None if there is none."""
+    from choreographer.browsers.chromium import Chromium
+
+    found = Chromium.find_browser(skip_local=False)
+    return str(found) if found and Path(found).is_file() else None
+
+
+def write_pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
+    """Draw figures with kaleido; return the files, and why there are none ('' if there are)."""
+    if browser_path() is None:
+        return [], "No Chromium was found on this machine, so no PNG files were written."
+    import kaleido
+
+    jobs = [
+        {"fig": figure.to_dict(), "path": str(path), "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE}}
+        for path, figure in wanted.items()
+    ]
+    try:
+        # mathjax would be fetched from the network; no title of ours needs it.
+        kaleido.write_fig_from_object_sync(jobs, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S})
+    except Exception as error:  # whatever a browser may die of: the HTML files are there, and PNG is an extra
+        return (
+            [],
+            f"The Chromium found could not draw ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}).",
+        )
+    return [path for path in wanted if path.exists()], ""
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "timeline"
+
+
+def _facts(report: Report) -> list[tuple[str, Any]]:
+    job, plan = report.job, report.plan
+    facts = [
+        ("Job", f"{job.method} fine-tunes {job.model} on {job.task}: {job.epochs} epochs, batch {job.batch_size}, seed {job.seed}"),
+        ("Cluster", f"{report.cluster.name}: {', '.join(device.name for device in report.cluster.devices)}"),
+        (
+            "Plan",
+            f"layers {plan.partition()}, device groups {plan.grouping()}, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}",
+        ),
+        ("Numbers", report.label),
+    ]
+    if report.metrics:
+        facts.append(("Test split", ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items()))))
+    return facts
+
+
+def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
+    notes = [note for note in (busy_note(report), *report.notes, why_none) if note]
+    rows = "\n".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(fact))}</td></tr>" for name, fact in _facts(report))
+    remarks = "\n".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes)
+    parts = "\n".join(
+        f"<figure><figcaption>{html.escape(caption)} <a href='{name}.html'>alone</a></figcaption>"
+        f"<iframe src='{name}.html' title='{html.escape(caption, quote=True)}' loading='lazy' "
+        f"style='height:{int(figure.layout.height) + 16}px'></iframe></figure>"
+        for name, caption, figure in drawn
+    )
+    title = html.escape(f"{report.job.method} on {report.cluster.name} ({report.label})")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font-family: Helvetica, Arial, sans-serif; max-width: 1180px; margin: 1.5em auto; padding: 0 1em; color: #111; }}
+table {{ border-collapse: collapse; }} th {{ text-align: left; padding-right: 1.5em; vertical-align: top; }}
+.note {{ color: #a84300; font-weight: bold; }}
+figure {{ margin: 2em 0; }} figcaption {{ color: #333; margin-bottom: .3em; }}
+iframe {{ width: 100%; border: 1px solid #ddd; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<table>
+{rows}
+</table>
+{remarks}
+{parts}
+</body>
+</html>
+"""

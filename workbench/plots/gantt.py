@@ -1,0 +1,163 @@
+"""A Gantt chart of any timeline: a lane per device with its compute, its sends and receives, and what is left idle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from workbench.core.schedule import NONE
+from workbench.core.timeline import Span, Timeline
+from workbench.plots.style import COLOURS, LEGEND_RANK, MAX_DEVICES, WHITE_TEXT, Unit, byte_unit, class_of, empty, evenly_spaced, finish, time_unit
+
+MAX_BARS = 16_000  # a browser stays fluid up to about here
+MIN_DEVICES = 4  # below so many rather less time is drawn
+CHART_PIXELS = 900  # what the time axis has, roughly: decides which labels and gaps can be seen
+
+# Centre (from the lane's middle, downwards) and height of the parts of a lane that is one unit high.
+COMPUTE, SENDING, RECEIVING, NETWORK = (-0.14, 0.56), (0.24, 0.13), (0.38, 0.13), (0.31, 0.27)
+
+
+class Bar(NamedTuple):
+    """A rectangle of the chart, in seconds and lane units."""
+
+    start_s: float
+    end_s: float
+    centre: float
+    height: float
+    label: str
+    hover: str
+
+
+def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
+    """Return the Gantt chart of a timeline, simulated or measured.
+
+    Compute takes the upper part of a device's lane (one above the other if it has several compute streams),
+    the network the lower: sends above receives, collectives over both; grey is idle.  Micro-batch numbers are
+    written where they fit.  note: shown in the title, such as 'host too busy'.
+    """
+    title = timeline.title or "What each device does"
+    if not timeline.spans:
+        return empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)
+    ranks, shown, end_s = _shown(timeline)
+    unit = time_unit(end_s)
+    bars = _bars(shown, ranks, unit)
+    lane_pixels = next(pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (MAX_DEVICES, 15)) if len(ranks) <= limit)
+    figure = go.Figure(_idle(timeline, ranks, unit))
+    for name in COLOURS:
+        if name in bars:
+            figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
+    figure.update_layout(
+        barmode="overlay",
+        bargap=0,
+        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(title=f"time ({unit.name})", range=[0, end_s * unit.factor], zeroline=False)
+    figure.update_yaxes(
+        tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
+        ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
+        range=[len(ranks) - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+        tickfont={"size": 12 if len(ranks) <= 32 else 10},
+    )
+    subtitle = f"{unit.text(timeline.makespan_s)} in all; idle or waiting (not computing): {timeline.bubble_fraction:.0%}"
+    if timeline.world_size > len(ranks):
+        subtitle += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
+    if end_s < timeline.makespan_s:
+        subtitle += f"; the first {unit.text(end_s)} shown"
+    finish(figure, title=title, label=timeline.label, subtitle=subtitle, note=note, height=185 + lane_pixels * len(ranks))
+    figure.update_layout(margin_b=95)
+    return figure
+
+
+def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
+    """Return the ranks, spans and seconds that a browser can draw: all, else fewer devices, else the beginning."""
+    limit = MAX_DEVICES
+    while True:
+        ranks = evenly_spaced(timeline.world_size, limit)
+        chosen = frozenset(ranks)
+        spans = sorted((span for span in timeline.spans if span.rank in chosen), key=lambda span: span.start_s)
+        if len(spans) <= MAX_BARS:
+            return ranks, spans, timeline.makespan_s
+        if limit <= MIN_DEVICES:
+            return ranks, spans[:MAX_BARS], spans[MAX_BARS].start_s
+        limit = max(MIN_DEVICES, min(limit - 1, limit * MAX_BARS // len(spans)))
+
+
+def _bars(spans: list[Span], ranks: tuple[int, ...], unit: Unit) -> dict[str, list[Bar]]:
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    streams: dict[int, list[str]] = defaultdict(list)
+    for span in spans:
+        if not span.op.is_communication and span.op.stream not in streams[span.rank]:
+            streams[span.rank].append(span.op.stream)
+    bars: dict[str, list[Bar]] = defaultdict(list)
+    for span in spans:
+        name = class_of(span.op)
+        centre, height = {"send": SENDING, "receive": RECEIVING, "collective": NETWORK}.get(name, COMPUTE)
+        if not span.op.is_communication:
+            own = streams[span.rank]
+            height /= len(own)
+            centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
+        label = "" if span.op.microbatch == NONE else str(span.op.microbatch)
+        bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
+    return bars
+
+
+def _hover(span: Span, unit: Unit) -> str:
+    words = f"<b>{span.op.label}</b> {unit.text(span.end_s - span.start_s)}, from {unit.text(span.start_s)}"
+    if span.op.ranks:
+        words += "<br>" + (" to " if span.op.kind in ("SEND", "RECV") else ", ").join(f"rank {rank}" for rank in span.op.ranks)
+    if span.nbytes:
+        words += f"<br>{byte_unit(span.nbytes).text(span.nbytes)}"
+    if span.late_s > 0:
+        words += f"<br>{unit.text(span.late_s)} late: the host was busy"
+    return words
+
+
+def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: Unit) -> go.Bar:
+    def fits(bar: Bar) -> bool:
+        wide = (bar.end_s - bar.start_s) / end_s * CHART_PIXELS
+        return wide > 7 * len(bar.label) + 3 and bar.height * lane_pixels >= 12
+
+    return go.Bar(
+        name=name,
+        orientation="h",
+        base=[bar.start_s * unit.factor for bar in bars],
+        x=[(bar.end_s - bar.start_s) * unit.factor for bar in bars],
+        y=[bar.centre for bar in bars],
+        width=[bar.height for bar in bars],
+        text=[bar.label if fits(bar) else "" for bar in bars],
+        textposition="inside",
+        insidetextanchor="middle",
+        constraintext="none",
+        textangle=0,
+        textfont={"size": 11 if lane_pixels > 30 else 10, "color": "white" if name in WHITE_TEXT else "black"},
+        hovertext=[bar.hover for bar in bars],
+        hovertemplate="%{hovertext}<extra>" + name + "</extra>",
+        legendrank=LEGEND_RANK[name],
+        marker={"color": COLOURS[name], "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"}},
+    )
+
+
+def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: Unit) -> go.Bar:
+    """Return the background of the compute lanes: what no bar covers was idle."""
+    busy: dict[int, float] = dict.fromkeys(ranks, 0.0)
+    reached: dict[int, float] = dict.fromkeys(ranks, 0.0)
+    for span in sorted((span for span in timeline.spans if span.rank in busy and not span.op.is_communication), key=lambda s: s.start_s):
+        busy[span.rank] += max(0.0, span.end_s - max(span.start_s, reached[span.rank]))
+        reached[span.rank] = max(reached[span.rank], span.end_s)
+    whole = timeline.makespan_s
+    return go.Bar(
+        name="idle",
+        orientation="h",
+        base=[0.0] * len(ranks),
+        x=[whole * unit.factor] * len(ranks),
+        y=[row + COMPUTE[0] for row in range(len(ranks))],
+        width=[COMPUTE[1]] * len(ranks),
+        marker={"color": COLOURS["idle"], "line": {"width": 0}},
+        hovertext=[f"{timeline.device_names[rank]}: idle or waiting {1 - busy[rank] / whole if whole else 0.0:.0%}" for rank in ranks],
+        hovertemplate="%{hovertext}<extra></extra>",
+        legendrank=LEGEND_RANK["idle"],
+    )

@@ -1,0 +1,102 @@
+"""Memory over time of every device, against its budget."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.core.timeline import MemorySample, Timeline
+from workbench.plots.style import BLACK, BLUE, VERMILLION, byte_unit, empty, finish, shown_ranks, time_unit
+
+MAX_POINTS = 2_000  # of one device's curve
+
+
+def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
+    """Return a panel per device: bytes in use (filled), the budget (dashed); vermillion where it is exceeded."""
+    title = f"Memory: {timeline.title}" if timeline.title else "Memory"
+    if not any(timeline.memory):
+        return empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
+    ranks = shown_ranks(timeline.world_size)
+    columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
+    rows = -(-len(ranks) // columns)
+    unit, clock = byte_unit(_most(timeline)), time_unit(timeline.makespan_s)
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        shared_xaxes=True,
+        vertical_spacing=min(0.12, 0.28 / rows),
+        horizontal_spacing=0.07 if columns < 4 else 0.04,
+        subplot_titles=[_heading(timeline, rank) for rank in ranks],
+    )
+    for index, rank in enumerate(ranks):
+        row, column = index // columns + 1, index % columns + 1
+        budget = timeline.budget_bytes[rank] if timeline.budget_bytes else 0
+        peak = timeline.peak_bytes(rank)
+        over = bool(budget) and peak > budget
+        samples = _thinned(timeline.memory[rank])
+        figure.add_trace(
+            go.Scatter(
+                x=[sample.time_s * clock.factor for sample in samples] + [timeline.makespan_s * clock.factor],
+                y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
+                mode="lines",
+                line={"shape": "hv", "color": VERMILLION if over else BLUE, "width": 1.5},
+                fill="tozeroy",
+                fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
+                name=timeline.device_names[rank],
+                hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
+                showlegend=False,
+            ),
+            row=row,
+            col=column,
+        )
+        if budget:
+            figure.add_trace(
+                go.Scatter(
+                    x=[0, timeline.makespan_s * clock.factor],
+                    y=[budget * unit.factor] * 2,
+                    mode="lines",
+                    line={"dash": "dash", "color": BLACK, "width": 1.5},
+                    name="budget",
+                    hovertemplate=f"budget %{{y:.4g}} {unit.name}<extra></extra>",
+                    showlegend=False,
+                ),
+                row=row,
+                col=column,
+            )
+        figure.update_yaxes(range=[0, max(peak, budget, 1) * unit.factor * 1.12], nticks=4, row=row, col=column)
+    figure.update_xaxes(zeroline=False, range=[0, timeline.makespan_s * clock.factor])
+    figure.update_yaxes(zeroline=False)
+    for column in range(1, columns + 1):
+        figure.update_xaxes(title=f"time ({clock.name})", row=rows, col=column)
+    figure.update_yaxes(title=unit.name, col=1)
+    figure.update_annotations(font={"size": 12.5 if columns < 4 else 10.5})
+    lines = f"bytes of the job in use, in {unit.name}"
+    if timeline.budget_bytes:
+        lines += "; dashed: the device's budget"
+    if timeline.world_size > len(ranks):
+        lines += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
+    row_pixels = 170 if columns < 4 else 115
+    finish(figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows)
+    figure.update_layout(margin_t=115)
+    return figure
+
+
+def _heading(timeline: Timeline, rank: int) -> str:
+    peak = timeline.peak_bytes(rank)
+    if not timeline.budget_bytes:
+        return f"{timeline.device_names[rank]}: peak {byte_unit(peak).text(peak)}"
+    budget = timeline.budget_bytes[rank]
+    heading = f"{timeline.device_names[rank]}: peak {byte_unit(peak).text(peak)} of {byte_unit(budget).text(budget)}"
+    return f"<b>{heading}: too much</b>" if peak > budget else heading
+
+
+def _most(timeline: Timeline) -> int:
+    return max(max(map(timeline.peak_bytes, range(timeline.world_size))), *timeline.budget_bytes, 1)
+
+
+def _thinned(samples: tuple[MemorySample, ...]) -> list[MemorySample]:
+    """Keep the highest sample of each run of neighbours, so that no peak is lost."""
+    step = -(-len(samples) // MAX_POINTS)
+    if step <= 1:
+        return list(samples)
+    return [max(samples[at : at + step], key=lambda sample: sample.nbytes) for at in range(0, len(samples), step)]

@@ -1,0 +1,143 @@
+"""Colours, units and titles that all figures share: Okabe-Ito's colour-blind safe palette, and what the numbers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from workbench.core.report import Report
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+
+# Okabe and Ito, 'Color Universal Design' (2008).
+BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+PALE_GREEN, DARK_GREY, GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#E8E8E8"
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
+
+# What an operation counts as in a figure, in the order of the legend.
+COLOURS = {
+    "forward": BLUE,
+    "side forward": SKY_BLUE,
+    "backward": VERMILLION,
+    "side backward": ORANGE,
+    "load from cache": YELLOW,
+    "optimizer": PURPLE,
+    "other compute": GREY,
+    "send": GREEN,
+    "receive": PALE_GREEN,
+    "collective": DARK_GREY,
+    "waiting for data": PALE_GREEN,
+    "idle": LIGHT_GREY,
+}
+LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
+WHITE_TEXT = frozenset({"forward", "backward", "send", "collective"})
+CLASS_OF_KIND = {
+    "F": "forward",
+    "SF": "side forward",
+    "B": "backward",
+    "SB": "side backward",
+    "LOAD": "load from cache",
+    "STEP": "optimizer",
+    SEND: "send",
+    RECV: "receive",
+    **dict.fromkeys(COLLECTIVES, "collective"),
+}
+
+MAX_DEVICES = 64  # more rows than this cannot be told apart on a screen
+
+
+def class_of(op: Op) -> str:
+    """Return what the operation counts as; kinds that only one method has are 'other compute'."""
+    return CLASS_OF_KIND.get(op.kind, "other compute")
+
+
+class Unit(NamedTuple):
+    """A unit to show seconds or bytes in: shown = value * factor."""
+
+    name: str
+    factor: float
+
+    def text(self, value: float) -> str:
+        """Return a value with its unit, to three significant digits or whole."""
+        shown = value * self.factor
+        return f"{shown:.0f} {self.name}" if shown >= 100 else f"{shown:.3g} {self.name}"
+
+
+def time_unit(longest_s: float) -> Unit:
+    """Return the unit that suits durations up to longest_s."""
+    if longest_s < 1e-3:
+        return Unit("µs", 1e6)
+    return Unit("ms", 1e3) if longest_s < 2.0 else Unit("s", 1.0)
+
+
+def byte_unit(most: float) -> Unit:
+    """Return the unit that suits sizes up to `most` bytes."""
+    for name, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most >= 2 * size:
+            return Unit(name, 1 / size)
+    return Unit("B", 1.0)
+
+
+def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
+    """Return all ranks, or `limit` of them, evenly spaced with both ends."""
+    if world_size <= limit:
+        return tuple(range(world_size))
+    return tuple(round(index * (world_size - 1) / (limit - 1)) for index in range(limit))
+
+
+def shown_ranks(world_size: int) -> tuple[int, ...]:
+    """Return the ranks that a figure draws: all, or MAX_DEVICES of them."""
+    return evenly_spaced(world_size, MAX_DEVICES)
+
+
+def busy_note(report: Report) -> str:
+    """Return the note that an invalid run's figures carry, '' for a valid one."""
+    if report.valid:
+        return ""
+    return f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
+
+
+def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420) -> go.Figure:
+    """Give a figure its title with what the numbers are, its note in sight, and the common look; return it."""
+    lines = [f"<b>{note}</b>"] if note else []
+    if subtitle:
+        lines.append(subtitle)
+    figure.update_layout(
+        template="plotly_white",
+        title={
+            "text": f"<b>{title}</b> ({label})" if label else f"<b>{title}</b>",
+            "x": 0.01,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 1 - 18 / height,
+            "yanchor": "top",
+            "font": {"size": 17, "color": BLACK},
+            "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if note else DARK_GREY}},
+        },
+        height=height,
+        margin={"l": 20, "r": 20, "t": 92 if len(lines) > 1 else 76, "b": 50},
+        font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
+        legend={"title": {"text": ""}},
+        hoverlabel={"namelength": -1},
+    )
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def empty(*, title: str, label: str, why: str, note: str = "") -> go.Figure:
+    """Return a figure that says why there is nothing to draw."""
+    figure = go.Figure()
+    figure.add_annotation(text=why, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": DARK_GREY})
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return finish(figure, title=title, label=label, note=note, height=260)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of at least one value."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,0 +1,157 @@
+"""How the training went: loss and metric curves, and the time of each epoch."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.core.report import Report, StepRecord
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, busy_note, empty, finish, median, time_unit
+
+SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
+
+
+def curves(report: Report) -> go.Figure:
+    """Return the loss of each step (with a running median) above the validation metrics of each epoch."""
+    title = f"Loss and metrics: {report.job.method} on {report.job.task}"
+    steps = [step for step in report.steps if step.loss is not None]
+    epochs = [epoch for epoch in report.epochs if epoch.metrics]
+    if not steps and not epochs:
+        return empty(title=title, label=report.label, why="Nothing was trained: a simulated run has times, but no losses.")
+    figure = make_subplots(
+        rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.09, subplot_titles=["training loss per step", "metrics per epoch"]
+    )
+    losses = [step.loss for step in steps if step.loss is not None]
+    numbers = list(range(1, len(steps) + 1))
+    figure.add_trace(
+        go.Scatter(x=numbers, y=losses, mode="lines", name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8),
+        row=1,
+        col=1,
+    )
+    half = SMOOTHING_STEPS // 2
+    if len(losses) > SMOOTHING_STEPS:
+        figure.add_trace(
+            go.Scatter(
+                x=numbers,
+                y=[median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))],
+                mode="lines",
+                name=f"median of {SMOOTHING_STEPS} steps",
+                line={"color": BLUE, "width": 2.5},
+            ),
+            row=1,
+            col=1,
+        )
+    figure.update_annotations(font={"size": 13})
+    _mark_epochs(figure, steps)
+    for index, metric in enumerate(sorted({name for epoch in epochs for name in epoch.metrics})):
+        having = [epoch for epoch in epochs if metric in epoch.metrics]
+        figure.add_trace(
+            go.Scatter(
+                x=[epoch.epoch for epoch in having],
+                y=[epoch.metrics[metric] for epoch in having],
+                mode="lines+markers+text",
+                text=[f"{epoch.metrics[metric]:.3f}" for epoch in having],
+                textposition="top center" if index % 2 == 0 else "bottom center",
+                cliponaxis=False,
+                name=f"validation {metric}",
+                line={"color": CYCLE[(index + 1) % len(CYCLE)], "width": 2},
+                marker={"size": 9, "symbol": ("circle", "square", "diamond", "cross")[index % 4]},
+            ),
+            row=1,
+            col=2,
+        )
+    figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1)
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch for epoch in epochs], zeroline=False, row=1, col=2)
+    if epochs:
+        first, last = epochs[0].epoch, epochs[-1].epoch
+        figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    tested = ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items()))
+    finish(
+        figure, title=title, label=report.label, subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "", height=460
+    )
+    figure.update_layout(margin={"t": 105, "b": 95})
+    return figure
+
+
+def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
+    """Draw a line where an epoch begins and say whether it runs from the cache."""
+    starts = [index for index, step in enumerate(steps) if index == 0 or step.epoch != steps[index - 1].epoch]
+    for number, start in enumerate(starts):
+        if start:
+            figure.add_vline(x=start + 0.5, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=1)
+        end = starts[number + 1] if number + 1 < len(starts) else len(steps)
+        if len(starts) <= 12:
+            figure.add_annotation(
+                x=(start + end + 1) / 2,
+                xref="x",
+                y=1,
+                yref="y domain",
+                yanchor="top",
+                showarrow=False,
+                text=f"epoch {steps[start].epoch}" + (", cached" if steps[start].cached and len(starts) <= 5 else ""),
+                font={"size": 11, "color": DARK_GREY},
+                bgcolor="rgba(255,255,255,0.75)",
+            )
+
+
+def epoch_times(report: Report) -> go.Figure:
+    """Return a bar per epoch, with and without the activation cache, beside what the simulator predicted."""
+    title = "Time of each epoch"
+    note = busy_note(report)
+    if not report.epochs:
+        return empty(title=title, label=report.label, why="The report holds no epochs.", note=note)
+    predicted = _predicted_by_epoch(report) if report.mode == "execute" else {}
+    unit = time_unit(max([epoch.seconds for epoch in report.epochs] + list(predicted.values())))
+    figure = go.Figure()
+    for cached, name, colour in ((False, "through the backbone", BLUE), (True, "from the activation cache", ORANGE)):
+        same = [epoch for epoch in report.epochs if epoch.cached == cached]
+        if same:
+            figure.add_trace(
+                go.Bar(
+                    x=[epoch.epoch for epoch in same],
+                    y=[epoch.seconds * unit.factor for epoch in same],
+                    name=name,
+                    marker={"color": colour},
+                    width=0.6,
+                    text=[unit.text(epoch.seconds) for epoch in same],
+                    textposition="outside",
+                    cliponaxis=False,
+                    hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>{name}</extra>",
+                )
+            )
+    if predicted:
+        figure.add_trace(
+            go.Scatter(
+                x=list(predicted),
+                y=[seconds * unit.factor for seconds in predicted.values()],
+                mode="markers",
+                name="predicted (simulated)",
+                marker={"symbol": "line-ew", "size": 46, "line": {"width": 3, "color": BLACK}},
+                hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
+            )
+        )
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch for epoch in report.epochs], showgrid=False)
+    figure.update_yaxes(title=f"time ({unit.name})", rangemode="tozero")
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    finish(figure, title=title, label=report.label, subtitle=_speedup(report), note=note, height=460)
+    figure.update_layout(margin={"b": 95, "t": 105})
+    return figure
+
+
+def _predicted_by_epoch(report: Report) -> dict[int, float]:
+    """Return the simulated seconds of each epoch all of whose steps were predicted."""
+    sums: dict[int, float] = {}
+    for epoch in report.epochs:
+        steps = [step for step in report.steps if step.epoch == epoch.epoch]
+        if steps and all(step.predicted_s is not None for step in steps):
+            sums[epoch.epoch] = sum(step.predicted_s or 0.0 for step in steps)
+    return sums
+
+
+def _speedup(report: Report) -> str:
+    full = [epoch.seconds for epoch in report.epochs if not epoch.cached]
+    cached = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    if not full or not cached or median(cached) <= 0:
+        return "" if cached else "no epoch ran from the activation cache"
+    return f"an epoch from the cache is {median(full) / median(cached):.1f} times shorter (medians)"

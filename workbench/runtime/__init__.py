@@ -1,0 +1,1 @@
+"""Execute schedules on devices: engines, emulated links and memory, process groups, transport, executor."""

@@ -1,0 +1,87 @@
+"""What a job function is told on its engine: who it is, whom it works with, how to report and when to stop."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import zmq
+
+from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import RuntimeSetupError
+
+STOP_FILE = "stop"
+
+
+class EventChannel:
+    """The engine's end of the live-progress channel to the parent (zmq PUSH); thread safe, never blocks."""
+
+    def __init__(self, address: str, rank: int, generation: int) -> None:
+        self._rank = rank
+        self._generation = generation
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.linger = 1000  # ms; a parent that has gone must not keep us
+        self._socket.connect(address)
+
+    def send(self, kind: str, event: Any) -> None:
+        """Send one event; it is dropped when the parent does not keep up."""
+        message = pickle.dumps((self._rank, self._generation, kind, event))
+        with self._lock:
+            if self._socket.closed:
+                return
+            try:
+                self._socket.send(message, zmq.DONTWAIT)
+            except zmq.Again:
+                return
+
+    def close(self) -> None:
+        """Send what is left and close."""
+        with self._lock:
+            self._socket.close()
+        self._context.term()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """One rank of a run.
+
+    interface, address: what gloo binds to ('' leaves it to gloo).  rendezvous: a folder that is fresh in every run and the
+    same for all ranks ('' under torchrun, whose environment names the rendezvous).  generation: number of the run.
+    """
+
+    rank: int
+    world_size: int
+    device: Device
+    cluster: Cluster
+    fidelity: Literal["kernel", "paced", "real"]
+    interface: str = ""
+    address: str = ""
+    rendezvous: str = ""
+    generation: int = 0
+    channel: EventChannel | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_torchrun(cls, device: Device, cluster: Cluster) -> RankContext:
+        """Return this process's context under torchrun (RANK, WORLD_SIZE).  Raises RuntimeSetupError without it."""
+        try:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except (KeyError, ValueError):
+            raise RuntimeSetupError(
+                "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
+            ) from None
+        return cls(rank=rank, world_size=world_size, device=device, cluster=cluster, fidelity="real")
+
+    def publish(self, event: Any) -> None:
+        """Tell the parent; dict events may carry 'epoch' and 'step', which a later DeviceLostError names."""
+        if self.channel is not None:
+            self.channel.send("event", event)
+
+    def should_stop(self) -> bool:
+        """Return whether the parent wants the run to end early."""
+        return bool(self.rendezvous) and os.path.exists(Path(self.rendezvous) / STOP_FILE)

@@ -1,0 +1,85 @@
+"""Process of one emulated device: enters its namespace, dies with its owner, then becomes an ipyparallel engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.serial import from_json
+from workbench.runtime.network import Endpoint
+from workbench.runtime.processes import ProcessId
+
+SETTINGS_FILE = "engines.json"
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What all engines of a run folder are told.  endpoints, cgroups: one per rank, or none at all."""
+
+    owner_pid: int
+    owner_started: float
+    profile: str
+    connection_file: str
+    endpoints: tuple[Endpoint, ...] = ()
+    cgroups: tuple[str, ...] = ()
+
+
+def main() -> None:
+    """Start the engine; the order matters: cgroup and namespaces before any thread, torch after."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    # The launcher appends arguments of its own, which are for the engine.
+    arguments, rest = parser.parse_known_args()
+    settings = from_json((arguments.folder / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE)
+    if settings.cgroups:
+        Path(settings.cgroups[arguments.rank]).write_text(str(os.getpid()))
+    if settings.endpoints:
+        settings.endpoints[arguments.rank].enter()
+    owner = ProcessId(settings.owner_pid, settings.owner_started)
+    threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
+
+    import torch
+    import torch.distributed  # noqa: F401  (part of the footprint, not of a job's budget)
+
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    _serve(arguments.rank, settings, rest)
+
+
+def _die_with(owner: ProcessId) -> None:
+    # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, which in a notebook it may.
+    owner.wait()
+    if os.name == "posix":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _serve(rank: int, settings: EngineSettings, rest: list[str]) -> None:
+    from ipyparallel.engine.app import IPEngine
+
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    connection = Path(settings.connection_file)
+    while not connection.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    IPEngine.launch_instance(
+        [
+            f"--file={connection}",
+            f"--profile-dir={settings.profile}",
+            f"--IPEngine.id={rank}",
+            f"--IPEngine.timeout={START_TIMEOUT_S}",
+            "--IPEngine.enable_nanny=False",  # the owner and the janitor watch the processes themselves
+            "--IPEngine.max_heartbeat_misses=0",
+            *rest,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

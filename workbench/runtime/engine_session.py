@@ -1,0 +1,282 @@
+"""One living set of engines: controller, an engine per device, links, cgroups, event channel, janitor; started and ended whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+import zmq
+from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher
+from traitlets.config import Config
+
+from workbench.core.cluster import Cluster as DeviceCluster
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.serial import to_json, write_text
+from workbench.runtime.cgroups import MemoryCgroup
+from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
+from workbench.runtime.jobs import identify
+from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment
+from workbench.runtime.processes import ProcessId
+from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder
+
+_LOG_TAIL_LINES = 15
+_RANK_ARGUMENT = "--rank"
+
+
+class DeviceEngineLauncher(LocalEngineLauncher):
+    """Starts one engine through workbench.runtime.engine; its identifier, the rank, says which device it is."""
+
+    def find_args(self) -> list[str]:
+        """Return the command (ipyparallel asks several times for one engine, so nothing is counted here)."""
+        return [*super().find_args(), _RANK_ARGUMENT, self.identifier]
+
+
+class DeviceEngineSetLauncher(LocalEngineSetLauncher):
+    """Starts the engines of all devices."""
+
+    launcher_class = DeviceEngineLauncher
+
+
+class EngineSession:
+    """Everything that runs for a cluster of emulated devices.  `close` ends all of it, also after a failed `open`."""
+
+    def __init__(self, cluster: DeviceCluster, fidelity: Fidelity, *, hard_memory: bool = False) -> None:
+        self.cluster = cluster
+        self.fidelity = fidelity
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.engines: tuple[ProcessId, ...] = ()
+        self.cgroups: list[MemoryCgroup] = []
+        self.client: ipyparallel.Client | None = None
+        self.events_address = ""
+        self._hard_memory = hard_memory
+        self._owner_pid = os.getpid()
+        self._folder: Path | None = None
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._network: EmulatedNetwork | None = None
+        self._controller: ProcessId | None = None
+        self._ipp: ipyparallel.Cluster | None = None
+        self._zmq: zmq.Context | None = None
+        self._events: zmq.Socket | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Return the run folder."""
+        assert self._folder is not None
+        return self._folder
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether everything that was started still runs."""
+        needed = [*self.engines, *([self._controller] if self._controller else [])]
+        if self._network is not None:
+            needed.append(ProcessId.of(self._network.holder_pid))
+        return bool(self.engines) and all(process.alive for process in needed)
+
+    def open(self) -> None:
+        """Start everything (about 5 s).  Raises RuntimeSetupError; nothing is left running then."""
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        folder = self._folder = make_run_folder()
+        environment = child_environment()
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-m", "workbench.runtime.janitor", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+        if self.fidelity == "kernel":
+            self._network = EmulatedNetwork.create(self.cluster, folder)
+            self.endpoints = self._network.endpoints
+        if self._hard_memory:
+            self._make_cgroups()
+        self._open_events()
+        self._start_controller(environment)
+        self._start_engines()
+        self._connect()
+        for device, cgroup in zip(self.cluster.devices, self.cgroups, strict=False):
+            cgroup.limit(cgroup.used_bytes + device.memory_bytes)
+
+    def _make_cgroups(self) -> None:
+        name = self.folder.name
+        for rank in range(self.cluster.world_size):
+            self.cgroups.append(MemoryCgroup.create(f"{name}-{rank}"))
+            note_cgroups(self.folder, [cgroup.path for cgroup in self.cgroups])
+
+    def _open_events(self) -> None:
+        self._zmq = zmq.Context()
+        self._events = self._zmq.socket(zmq.PULL)
+        self._events.linger = 0
+        self._events.bind(f"ipc://{self.folder}/events" if os.name == "posix" else "tcp://127.0.0.1:*")
+        self.events_address = self._events.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _start_controller(self, environment: dict[str, str]) -> None:
+        profile = self.folder / "profile"
+        logger = logging.getLogger("workbench.engines")
+        logger.setLevel(logging.ERROR)  # ends of engines are told by our own errors
+        config = Config()
+        config.LocalProcessLauncher.environment = {
+            **environment,
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
+        }
+        arguments = ["--nodb"]  # the hub would keep every payload
+        if os.name == "posix":
+            # Unix sockets cross network namespaces, use up no ports, and are private to the folder's owner.
+            for side in ("engine", "client"):
+                arguments += [f"--IPController.{side}_transport=ipc", f"--IPController.{side}_ip={self.folder}/sock"]
+        self._ipp = ipyparallel.Cluster(
+            profile_dir=str(profile),
+            cluster_id="",
+            cluster_file="",
+            load_profile=False,
+            config=config,
+            log=logger,
+            engines=DeviceEngineSetLauncher,
+            controller_args=arguments,
+            controller_location="localhost",
+            send_engines_connection_env=False,
+            shutdown_atexit=False,
+            delay=0,
+        )
+        self._ipp.start_controller_sync()
+        self._controller = ProcessId.of(self._ipp.controller.pid)
+
+    def _start_engines(self) -> None:
+        assert self._ipp is not None
+        owner = ProcessId.of(os.getpid())
+        settings = EngineSettings(
+            owner_pid=owner.pid,
+            owner_started=owner.started,
+            profile=self._ipp.profile_dir,
+            connection_file=self._ipp.controller.connection_files["engine"],
+            endpoints=self.endpoints,
+            cgroups=tuple(str(cgroup.processes_file) for cgroup in self.cgroups),
+        )
+        write_text(self.folder / SETTINGS_FILE, to_json(settings))
+        self._ipp.config.DeviceEngineSetLauncher.engine_cmd = [
+            sys.executable,
+            "-m",
+            "workbench.runtime.engine",
+            "--folder",
+            str(self.folder),
+        ]
+        self._ipp.config.DeviceEngineSetLauncher.delay = 0.0
+        self._ipp.start_engines_sync(self.cluster.world_size)
+        launchers = self._ipp.engine_set.launchers
+        self.engines = tuple(ProcessId.of(launchers[str(rank)].pid) for rank in range(self.cluster.world_size))
+
+    def _connect(self) -> None:
+        assert self._ipp is not None and self._controller is not None
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        files = {kind: Path(path) for kind, path in self._ipp.controller.connection_files.items()}
+        information: dict[str, dict[str, Any]] = {}
+        while len(information) < len(files):
+            self._require_alive(deadline_s)
+            for kind, path in files.items():
+                with contextlib.suppress(OSError, ValueError):  # not there yet, or half written
+                    information[kind] = json.loads(path.read_text())
+            time.sleep(0.02)
+        if os.name == "posix":
+            self._link_sockets(information)
+        self.client = ipyparallel.Client(information["client"], profile_dir=self._ipp.profile_dir, cluster_id="", timeout=30)
+        while len(self.client.ids) < self.cluster.world_size:
+            self._require_alive(deadline_s)
+            time.sleep(0.05)
+        # The hub gives the engine numbers that were asked for; who is who is verified, not assumed.
+        replies = [self.client[rank].apply_async(identify) for rank in range(self.cluster.world_size)]
+        for rank, reply in enumerate(replies):
+            while not reply.ready():
+                self._require_alive(deadline_s)
+                reply.wait(0.1)
+            if reply.get() != self.engines[rank].pid:
+                raise RuntimeSetupError(
+                    f"Engine {rank} was asked for.", f"Process {reply.get()} answered, not {self.engines[rank].pid}.", "Start again."
+                )
+
+    def _link_sockets(self, information: dict[str, dict[str, Any]]) -> None:
+        """Let engines and client find the controller: ipyparallel binds sock-PORT and looks for sock:PORT."""
+        for connection in information.values():
+            for value in connection.values():
+                for port in value if isinstance(value, list) else [value]:
+                    if isinstance(port, int):
+                        with contextlib.suppress(FileExistsError):
+                            (self.folder / f"sock:{port}").symlink_to(f"sock-{port}")
+
+    def _require_alive(self, deadline_s: float) -> None:
+        """Raise RuntimeSetupError if a process died while everything was being started, or it takes too long."""
+        for name, process in [("The controller", self._controller), *self._named_engines()]:
+            if process is not None and not process.alive:
+                raise RuntimeSetupError(
+                    f"Engines for cluster '{self.cluster.name}' were being started.", f"{name} ended: {self._log_tail()}", "Run workbench doctor."
+                )
+        if time.monotonic() > deadline_s:
+            raise RuntimeSetupError(
+                f"Engines for cluster '{self.cluster.name}' were being started.",
+                f"They were not up after {START_TIMEOUT_S:.0f} s: {self._log_tail()}",
+                "Close other programs and try again.",
+            )
+
+    def _named_engines(self) -> list[tuple[str, ProcessId | None]]:
+        return [(f"The engine of device '{device.name}'", engine) for device, engine in zip(self.cluster.devices, self.engines, strict=False)]
+
+    def _log_tail(self) -> str:
+        logs = sorted(self.folder.glob("profile/log/*.log"), key=lambda path: path.stat().st_mtime)
+        lines = logs[-1].read_text(errors="replace").splitlines() if logs else []
+        return " | ".join(lines[-_LOG_TAIL_LINES:]) or "it left no log"
+
+    def receive(self, timeout_s: float) -> list[tuple[int, int, str, Any]]:
+        """Return what arrived on the event channel, (rank, generation, kind, event) each, waiting up to timeout_s for the first."""
+        assert self._events is not None
+        received = []
+        wait_ms = max(1, int(timeout_s * 1000))
+        while self._events.poll(wait_ms):
+            received.append(pickle.loads(self._events.recv()))
+            wait_ms = 0
+        return received
+
+    def close(self) -> None:
+        """End every process and remove every trace; harmless when repeated, and in a forked child."""
+        if os.getpid() != self._owner_pid or self._folder is None:
+            return
+        folder, janitor = self._folder, self._janitor
+        if self.client is not None:
+            with contextlib.suppress(Exception):
+                self.client.close(linger=0)
+            self.client = None
+        for process in (*self.engines, *([self._controller] if self._controller else [])):
+            process.kill()
+        if self._network is not None:
+            self._network.close()
+        remove_run_folder(folder, spare=(janitor.pid,) if janitor else ())
+        if self._ipp is not None:
+            with contextlib.suppress(Exception):  # its processes have ended already: this joins its waiting threads
+                self._ipp.stop_cluster_sync()
+        if self._events is not None and self._zmq is not None:
+            self._events.close()
+            self._zmq.term()
+        if janitor is not None:
+            janitor.kill()
+            janitor.wait()
+        remove_run_folder(folder)
+        self._folder = self._network = self._ipp = self._controller = None
+        self.engines = ()

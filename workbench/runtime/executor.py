@@ -1,0 +1,148 @@
+"""Run one rank of a schedule with real tensors: the same object that the simulator replays in virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.core.timeline import MemorySample, Span
+from workbench.runtime.transport import TensorSpec, Transport
+
+Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
+"""What an operation kind does: (operation, contents of op.reads) -> contents of op.writes.
+
+A collective's handler returns one tensor, which is reduced in place and then written.
+"""
+
+
+class ComputePacer(Protocol):
+    """Makes an operation take as long as the emulated device would."""
+
+    def run(self, function: Callable[[], Any], full_speed_s: float, begin_s: float | None = None) -> tuple[Any, float, float, float]:
+        """Return (result, start, end, late) in monotonic seconds; begin_s: when the device could have begun."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Execution:
+    """What one rank did in one step.  spans: monotonic seconds.  outputs: the schedule's outputs on this rank."""
+
+    spans: list[Span] = field(default_factory=list)
+    memory: list[MemorySample] = field(default_factory=list)
+    outputs: dict[Value, Any] = field(default_factory=dict)
+
+
+def execute(
+    schedule: Schedule,
+    rank: int,
+    *,
+    handlers: Mapping[str, Handler],
+    transport: Transport,
+    spec: Callable[[Value], TensorSpec],
+    inputs: Mapping[Value, Any],
+    pacer: ComputePacer,
+    full_speed_s: Callable[[Op], float] = lambda op: 0.0,
+    begin_s: float | None = None,
+) -> Execution:
+    """Run the rank's operations in list order; transfers and their waiting overlap with them.
+
+    handlers: by operation kind.  spec: shape and type of every value that this rank receives.  inputs: contents of
+    schedule.inputs[rank].  full_speed_s: what a compute operation costs on the unslowed host.
+    begin_s: when the device became free, if that was before this call (monotonic seconds).
+    Operations of further compute streams run in list order on the same thread.
+    Raises DeviceLostError when a peer dies or falls silent.
+    """
+    ops = schedule.ops[rank]
+    mailbox = transport.mailbox
+    done = Execution()
+    last_read = _last_reads(schedule, rank)
+    live = _LiveBytes(done.memory)
+    pending_sends: dict[Value, int] = {}
+
+    free_s = time.monotonic() if begin_s is None else begin_s
+    for value in schedule.inputs[rank]:
+        mailbox.put(value, inputs[value], free_s)
+    transport.expect(ops, spec)
+
+    for index, op in enumerate(ops):
+        if op.kind == RECV:
+            continue
+        arrivals = tuple(mailbox.get(value) for value in op.reads)
+        contents = tuple(arrival.content for arrival in arrivals)
+        if op.kind == SEND:
+            pending_sends[op.reads[0]] = pending_sends.get(op.reads[0], 0) + 1
+            transport.send(op, contents[0], lambda: None)
+        elif op.kind in COLLECTIVES:
+            tensor = handlers[op.kind](op, contents)[0]
+            transport.collective(op, tensor)
+            _write(op, (tensor,) * len(op.writes), mailbox.put, live)
+            free_s = time.monotonic()
+        else:
+            begin_s = max((arrival.time_s for arrival in arrivals), default=free_s)
+            handler = handlers[op.kind]
+            results, start, end, late = pacer.run(lambda: handler(op, contents), full_speed_s(op), max(begin_s, free_s))  # noqa: B023
+            free_s = end
+            done.spans.append(Span(rank, op, start, end, 0, late))
+            _write(op, results, mailbox.put, live)
+        for value in op.reads:
+            live.seen(value, contents[op.reads.index(value)])
+            if last_read[value] == index:
+                mailbox.drop(value)
+                live.free(value)
+        del arrivals, contents
+
+    transport.flush()
+    done.outputs = {value: mailbox.get(value).content for value in schedule.outputs[rank]}
+    mailbox.take_all()
+    done.spans += transport.take_spans()
+    return done
+
+
+def _write(op: Op, results: tuple[Any, ...], put: Callable[[Value, Any, float], None], live: _LiveBytes) -> None:
+    assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
+    now = time.monotonic()
+    for value, content in zip(op.writes, results, strict=True):
+        put(value, content, now)
+        live.seen(value, content)
+
+
+def _last_reads(schedule: Schedule, rank: int) -> dict[Value, int]:
+    """Return the index of each value's last reader; outputs are never dropped."""
+    last = {value: index for index, op in enumerate(schedule.ops[rank]) for value in op.reads}
+    return last | {value: -1 for value in schedule.outputs[rank]}
+
+
+class _LiveBytes:
+    """Adds up the bytes of the values that live, as they come and go."""
+
+    def __init__(self, samples: list[MemorySample]) -> None:
+        self._samples, self._sizes, self._total = samples, {}, 0
+
+    def seen(self, value: Value, content: Any) -> None:
+        if value in self._sizes:
+            return
+        size = nbytes(content)
+        self._sizes[value] = size
+        if size:
+            self._total += size
+            self._samples.append(MemorySample(time.monotonic(), self._total))
+
+    def free(self, value: Value) -> None:
+        size = self._sizes.pop(value, 0)
+        if size:
+            self._total -= size
+            self._samples.append(MemorySample(time.monotonic(), self._total))
+
+
+def nbytes(content: Any) -> int:
+    """Return the bytes of a tensor, of an object with `nbytes`, or of a sequence of these; 0 for anything else."""
+    if isinstance(content, torch.Tensor):
+        return content.numel() * content.element_size()
+    if isinstance(content, (tuple, list)):
+        return sum(nbytes(part) for part in content)
+    return int(getattr(content, "nbytes", 0))

@@ -1,0 +1,100 @@
+"""All trainable parameters of a rank as one flat vector: one all-reduce, one fused AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSchedule:
+    """Linear warm-up, then linear decay to 0 over `num_steps` optimizer steps."""
+
+    peak: float
+    num_steps: int
+    warmup_fraction: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of step 0, 1, ... ."""
+        warmup = max(1, round(self.warmup_fraction * self.num_steps)) if self.warmup_fraction else 0
+        if step < warmup:
+            return self.peak * (step + 1) / warmup
+        return self.peak * max(0.0, (self.num_steps - step) / max(1, self.num_steps - warmup))
+
+
+class FlatAdamW:
+    """AdamW over a module's trainable parameters, which become views of one vector, as do their gradients and moments.
+
+    Decoupled weight decay applies to matrices, not to biases, norms and mixing weights. The update of a parameter depends
+    on no other, so two stages stepped apart equal one model stepped whole.
+    """
+
+    def __init__(self, module: nn.Module, *, learning_rate: LinearSchedule, weight_decay: float) -> None:
+        self._schedule = learning_rate
+        self._slots: dict[str, tuple[int, torch.Size]] = {}
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        decayed = sum(parameter.numel() for _, parameter in named if parameter.ndim >= 2)
+        total = sum(parameter.numel() for _, parameter in named)
+        self.parameters = torch.empty(total)  # (total,), the decayed ones first
+        self.gradients = torch.zeros(total)  # (total,)
+        self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
+        at = 0
+        for name, parameter in sorted(named, key=lambda item: item[1].ndim < 2):
+            size, shape = parameter.numel(), parameter.shape
+            self._slots[name] = (at, shape)
+            self.parameters[at : at + size].copy_(parameter.data.reshape(-1))
+            parameter.data = self.parameters[at : at + size].view(shape)
+            parameter.grad = self.gradients[at : at + size].view(shape)
+            at += size
+        self._groups = [slice(0, decayed), slice(decayed, total)]
+        self._leaves = [nn.Parameter(self.parameters[part]) for part in self._groups]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": [leaf], "weight_decay": decay} for leaf, decay in zip(self._leaves, (weight_decay, 0.0), strict=True)],
+            lr=learning_rate.peak,
+            fused=True,
+        )
+        for leaf, part in zip(self._leaves, self._groups, strict=True):
+            leaf.grad = self.gradients[part]
+            self._optimizer.state[leaf] = {"step": torch.zeros(())} | {name: flat[part] for name, flat in self._moments.items()}
+        self._steps = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps were taken."""
+        return self._steps
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters, gradients and both moments."""
+        return 4 * self.parameters.numel() * self.parameters.element_size()  # weights, gradients, two moments
+
+    def zero_gradients(self) -> None:
+        """Set every gradient to 0, in place."""
+        self.gradients.zero_()
+
+    def step(self) -> None:
+        """Update the parameters with the schedule's learning rate and clear the gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule(self._steps)
+        self._optimizer.step()
+        self._steps += 1
+        self.zero_gradients()
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name ('weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'), as views."""
+        return {
+            f"{kind}/{name}": vector[at : at + shape.numel()].view(shape)
+            for kind, vector in ({"weight": self.parameters} | self._moments).items()
+            for name, (at, shape) in self._slots.items()
+        }
+
+    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over parameters and moments by name, and the step count.  Raises KeyError for a missing name."""
+        for name, mine in self.named_tensors().items():
+            mine.copy_(tensors[name])
+        self._steps = num_steps
+        for leaf in self._leaves:
+            self._optimizer.state[leaf]["step"].fill_(num_steps)

@@ -1,0 +1,126 @@
+"""Build the emulated network inside the holder process: bridge, veth pairs, HTB rates, netem latency (by pyroute2)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from workbench.core.cluster import Cluster
+from workbench.runtime.namespaces import CLONE_NEWNET, enter, new_network_namespace, unshare
+
+INTERFACE = "eth0"
+_BRIDGE = "bridge0"
+# Bursts and segments of 16 KB: larger ones let a message of some hundred kB pass far above the rate.
+_BURST_BYTES = 16384
+_ROOT = 0x10000
+_DEFAULT_CLASS = 0x10
+_ETHERNET_IP = 0x0800
+
+
+class LinkEnd(NamedTuple):
+    """One device's namespace: the descriptor that keeps it alive, the interface in it, its address."""
+
+    descriptor: int
+    interface: str
+    address: str
+
+
+class Rate(NamedTuple):
+    """What an interface's egress is shaped to."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+def address_of(rank: int) -> str:
+    """Return the IPv4 address of a rank, in 10.77.0.0/16."""
+    return f"10.77.{rank // 250}.{rank % 250 + 1}"
+
+
+def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
+    """Join all devices by a bridge in a new namespace of this process; return their ends and whether latency is emulated.
+
+    Each access link is shaped at the device's end (what it sends) and at the bridge's end (what it receives); pairs that
+    differ get a class of their own at the sender's end, by destination address.  Raises OSError where not allowed.
+    """
+    unshare(CLONE_NEWNET)
+    descriptors = [new_network_namespace() for _ in cluster.devices]
+    ends = tuple(LinkEnd(descriptor, INTERFACE, address_of(rank)) for rank, descriptor in enumerate(descriptors))
+    latency = True
+    with _netlink() as hub:
+        hub.link("add", ifname=_BRIDGE, kind="bridge")
+        bridge = hub.link_lookup(ifname=_BRIDGE)[0]
+        hub.link("set", index=bridge, state="up")
+        for rank, device in enumerate(cluster.devices):
+            port_name = f"port{rank}"
+            hub.link("add", ifname=port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]})
+            port = hub.link_lookup(ifname=port_name)[0]
+            rate = Rate(device.link.bytes_per_s, device.link.latency_s)
+            latency &= _shape(hub, port, rate, {})
+            hub.link("set", index=port, master=bridge, state="up")
+    for rank, device in enumerate(cluster.devices):
+        pairs = {}
+        for name, link in cluster.pairs.items():
+            source, destination = name.split(">")
+            if source == device.name:
+                others = [other.name for other in cluster.devices]
+                pairs[address_of(others.index(destination))] = Rate(link.bytes_per_s, link.latency_s)
+        with _inside(descriptors[rank]), _netlink() as device_side:
+            loopback = device_side.link_lookup(ifname="lo")[0]
+            device_side.link("set", index=loopback, state="up")
+            index = device_side.link_lookup(ifname=INTERFACE)[0]
+            device_side.addr("add", index=index, address=address_of(rank), prefixlen=16)
+            latency &= _shape(device_side, index, Rate(device.link.bytes_per_s, device.link.latency_s), pairs)
+            device_side.link("set", index=index, state="up")
+    return ends, latency
+
+
+def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> bool:
+    """Limit an interface's egress; return whether its latency could be set as well."""
+    netlink.link("set", index=index, gso_max_size=_BURST_BYTES)
+    netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
+    latency = _add_class(netlink, index, _DEFAULT_CLASS, rate)
+    for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
+        latency &= _add_class(netlink, index, number, own)
+        packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
+        netlink.tc(
+            "add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=[f"{packed:#x}/0xffffffff+16"]
+        )
+    return latency
+
+
+def _add_class(netlink: IPRoute, index: int, number: int, rate: Rate) -> bool:
+    bits = max(1000, int(rate.bytes_per_s * 8))
+    netlink.tc(
+        "add-class", "htb", index, _ROOT | number, parent=_ROOT, rate=f"{bits}bit", ceil=f"{bits}bit", burst=_BURST_BYTES, cburst=_BURST_BYTES
+    )
+    if rate.latency_s == 0:
+        return True
+    try:
+        netlink.tc("add", "netem", index, number << 16, parent=_ROOT | number, delay=int(rate.latency_s * 1e6), limit=100_000)
+    except NetlinkError:
+        return False  # the kernel has no netem: rates hold, latency is what the host's own is
+    return True
+
+
+@contextlib.contextmanager
+def _inside(descriptor: int) -> Iterator[None]:
+    with open("/proc/thread-self/ns/net") as here:
+        enter(descriptor, CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            enter(here.fileno(), CLONE_NEWNET)
+
+
+@contextlib.contextmanager
+def _netlink() -> Iterator[IPRoute]:
+    try:
+        with IPRoute() as netlink:
+            yield netlink
+    except NetlinkError as error:
+        raise OSError(error.code, f"netlink: {error.args[1]}") from error

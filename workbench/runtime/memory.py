@@ -1,0 +1,130 @@
+"""Hold a device to its memory: RLIMIT_DATA for a clean error, a memory cgroup for a real out-of-memory kill."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from workbench.core.errors import MemoryBudgetError
+
+if sys.platform != "win32":
+    import resource
+
+_REFUSED = re.compile(r"can't allocate memory|cannot allocate memory|out of memory|std::bad_alloc|alloc_cpu|errno 12", re.IGNORECASE)
+_ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: at most so far (0 unknown); data_bytes: VmData (0 unknown)."""
+
+    rss_bytes: int
+    peak_rss_bytes: int
+    data_bytes: int
+
+
+def read_memory(pid: int | None = None) -> MemoryReading:
+    """Return the memory of a process (default: this one); all zeros when it has gone."""
+    number = os.getpid() if pid is None else pid
+    if sys.platform == "linux":
+        fields: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{number}/status").read_text().splitlines():
+                key, _, rest = line.partition(":")
+                if rest.endswith("kB"):
+                    fields[key] = int(rest.split()[0]) * 1024
+        return MemoryReading(rss_bytes=fields.get("VmRSS", 0), peak_rss_bytes=fields.get("VmHWM", 0), data_bytes=fields.get("VmData", 0))
+    try:
+        rss = psutil.Process(number).memory_info().rss
+    except psutil.Error:
+        return MemoryReading(rss_bytes=0, peak_rss_bytes=0, data_bytes=0)
+    return MemoryReading(rss_bytes=rss, peak_rss_bytes=0, data_bytes=0)
+
+
+def release_free_memory() -> None:
+    """Give memory that Python and the allocator hold for nothing back to the system."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
+
+
+def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, used_bytes: int = 0) -> MemoryBudgetError | None:
+    """Return the MemoryBudgetError that an allocator's refusal stands for, None if `error` is something else."""
+    text = str(error)
+    refused = isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and _REFUSED.search(text))
+    if not refused or isinstance(error, MemoryBudgetError):
+        return None
+    asked = _ASKED_BYTES.search(text)
+    wanted = f"{int(asked.group(1)) / 1e6:,.3f} MB more" if asked else "more memory"
+    return MemoryBudgetError(
+        f"Device '{device_name}' asked for {wanted}.",
+        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, of which {used_bytes / 1e6:.0f} MB are in use.",
+        "Lower the micro-batch size or max_length, give the device fewer layers, or raise its memory_bytes.",
+    )
+
+
+class MemoryBudget:
+    """A budget for what the process allocates from now on, above its footprint at entry.
+
+    Inside, an allocation beyond the budget is refused by the kernel (RLIMIT_DATA: private writable memory, so not files
+    mapped read-only) and leaves as MemoryBudgetError; the process lives on.  At exit the former limit is back.
+    Enter it once torch, gloo and the libraries are imported.  Only Linux enforces it; elsewhere it changes nothing.
+    """
+
+    def __init__(self, device_name: str, budget_bytes: int, *, reading: Callable[[], MemoryReading] = read_memory) -> None:
+        self.device_name = device_name
+        self.budget_bytes = budget_bytes
+        self.footprint_bytes = 0
+        self.enforced = False
+        self._reading = reading
+        self._former: tuple[int, int] | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the bytes in use above the footprint."""
+        return max(0, self._reading().data_bytes - self.footprint_bytes)
+
+    def __enter__(self) -> MemoryBudget:
+        release_free_memory()
+        self.footprint_bytes = self._reading().data_bytes
+        if sys.platform == "linux":
+            self._former = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = self.footprint_bytes + self.budget_bytes
+            hard = self._former[1]
+            resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+            self.enforced = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        used_bytes = self.used_bytes if error is not None else 0
+        self.lift()
+        if error is not None:
+            refused = as_memory_error(error, self.device_name, self.budget_bytes, used_bytes)
+            if refused is not None:
+                raise refused from error
+
+    def lift(self) -> None:
+        """Put the former limit back (done by leaving the context)."""
+        if self._former is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._former)
+            self._former = None
+        self.enforced = False
+
+
+def lift_all_budgets() -> None:
+    """Raise this process's soft RLIMIT_DATA to its hard limit: what a job may have left set."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

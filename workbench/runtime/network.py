@@ -1,0 +1,191 @@
+"""Emulated links at kernel fidelity: anonymous network namespaces joined by a bridge, HTB at both ends of every veth.
+
+A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces, so that the caller needs no privilege
+of its own, may have threads, and leaves nothing behind: with the holder and the engines the namespaces are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.serial import from_json, to_json
+from workbench.runtime.namespaces import CLONE_NEWNET, CLONE_NEWUSER, enter
+
+Fidelity = Literal["kernel", "paced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSupport:
+    """What links this machine can emulate.  reason: why not better; remedy: what to do; latency: netem delays packets."""
+
+    fidelity: Fidelity
+    reason: str
+    remedy: str = ""
+    latency: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One device's end of the network.  The paths are entered with setns: first the user namespace (if any), then the other."""
+
+    network_path: str
+    user_path: str
+    interface: str
+    address: str
+
+    def enter(self) -> None:
+        """Move this process there; it must have one thread.  Raises OSError."""
+        # Both are opened before the user namespace changes who we are to /proc.
+        network = os.open(self.network_path, os.O_RDONLY | os.O_CLOEXEC)
+        if self.user_path:
+            user = os.open(self.user_path, os.O_RDONLY | os.O_CLOEXEC)
+            enter(user, CLONE_NEWUSER)
+            os.close(user)
+        enter(network, CLONE_NEWNET)
+        os.close(network)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the holder reports once everything is up."""
+
+    endpoints: tuple[Endpoint, ...]
+    latency: bool
+    unprivileged: bool
+
+
+class EmulatedNetwork:
+    """The namespaces and links of one cluster; a context manager.  endpoints[rank]: where that device's engine lives."""
+
+    def __init__(self, holder: subprocess.Popen[str], layout: Layout) -> None:
+        self._holder = holder
+        self.endpoints = layout.endpoints
+        self.latency = layout.latency
+        self.unprivileged = layout.unprivileged
+
+    @property
+    def holder_pid(self) -> int:
+        """Return the process that keeps the namespaces."""
+        return self._holder.pid
+
+    @classmethod
+    def create(cls, cluster: Cluster, folder: Path, *, timeout_s: float = 15.0) -> EmulatedNetwork:
+        """Set the links up.  `folder` only marks the holder's command line for clean-up.  Raises RuntimeSetupError."""
+        holder = subprocess.Popen(
+            [sys.executable, "-m", "workbench.runtime.network", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal is not for it
+            env=child_environment(),
+        )
+        assert holder.stdin is not None and holder.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
+                holder.stdin.flush()
+            answer = holder.stdout.readline()
+            if not answer.startswith("{"):
+                _, complaint = holder.communicate(timeout=timeout_s)
+                raise RuntimeSetupError(
+                    f"Emulated links for {cluster.world_size} devices in network namespaces were asked for.",
+                    f"The system refused: {(complaint.strip().splitlines() or ['no reason given'])[-1]}.",
+                    "Run as root, allow unprivileged user namespaces, or use fidelity='paced'.",
+                )
+        except BaseException:
+            _end(holder)
+            raise
+        return cls(holder, from_json(answer, Layout, source="the network holder's answer"))
+
+    def close(self) -> None:
+        """End the holder: with it, and the engines, the namespaces vanish."""
+        _end(self._holder)
+
+    def __enter__(self) -> EmulatedNetwork:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def probe() -> NetworkSupport:
+    """Find out, by trying with two devices, what links can be emulated here (a third of a second)."""
+    if sys.platform != "linux":
+        return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
+    from workbench.core.cluster import Device, Link
+
+    link = Link(bytes_per_s=12.5e6, latency_s=1e-4)
+    devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in ("a", "b"))
+    try:
+        with EmulatedNetwork.create(Cluster(name="probe", devices=devices), Path("workbench-probe")) as network:
+            how = "in a user namespace" if network.unprivileged else "as root"
+            note = "" if network.latency else "; this kernel has no netem, so link latency is not emulated"
+            return NetworkSupport(
+                fidelity="kernel",
+                reason=f"network namespaces with HTB links work {how}{note}",
+                remedy="" if network.latency else "Load the kernel module sch_netem to emulate latency too.",
+                latency=network.latency,
+            )
+    except (RuntimeSetupError, OSError) as error:
+        reason = error.found if isinstance(error, RuntimeSetupError) else str(error)
+        return NetworkSupport(
+            fidelity="paced",
+            reason=reason.rstrip("."),
+            remedy="Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
+            "kernel.apparmor_restrict_unprivileged_userns=0), for links that the kernel shapes.",
+        )
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment for our own child processes: they import what this process imports."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path))
+    return environment
+
+
+def _end(holder: subprocess.Popen[str]) -> None:
+    if holder.poll() is None:
+        holder.kill()
+    holder.wait()
+    for stream in (holder.stdin, holder.stdout, holder.stderr):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def _hold() -> None:
+    """Body of the holder: read a cluster, set its links up, say where they are, wait for the end of stdin."""
+    from workbench.runtime.links import build_links
+    from workbench.runtime.namespaces import become_root_of_new_user_namespace, has_network_privilege
+
+    cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")
+    unprivileged = not has_network_privilege()
+    if unprivileged:
+        become_root_of_new_user_namespace()
+    ends, latency = build_links(cluster)
+    user_path = f"/proc/{os.getpid()}/ns/user" if unprivileged else ""
+    endpoints = tuple(
+        Endpoint(network_path=f"/proc/{os.getpid()}/fd/{end.descriptor}", user_path=user_path, interface=end.interface, address=end.address)
+        for end in ends
+    )
+    layout = to_json(Layout(endpoints=endpoints, latency=latency, unprivileged=unprivileged), indent=-1)
+    print(layout, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    try:
+        _hold()
+    except OSError as failure:
+        sys.exit(f"{failure.strerror or failure}")

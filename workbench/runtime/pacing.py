@@ -1,0 +1,127 @@
+"""Slow a fast host down to an emulated device: deadline pacing of compute, booking of link time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from workbench.core.errors import ConfigError
+
+T = TypeVar("T")
+
+# A sleep that overshoots its deadline by less than this (about one slice of the scheduler) is carried into the next deadline;
+# more is a host that was too busy to wake us, which no credit can hide.
+_GRAIN_S = 4e-3
+
+
+class Paced(NamedTuple, Generic[T]):
+    """What a paced call returned and when it ran, in seconds of the pacer's clock.  late_s: how long after its deadline it ended."""
+
+    result: T
+    start_s: float
+    end_s: float
+    late_s: float
+
+
+class Pacer:
+    """Runs operations as slowly as a device that has `share` of one core of the host.
+
+    An operation of full-speed cost c ends no earlier than c / share after it began.  Sleeps end a little after their
+    deadline; that overshoot is credit for the next deadline, so that it does not add up over thousands of operations.
+    Not for use by several threads at once: give each compute stream its own.
+    """
+
+    def __init__(
+        self, share: float, *, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        if not share > 0:
+            raise ConfigError(f"A device with host_share = {share} was asked for.", "It must be above 0.", "Set host_share, such as 0.5.")
+        self.share = share
+        self._clock = clock
+        self._sleep = sleep
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all overruns and credit."""
+        self._credit_s = 0.0
+        self._late_s = 0.0
+        self._paced_s = 0.0
+        self._num_late = 0
+
+    def run(self, function: Callable[[], T], full_speed_s: float, begin_s: float | None = None) -> Paced[T]:
+        """Call `function`, whose cost at full speed is `full_speed_s`, and return at its deadline or when it ends, if later.
+
+        begin_s: when the emulated device could have begun (its inputs were there and it was free). What the host spent
+        since then on bookkeeping is hidden in the operation's time, as the device would not have spent it.
+        """
+        now_s = self._clock()
+        start_s = now_s if begin_s is None else min(begin_s, now_s)
+        result = function()
+        done_s = self._clock()
+        duration_s = full_speed_s / self.share
+        deadline_s = start_s + duration_s - self._credit_s
+        if done_s < deadline_s:
+            end_s = self.wait_until(deadline_s)
+            overshoot_s = end_s - deadline_s
+            late_s = 0.0 if overshoot_s <= _GRAIN_S else overshoot_s
+            self._credit_s = min(overshoot_s, _GRAIN_S)
+        else:
+            end_s = done_s
+            late_s = max(0.0, done_s - (start_s + duration_s))
+            # Part of the credit was spent by ending after the shortened but before the whole deadline.
+            self._credit_s = max(0.0, self._credit_s - max(0.0, start_s + duration_s - done_s))
+        self._late_s += late_s
+        self._num_late += late_s > 0
+        self._paced_s += max(duration_s, end_s - start_s)
+        return Paced(result, start_s, end_s, late_s)
+
+    def wait_until(self, deadline_s: float) -> float:
+        """Sleep until `deadline_s` of the clock and return the time then (a little later than asked)."""
+        now_s = self._clock()
+        while now_s < deadline_s:
+            self._sleep(deadline_s - now_s)
+            now_s = self._clock()
+        return now_s
+
+    @property
+    def late_s(self) -> float:
+        """Return the seconds by which operations ended after their deadlines."""
+        return self._late_s
+
+    @property
+    def paced_s(self) -> float:
+        """Return the seconds of all paced operations together."""
+        return self._paced_s
+
+    @property
+    def num_late(self) -> int:
+        """Return how many operations ended after their deadline."""
+        return self._num_late
+
+    @property
+    def overrun_share(self) -> float:
+        """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
+        return self._late_s / self._paced_s if self._paced_s else 0.0
+
+
+class LinkPacer:
+    """One direction of a network interface at paced fidelity: transfers occupy it one after the other.
+
+    Thread safe.  `book` says when a transfer of nbytes begins and when its last byte arrives; the caller waits until then.
+    """
+
+    def __init__(self, bytes_per_s: float, latency_s: float = 0.0, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self._clock = clock
+        self._free_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def book(self, nbytes: int, ready_s: float | None = None) -> tuple[float, float]:
+        """Reserve the link for `nbytes` from `ready_s` (default: now); return (start_s, end_s) of the clock, latency included in end_s."""
+        with self._lock:
+            start_s = max(self._clock() if ready_s is None else ready_s, self._free_s)
+            self._free_s = start_s + nbytes / self.bytes_per_s
+            return start_s, self._free_s + self.latency_s

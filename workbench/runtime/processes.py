@@ -1,0 +1,113 @@
+"""Know whether a process still lives, and end what belongs to a run folder (nothing may outlive a run)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+_POLL_S = 0.25
+
+
+class ProcessId(NamedTuple):
+    """A process by number and start, so that a recycled number is not mistaken for it."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Return the identity of a running process; `started` is -1 if there is none of that number."""
+        return cls(pid, _started(pid))
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it runs; a zombie does not."""
+        return self.started >= 0 and _started(self.pid) == self.started
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the process has ended; return False if it had not by the timeout."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with _pidfd(self.pid) as descriptor:
+            while self.alive:
+                left_s = _POLL_S if deadline_s is None else deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                if descriptor is None:
+                    time.sleep(min(left_s, _POLL_S))
+                else:
+                    # The identity is looked at again now and then: the number may have been recycled before the pidfd was opened.
+                    select.select([descriptor], [], [], min(left_s, 5.0) if deadline_s is not None else 5.0)
+        return True
+
+    def kill(self) -> None:
+        """End the process, and its whole group if it leads one, with SIGKILL."""
+        if not self.alive or self.pid in (os.getpid(), 1):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.name == "posix" and os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, signal.SIGKILL)
+            elif os.name == "posix":
+                os.kill(self.pid, signal.SIGKILL)
+            else:
+                psutil.Process(self.pid).kill()
+
+
+def processes_of(folder: Path) -> list[ProcessId]:
+    """Return the processes, this one and its ancestors excepted, whose command line names the folder."""
+    mark = str(folder)
+    spared = {os.getpid(), os.getppid()}
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid not in spared and any(mark in word for word in process.cmdline()):
+                found.append(ProcessId.of(process.pid))
+    return found
+
+
+def kill_processes_of(folder: Path, *, spare: tuple[int, ...] = (), timeout_s: float = 5.0) -> None:
+    """End every process whose command line names the folder, with its process group, and wait until they are gone."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        found = [process for process in processes_of(folder) if process.pid not in spare and process.alive]
+        if not found:
+            return
+        for process in found:
+            process.kill()
+        for process in found:
+            process.wait(0.5)
+
+
+def _started(pid: int) -> float:
+    if sys.platform == "linux":
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            return -1.0
+        return -1.0 if fields[0] in "ZX" else float(fields[19])
+    try:
+        process = psutil.Process(pid)
+        return -1.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return -1.0
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int | None]:
+    descriptor = None
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

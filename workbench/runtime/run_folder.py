@@ -1,0 +1,82 @@
+"""The folder of one set of engines: made with its owner's name in it, swept when the owner has died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.errors import WorkbenchError
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.runtime.cgroups import remove_cgroup
+from workbench.runtime.processes import ProcessId, kill_processes_of
+
+_PREFIX = "workbench-run-"
+_OWNER = "owner.json"
+_CGROUPS = "cgroups"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The process that a run folder belongs to, and the boot and process namespace in which its number means something."""
+
+    pid: int
+    started: float
+    boot: str
+    pid_namespace: str
+
+    @classmethod
+    def current(cls) -> Owner:
+        """Return this process as an owner."""
+        identity = ProcessId.of(os.getpid())
+        boot, namespace = "", ""
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            namespace = os.readlink("/proc/self/ns/pid")
+        return cls(pid=identity.pid, started=identity.started, boot=boot, pid_namespace=namespace)
+
+    @property
+    def process(self) -> ProcessId:
+        """Return its identity as a process."""
+        return ProcessId(self.pid, self.started)
+
+
+def make_run_folder() -> Path:
+    """Return a new private folder owned by this process, after sweeping those of dead owners.
+
+    Its path is short: unix sockets in it may have 107 characters (103 on macOS).
+    """
+    sweep_stale_folders()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    write_text(folder / _OWNER, to_json(Owner.current()))
+    return folder
+
+
+def note_cgroups(folder: Path, paths: list[Path]) -> None:
+    """Write down which cgroups go with the folder, for whoever cleans up."""
+    write_text(folder / _CGROUPS, "".join(f"{path}\n" for path in paths))
+
+
+def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
+    """End every process of the folder (but `spare`), remove its cgroups and the folder itself."""
+    kill_processes_of(folder, spare=spare)
+    with contextlib.suppress(OSError):
+        for line in (folder / _CGROUPS).read_text().splitlines():
+            remove_cgroup(Path(line))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_stale_folders() -> None:
+    """Clean up after owners that died and whose janitor died too."""
+    current = Owner.current()
+    for folder in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError, WorkbenchError):
+            if os.name == "posix" and folder.stat().st_uid != os.geteuid():
+                continue
+            owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder))
+            same_place = (owner.boot, owner.pid_namespace) == (current.boot, current.pid_namespace)
+            if owner.boot != current.boot or (same_place and not owner.process.alive):
+                remove_run_folder(folder)

@@ -1,0 +1,242 @@
+"""Move values between ranks: one thread sends in order, one thread per source receives, the compute thread only waits.
+
+The threads keep transfers going while the rank computes (gloo makes progress in the background) and take the
+times that the timeline shows. `PacedLinks` stands in for the network where the kernel cannot shape it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
+from workbench.core.timeline import Span
+from workbench.runtime.links import broadcast_s, ring_allreduce_s
+
+
+class TensorSpec(NamedTuple):
+    """What a receiver must know beforehand."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Arrival(NamedTuple):
+    """A value and the moment at which it was there, in seconds of the monotonic clock."""
+
+    content: Any
+    time_s: float
+
+
+class Mailbox:
+    """The values present on this rank: written by the compute thread and the receivers, awaited by the compute thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._values: dict[Value, Arrival] = {}
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def put(self, value: Value, content: Any, time_s: float) -> None:
+        """Store a value and wake who waits for it."""
+        with self._changed:
+            self._values[value] = Arrival(content, time_s)
+            self._changed.notify_all()
+
+    def get(self, value: Value) -> Arrival:
+        """Wait for a value.  Raises DeviceLostError if its sender failed or fell silent."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: value in self._values or self._failure is not None, self._timeout_s):
+                raise DeviceLostError(
+                    f"Value {value} was awaited.", f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
+                )
+            if value not in self._values:
+                raise DeviceLostError(f"Value {value} was awaited.", f"Its sender failed: {self._failure}.", "See the first device that failed.")
+            return self._values[value]
+
+    def drop(self, value: Value) -> None:
+        """Forget a value after its last read."""
+        with self._changed:
+            self._values.pop(value, None)
+
+    def take_all(self) -> dict[Value, Any]:
+        """Return what is left, and empty the box."""
+        with self._changed:
+            left = {value: arrival.content for value, arrival in self._values.items()}
+            self._values.clear()
+            return left
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the compute thread that a communication thread failed."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise DeviceLostError if a communication thread has failed."""
+        if self._failure is not None:
+            raise DeviceLostError("A transfer was under way.", f"It failed: {self._failure}.", "See the first device that failed.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedLinks:
+    """Makes messages take as long as the cluster's links would: for fidelity 'paced', where the kernel does not shape them."""
+
+    cluster: Cluster
+    rank: int
+
+    def transfer_s(self, destination: int, nbytes: int) -> float:
+        """Return latency plus bytes over the link's rate, in seconds."""
+        return self.cluster.link(self.rank, destination).transfer_s(nbytes)
+
+    def collective_s(self, kind: str, ranks: tuple[int, ...], nbytes: int) -> float:
+        """Return the seconds of an all-reduce or a broadcast."""
+        return (ring_allreduce_s if kind == ALLREDUCE else broadcast_s)(self.cluster, ranks, nbytes)
+
+
+class Transport:
+    """Sends, receives and reduces for one rank over a gloo process group.  Close it, or use it as a context manager.
+
+    group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called on its members only).
+    paced_links: None where the kernel shapes the links.  window: receives posted ahead per source.
+    """
+
+    def __init__(
+        self,
+        group: torch.distributed.ProcessGroup,
+        rank: int,
+        *,
+        subgroup: Callable[[tuple[int, ...]], torch.distributed.ProcessGroup],
+        paced_links: PacedLinks | None = None,
+        timeout_s: float = 30.0,
+        window: int = 4,
+    ) -> None:
+        self._group, self._rank, self._subgroup = group, rank, subgroup
+        self._paced_links, self._window = paced_links, window
+        self.mailbox = Mailbox(timeout_s)
+        self._spans: list[Span] = []
+        self._sends: queue.SimpleQueue = queue.SimpleQueue()
+        self._receives: dict[int, queue.SimpleQueue] = {}
+        self._sent: dict[int, int] = {}
+        self._threads = [threading.Thread(target=self._send_loop, name="send", daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def expect(self, ops: Iterable[Op], spec: Callable[[Value], TensorSpec]) -> None:
+        """Announce the RECVs of a step, in order; their values appear in the mailbox."""
+        for op in ops:
+            if op.kind != RECV:
+                continue
+            source = op.ranks[0]
+            if source not in self._receives:
+                self._receives[source] = queue.SimpleQueue()
+                thread = threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._receives[source].put((op, spec(op.writes[0])))
+
+    def send(self, op: Op, content: torch.Tensor, done: Callable[[], None]) -> None:
+        """Queue a tensor for op.ranks[1]; `done` is called when it has left."""
+        self._sends.put((op, content, done))
+
+    def collective(self, op: Op, content: torch.Tensor) -> None:
+        """Sum a tensor over op.ranks (ALLREDUCE), or copy op.ranks[0]'s to the others (BROADCAST), in place."""
+        group = self._subgroup(op.ranks)
+        start = time.monotonic()
+        if op.kind == ALLREDUCE:
+            group.allreduce([content]).wait()
+            share = 2 * (len(op.ranks) - 1) / len(op.ranks)
+        else:
+            assert op.kind == BROADCAST, f"{op.kind} is not a collective of this transport"
+            group.broadcast([content], _broadcast_options(op.ranks)).wait()
+            share = float(op.ranks[0] == self._rank)
+        nbytes = content.numel() * content.element_size()
+        if self._paced_links is not None:
+            # All members leave a collective at once, so each can wait out the links' time by itself.
+            time.sleep(self._paced_links.collective_s(op.kind, op.ranks, nbytes))
+        self._spans.append(Span(self._rank, op, start, time.monotonic(), round(share * nbytes)))
+
+    def take_spans(self) -> list[Span]:
+        """Return the communication spans since the last call, monotonic seconds."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def flush(self) -> None:
+        """Wait until every queued send has left.  Raises DeviceLostError if one failed."""
+        left = threading.Event()
+        self._sends.put((None, None, left.set))
+        while not left.wait(0.5):
+            self.mailbox.raise_failure()
+        self.mailbox.raise_failure()
+
+    def close(self) -> None:
+        """End the threads; queued transfers are abandoned."""
+        self._sends.put(None)
+        for receives in self._receives.values():
+            receives.put(None)
+
+    def _send_loop(self) -> None:
+        try:
+            while (item := self._sends.get()) is not None:
+                op, content, done = item
+                if op is not None:
+                    destination = op.ranks[1]
+                    content = content.contiguous()
+                    nbytes = content.numel() * content.element_size()
+                    start = time.monotonic()
+                    if self._paced_links is not None:
+                        time.sleep(self._paced_links.transfer_s(destination, nbytes))
+                    tag = self._sent.get(destination, 0)
+                    self._sent[destination] = tag + 1
+                    self._group.send([content], destination, tag).wait()
+                    self._spans.append(Span(self._rank, op, start, time.monotonic(), nbytes))
+                done()
+        except BaseException as error:  # handed to the compute thread, which raises it
+            self.mailbox.fail(error)
+
+    def _receive_loop(self, source: int) -> None:
+        posted: list[tuple[Op, torch.Tensor, Any]] = []
+        tag = 0
+        waiting = self._receives[source]
+        try:
+            while True:
+                while len(posted) < self._window:
+                    try:
+                        item = waiting.get(block=not posted)
+                    except queue.Empty:
+                        break
+                    if item is None:
+                        return
+                    op, spec = item
+                    buffer = torch.empty(spec.shape, dtype=spec.dtype)
+                    posted.append((op, buffer, self._group.recv([buffer], source, tag)))
+                    tag += 1
+                op, buffer, work = posted.pop(0)
+                start = time.monotonic()
+                work.wait()
+                end = time.monotonic()
+                nbytes = buffer.numel() * buffer.element_size()
+                self.mailbox.put(op.writes[0], buffer, end)
+                self._spans.append(Span(self._rank, op, start, end, nbytes))
+        except BaseException as error:  # handed to the compute thread, which raises it
+            self.mailbox.fail(error)
+
+
+def _broadcast_options(ranks: tuple[int, ...]) -> torch.distributed.BroadcastOptions:
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = sorted(ranks).index(ranks[0])  # a subgroup numbers its members in ascending order
+    options.rootTensor = 0
+    return options

@@ -1,0 +1,119 @@
+"""Lowering passes: from a schedule that only computes to a complete one, with one generic rule each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workbench.core.schedule import ALLREDUCE, RECV, Op, Schedule, Value, recv, send
+
+STEP = "STEP"
+GRADIENT = "gacc"
+SUMMED = "gsum"
+
+
+def insert_transfers(schedule: Schedule) -> Schedule:
+    """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank has.
+
+    The SEND comes right after the write on the rank that computes the value (the lowest, if several do; at the very start, if it is
+    an input there).  The RECV comes right before the first read, or earlier where a value that is sent later on the same channel is
+    read earlier, so that both sides of a channel have one order.  A value that nobody has is left for `check` to name.
+    """
+    homes = _homes(schedule)
+    needed: list[dict[Value, dict[int, int]]] = [{} for _ in schedule.ops]  # [source][value][destination] = index of the first read
+    for rank, ops in enumerate(schedule.ops):
+        present = set(schedule.inputs[rank])
+        for op in ops:
+            present.update(op.writes)
+        for index, op in enumerate(ops):
+            for value in op.reads:
+                if value not in present and value in homes:
+                    present.add(value)
+                    needed[homes[value]].setdefault(value, {})[rank] = index
+        for value in schedule.outputs[rank]:
+            if value not in present and value in homes:
+                present.add(value)
+                needed[homes[value]].setdefault(value, {})[rank] = len(ops)
+
+    sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    channels: dict[tuple[int, int], list[tuple[int, Value]]] = {}
+    for source, ops in enumerate(schedule.ops):
+        if not needed[source]:
+            continue
+        writes = [(-1, schedule.inputs[source]), *((index, op.writes) for index, op in enumerate(ops))]
+        for index, values in writes:
+            for value in values:
+                for destination, first_read in sorted(needed[source].pop(value, {}).items()):
+                    sends[source].setdefault(index, []).append(send(value, source, destination))
+                    channels.setdefault((source, destination), []).append((first_read, value))
+
+    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    for (source, destination), transfers in channels.items():
+        place = len(schedule.ops[destination])
+        places = []
+        for first_read, _ in reversed(transfers):
+            place = min(place, first_read)
+            places.append(place)
+        for at, (_, value) in zip(reversed(places), transfers, strict=True):
+            receives[destination].setdefault(at, []).append(recv(value, source, destination))
+
+    complete = []
+    for rank, ops in enumerate(schedule.ops):
+        sent, received = sends[rank], receives[rank]
+        merged = list(sent.get(-1, ()))
+        for index, op in enumerate(ops):
+            merged += received.get(index, ())
+            merged.append(op)
+            merged += sent.get(index, ())
+        merged += received.get(len(ops), ())
+        complete.append(tuple(merged))
+    return replace(schedule, ops=tuple(complete))
+
+
+def insert_allreduce(schedule: Schedule) -> Schedule:
+    """Return the schedule with an ALLREDUCE before each STEP that several ranks make alike (same stage, micro-batch and part).
+
+    Those ranks are replicas, if any of them accumulates a gradient: the ALLREDUCE reads the tokens `gacc` that the STEP would have
+    read (none on a rank that had no samples), and the STEP reads the sum `gsum` instead.
+    """
+    groups: dict[Op, list[int]] = {}
+    accumulating: set[Op] = set()
+    for rank, ops in enumerate(schedule.ops):
+        for op in ops:
+            if op.kind == STEP:
+                groups.setdefault(_label(op), []).append(rank)
+                if any(value.name == GRADIENT for value in op.reads):
+                    accumulating.add(_label(op))
+    complete = []
+    for rank, ops in enumerate(schedule.ops):
+        merged: list[Op] = []
+        for op in ops:
+            ranks = groups[_label(op)] if op.kind == STEP and _label(op) in accumulating else []
+            if len(ranks) > 1:
+                gradients = tuple(value for value in op.reads if value.name == GRADIENT)
+                others = tuple(value for value in op.reads if value.name != GRADIENT)
+                total = Value(SUMMED, op.stage, op.microbatch, rank)
+                merged.append(
+                    Op(ALLREDUCE, op.stage, op.microbatch, op.part, gradients, (total,), tuple(ranks), "collective")
+                )
+                op = op._replace(reads=(total, *others))
+            merged.append(op)
+        complete.append(tuple(merged))
+    return replace(schedule, ops=tuple(complete))
+
+
+def _label(op: Op) -> Op:
+    return Op(op.kind, op.stage, op.microbatch, op.part)
+
+
+def _homes(schedule: Schedule) -> dict[Value, int]:
+    """Return for each value the rank that others get it from: the lowest that computes it, else the lowest that has it as an input."""
+    homes: dict[Value, int] = {}
+    for rank, ops in enumerate(schedule.ops):
+        for op in ops:
+            if op.kind != RECV:
+                for value in op.writes:
+                    homes.setdefault(value, rank)
+    for rank, values in enumerate(schedule.inputs):
+        for value in values:
+            homes.setdefault(value, rank)
+    return homes

@@ -1,0 +1,95 @@
+"""How a micro-batch crosses a stage boundary: the pieces between the union of both groups' cut points (PAC+, section V-A)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from workbench.core.errors import ScheduleError
+from workbench.core.plan import Plan, Stage
+
+
+class Piece(NamedTuple):
+    """Samples [first, end) of a micro-batch, which `source` of one stage hands to `destination` of the next."""
+
+    index: int
+    first: int
+    end: int
+    source: int
+    destination: int
+
+
+class Portion(NamedTuple):
+    """What one rank of a stage does with a micro-batch: its samples, and the pieces it takes from and gives to its neighbours."""
+
+    rank: int
+    num_samples: int
+    pieces_in: tuple[int, ...]
+    pieces_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """portions[stage]: the ranks that have samples of a micro-batch of one size."""
+
+    portions: tuple[tuple[Portion, ...], ...]
+
+
+def boundary_pieces(stage_a: Stage, stage_b: Stage, size: int) -> tuple[Piece, ...]:
+    """Return the pieces of a micro-batch of `size` samples between consecutive stages, numbered from 0 in sample order.
+
+    Each rank of stage_a writes whole pieces and each rank of stage_b reads whole pieces.
+    """
+    givers = [(first, end, rank) for (first, end), rank in zip(stage_a.split(size), stage_a.ranks, strict=True) if end > first]
+    takers = [(first, end, rank) for (first, end), rank in zip(stage_b.split(size), stage_b.ranks, strict=True) if end > first]
+    cuts = sorted({end for _, end, _ in givers} | {end for _, end, _ in takers} | {0})
+    pieces, giver, taker = [], 0, 0
+    for index, (first, end) in enumerate(pairwise(cuts)):
+        if givers[giver][1] <= first:
+            giver += 1
+        if takers[taker][1] <= first:
+            taker += 1
+        pieces.append(Piece(index, first, end, givers[giver][2], takers[taker][2]))
+    return tuple(pieces)
+
+
+def divide(stages: tuple[Stage, ...], size: int) -> Division:
+    """Return who does what with a micro-batch of `size` samples, on every stage."""
+    taken: list[dict[int, list[int]]] = [{} for _ in stages]
+    given: list[dict[int, list[int]]] = [{} for _ in stages]
+    for number, (stage, following) in enumerate(pairwise(stages)):
+        for piece in boundary_pieces(stage, following, size):
+            given[number].setdefault(piece.source, []).append(piece.index)
+            taken[number + 1].setdefault(piece.destination, []).append(piece.index)
+    portions = []
+    for number, stage in enumerate(stages):
+        ranges = zip(stage.ranks, stage.split(size), strict=True)
+        portions.append(
+            tuple(
+                Portion(rank, end - first, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ())))
+                for rank, (first, end) in ranges
+                if end > first
+            )
+        )
+    return Division(portions=tuple(portions))
+
+
+def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[int, ...]) -> int:
+    """Return the number of ranks of a plan's schedule.  Raises ScheduleError for a plan or sizes that make none."""
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    if not ranks:
+        raise ScheduleError("A pipeline schedule was asked for.", "The plan has no stages.", "Give it at least one.")
+    for rank in ranks:
+        if ranks.count(rank) > 1:
+            raise ScheduleError("A pipeline schedule was asked for.", f"Rank {rank} has more than one share.", "Give each rank one.")
+    if not micro_batch_sizes or min(micro_batch_sizes) < 1:
+        raise ScheduleError(
+            f"A schedule of micro-batches of {micro_batch_sizes} samples was asked for.",
+            "Each must have at least 1, and there must be one.",
+            "Leave empty micro-batches out.",
+        )
+    least = max(ranks) + 1
+    if world_size is not None and world_size < least:
+        raise ScheduleError(f"A schedule for {world_size} ranks was asked for.", f"The plan names rank {least - 1}.", "Raise world_size.")
+    return least if world_size is None else world_size

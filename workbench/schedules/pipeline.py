@@ -1,0 +1,108 @@
+"""Synchronous pipelines for full fine-tuning: GPipe (Huang et al., 2019) and 1F1B (PipeDream-flush; Narayanan et al., 2021).
+
+Operations: F forward (on the last stage with the loss), B backward, STEP; ALLREDUCE where a stage has several ranks.
+Values: act:s.m.p a piece of stage s's output; grad:s.m.p a piece of the gradient with respect to stage s's input; ctx:s.m.r the
+autograd context on rank r; gacc:s.m.r the token of an accumulated gradient; loss:s.m.r; weight:s._.r the new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workbench.core.plan import Plan
+from workbench.core.schedule import NONE, Op, Schedule, Value
+from workbench.schedules.lowering import insert_allreduce
+from workbench.schedules.pieces import Portion, divide, world_size_of
+
+FORWARD = "F"
+BACKWARD = "B"
+Slot = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
+Build = Callable[[int, int, Portion], tuple[Op, ...]]  # of (stage, micro-batch, portion)
+
+
+def gpipe_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
+    """Return all forwards, then all backwards."""
+    micro_batches = range(num_micro_batches)
+    return [(FORWARD, m) for m in micro_batches] + [(BACKWARD, m) for m in micro_batches]
+
+
+def one_f_one_b_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
+    """Return warm-up forwards, then one forward and one backward in turn, then the backwards that are left."""
+    warmup = min(num_stages - stage - 1, num_micro_batches)
+    slots = [(FORWARD, m) for m in range(warmup)]
+    for m in range(num_micro_batches - warmup):
+        slots += [(FORWARD, warmup + m), (BACKWARD, m)]
+    return slots + [(BACKWARD, m) for m in range(num_micro_batches - warmup, num_micro_batches)]
+
+
+def gpipe(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
+    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards begin."""
+    return full_pipeline(plan, micro_batch_sizes, gpipe_order, world_size=world_size)
+
+
+def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
+    """Return 1F1B's mini-batch, without its transfers.  Stage s of p keeps at most p - s contexts."""
+    return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order, world_size=world_size)
+
+
+def full_pipeline(
+    plan: Plan, micro_batch_sizes: Sequence[int], order: Callable[[int, int, int], list[Slot]], *, world_size: int | None = None
+) -> Schedule:
+    """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers."""
+    last = len(plan.stages) - 1
+
+    def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        reads = (Value("tokens", NONE, m), *(Value("act", stage - 1, m, p) for p in portion.pieces_in))
+        ends = (Value("loss", stage, m, portion.rank),) if stage == last else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
+        return (Op("F", stage, m, NONE, reads, (*ends, Value("ctx", stage, m, portion.rank))),)
+
+    def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        reads = (Value("ctx", stage, m, portion.rank), *(Value("grad", stage + 1, m, p) for p in portion.pieces_out))
+        writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
+        return (Op("B", stage, m, NONE, reads, writes),)
+
+    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+
+
+def assemble(
+    plan: Plan,
+    micro_batch_sizes: Sequence[int],
+    order: Callable[[int, int, int], list[Slot]],
+    forward: Build,
+    backward: Build,
+    *,
+    trained: str,
+    world_size: int | None = None,
+) -> Schedule:
+    """Return a mini-batch: on each rank its slots' operations in order, then STEP, with ALLREDUCE in groups of several ranks.
+
+    A rank that gets no samples of a micro-batch takes no part in it.  trained: the name of the value that STEP writes.
+    Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
+    """
+    sizes = tuple(micro_batch_sizes)
+    world_size = world_size_of(plan, world_size, sizes)
+    divisions = {size: divide(plan.stages, size) for size in set(sizes)}
+    ops: list[tuple[Op, ...]] = [()] * world_size
+    inputs: list[tuple[Value, ...]] = [()] * world_size
+    outputs: list[tuple[Value, ...]] = [()] * world_size
+    last = len(plan.stages) - 1
+    for number, stage in enumerate(plan.stages):
+        portions: dict[int, list[Portion | None]] = {rank: [None] * len(sizes) for rank in stage.ranks}
+        for m, size in enumerate(sizes):
+            for portion in divisions[size].portions[number]:
+                portions[portion.rank][m] = portion
+        slots = order(len(plan.stages), number, len(sizes))
+        for rank in stage.ranks:
+            listed: list[Op] = []
+            for phase, m in slots:
+                portion = portions[rank][m]
+                if portion is not None:
+                    listed += (forward if phase == FORWARD else backward)(number, m, portion)
+            taken = [m for m, portion in enumerate(portions[rank]) if portion is not None]
+            stepped = Value(trained, number, NONE, rank)
+            listed.append(Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in taken), (stepped,)))
+            ops[rank] = tuple(listed)
+            inputs[rank] = tuple(Value("tokens", NONE, m) for m in taken)
+            losses = tuple(Value("loss", number, m, rank) for m in taken) if number == last else ()
+            outputs[rank] = (*losses, stepped)
+    return insert_allreduce(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))

@@ -1,0 +1,129 @@
+"""Replay a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from workbench.core.activities import Activities, activities, require_progress
+from workbench.core.costs import Costs
+from workbench.core.errors import ScheduleError
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Schedule
+from workbench.core.timeline import Span, Timeline
+from workbench.simulator.interfaces import Interfaces
+from workbench.simulator.memory import memory_over_time
+
+
+def simulate(
+    schedule: Schedule,
+    costs: Costs,
+    *,
+    device_names: Sequence[str],
+    title: str = "",
+    memory: bool = True,
+    budget_bytes: Sequence[int] = (),
+) -> Timeline:
+    """Return what happens when the schedule runs at these costs, in seconds from 0.
+
+    Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source, its SEND) and
+    occupies the sender's egress and the receiver's ingress; of those that wait for an interface, the one that was ready first goes
+    first.  A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
+    memory: also compute the bytes in use over time.  budget_bytes[rank]: passed on to the Timeline.
+    Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
+    """
+    if len(device_names) != schedule.world_size:
+        raise ScheduleError(
+            f"Simulating {schedule.world_size} ranks on {len(device_names)} devices was asked for.",
+            f"The devices are {', '.join(device_names) or 'none'}.",
+            "Name one device per rank.",
+        )
+    graph = activities(schedule)
+    spans = _spans(schedule, graph, costs)
+    return Timeline(
+        source="simulated",
+        device_names=tuple(device_names),
+        spans=tuple(spans),
+        memory=memory_over_time(schedule, costs, spans) if memory else (),
+        budget_bytes=tuple(budget_bytes),
+        title=title,
+    )
+
+
+def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
+    ops, members, successors = schedule.ops, graph.members, graph.successors
+    waits = list(graph.num_waits)
+    interfaces = Interfaces(schedule.world_size)
+    spans: list[Span] = []
+    ending: list[tuple[float, int]] = []  # heap of (end_s, activity)
+    released: list[int] = [activity for activity, count in enumerate(waits) if count == 0]
+    now_s = 0.0
+    num_done = 0
+    while True:
+        for activity in released:
+            places = members[activity]
+            rank, index = places[0]
+            op = ops[rank][index]
+            if op.kind == SEND:
+                interfaces.ask(activity, op.ranks[0], op.ranks[1])
+                continue
+            duration_s = _duration_s(costs, schedule, places, op)
+            for place_rank, place_index in places:
+                member_op = ops[place_rank][place_index]
+                nbytes = _collective_bytes(costs, place_rank, member_op) if member_op.kind in COLLECTIVES else 0
+                spans.append(Span(place_rank, member_op, now_s, now_s + duration_s, nbytes))
+            heappush(ending, (now_s + duration_s, activity))
+        released.clear()
+        # Everything that happens at one instant is known before a network interface is given away.
+        for activity in () if ending and ending[0][0] == now_s else interfaces.grant():
+            (source, index), (destination, other_index) = members[activity]
+            op = ops[source][index]
+            end_s = now_s + _checked(costs.seconds(source, op), source, op)
+            nbytes = costs.nbytes(op.reads[0])
+            spans.append(Span(source, op, now_s, end_s, nbytes))
+            spans.append(Span(destination, ops[destination][other_index], now_s, end_s, nbytes))
+            heappush(ending, (end_s, activity))
+        if not ending:
+            break
+        now_s = ending[0][0]
+        while ending and ending[0][0] == now_s:
+            activity = heappop(ending)[1]
+            num_done += 1
+            rank, index = members[activity][0]
+            op = ops[rank][index]
+            if op.kind == SEND:
+                interfaces.release(op.ranks[0], op.ranks[1])
+            for successor in successors[activity]:
+                waits[successor] -= 1
+                if waits[successor] == 0:
+                    released.append(successor)
+    if num_done < len(members):
+        require_progress(schedule, graph)
+        raise AssertionError("the dry run ended although the simulation did not")
+    return spans
+
+
+def _duration_s(costs: Costs, schedule: Schedule, places: tuple[tuple[int, int], ...], op: Op) -> float:
+    rank = places[0][0]
+    if op.kind in COLLECTIVES and op.ranks[0] != rank:
+        rank, index = next(place for place in places if place[0] == op.ranks[0])
+        op = schedule.ops[rank][index]
+    return _checked(costs.seconds(rank, op), rank, op)
+
+
+def _checked(seconds: float, rank: int, op: Op) -> float:
+    if not 0.0 <= seconds < float("inf"):
+        raise ScheduleError(f"Rank {rank} was asked to run {op.label}.", f"Its cost is {seconds} s.", "Price it with 0 or more seconds.")
+    return seconds
+
+
+def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
+    """Return the bytes that leave the rank: ring algorithms (Patarasuk and Yuan, 2009), a broadcast straight from its root.
+
+    The tensor is what the operation writes (of a REDUCESCATTER and of a BROADCAST's root: what it reads).
+    """
+    size = len(op.ranks)
+    if op.kind == BROADCAST:
+        return (size - 1) * sum(map(costs.nbytes, op.reads)) if rank == op.ranks[0] else 0
+    nbytes = sum(map(costs.nbytes, op.reads if op.kind == REDUCESCATTER else op.writes))
+    steps = {ALLREDUCE: 2 * (size - 1), ALLGATHER: size - 1, REDUCESCATTER: size - 1}[op.kind]
+    return steps * nbytes // size

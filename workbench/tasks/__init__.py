@@ -1,0 +1,1 @@
+"""Tasks: data, tokenization, seeded mini-batches and metrics."""
