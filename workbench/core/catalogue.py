@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,9 @@ def data_folder() -> Path:
     for folder in (package / "_data", package.parent / "data"):
         if (folder / "devices.toml").is_file():
             return folder
-    raise MissingDataError("The device catalogue was asked for.", f"Neither {package / '_data'} nor {package.parent / 'data'} holds it.", "Reinstall.")
+    raise MissingDataError(
+        "The device catalogue was asked for.", f"Neither {package / '_data'} nor {package.parent / 'data'} holds it.", "Reinstall."
+    )
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -107,16 +110,18 @@ class _Source:
                     line_of=key,
                 )
 
-    def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None, *, least: float = 0.0, open_end: bool = True) -> float:
-        """Return a number above `least` (or at least that).  Raises ConfigError if it is missing and has no default."""
+    def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None, *, may_be_zero: bool = False) -> float:
+        """Return a number above 0 (or 0).  Raises ConfigError if it is missing and has no default."""
         value = table.get(key, default)
         if value is None:
             raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{owner} asks for {key} = {value!r}.", "It must be a number.", "Write it without quotes.", line_of=key)
-        if not (value > least if open_end else value >= least):
-            bound = f"above {least:g}" if open_end else f"{least:g} or more"
-            raise self.error(f"{owner} asks for {key} = {value}.", f"It must be {bound}.", f"Set {key} {bound}.", line_of=f"{key}={value}")
+        if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+            bound = "0 or more" if may_be_zero else "above 0"
+            raise self.error(
+                f"{owner} asks for {key} = {value}.", f"It must be {bound} and finite.", f"Set {key} {bound}.", line_of=f"{key}={value}"
+            )
         return float(value)
 
     def text(self, table: Mapping[str, Any], key: str, owner: str) -> str:
@@ -157,9 +162,8 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         model = source.text(table, "model", owner)
         catalogue = _catalogue()
         if model not in catalogue:
-            raise source.error(
-                f"{owner} is a '{model}'.", f"Known models: {', '.join(catalogue)}.{_nearest(model, tuple(catalogue))}", "Choose one of them."
-            )
+            known = f"Known models: {', '.join(catalogue)}.{_nearest(model, tuple(catalogue))}"
+            raise source.error(f"{owner} is a '{model}'.", known, "Choose one of them.")
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
     whole = {**entry, **table}
     processors = tuple(
@@ -177,8 +181,8 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             host_share=share,
             address=address,
             processors=processors,
-            watts_busy=source.number(whole, "watts_busy", owner, 0.0, open_end=False),
-            watts_idle=source.number(whole, "watts_idle", owner, 0.0, open_end=False),
+            watts_busy=source.number(whole, "watts_busy", owner, 0.0, may_be_zero=True),
+            watts_idle=source.number(whole, "watts_idle", owner, 0.0, may_be_zero=True),
             storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0) * MB,
             model=model,
         )
@@ -189,7 +193,7 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
 def _link(table: Mapping[str, Any], source: _Source, owner: str) -> Link:
     return Link(
         bytes_per_s=source.number(table, "bandwidth_mbit_per_s", owner, 1000.0) * 1e6 / BITS_PER_BYTE,
-        latency_s=source.number(table, "latency_ms", owner, 0.0, open_end=False) / 1e3,
+        latency_s=source.number(table, "latency_ms", owner, 0.0, may_be_zero=True) / 1e3,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Schedule, Value
@@ -41,7 +41,8 @@ def never_written(schedule: Schedule, rank: int, index: int, value: Value) -> Sc
 def output_never_written(schedule: Schedule, rank: int, value: Value) -> ScheduleError:
     """A value that a rank should have at the end and never gets."""
     found, todo = _missing(schedule, rank, value)
-    return ScheduleError(f"The output {value} was asked for on rank {rank}.", found, f"{todo}\n{schedule.grid((rank, len(schedule.ops[rank]) - 1))}")
+    grid = schedule.grid((rank, len(schedule.ops[rank]) - 1))
+    return ScheduleError(f"The output {value} was asked for on rank {rank}.", found, f"{todo}\n{grid}")
 
 
 def lonely_collective(schedule: Schedule, places: Sequence[Place]) -> ScheduleError:
@@ -55,7 +56,8 @@ def lonely_collective(schedule: Schedule, places: Sequence[Place]) -> ScheduleEr
     if member < schedule.world_size:
         others = [f"{o.label} {'+'.join(map(str, o.ranks))}" for o in schedule.ops[member] if o.kind in COLLECTIVES and o.label == op.label]
     has = f"has {others[0]} instead" if others else f"has no such {op.kind}"
-    return _fault(schedule, rank, index, f"Its members disagree: rank {member} {has}.", "Give every member the same operation with the same ranks.")
+    todo = "Give every member the same operation with the same ranks."
+    return _fault(schedule, rank, index, f"Its members disagree: rank {member} {has}.", todo)
 
 
 def mismatched_channel(schedule: Schedule, channel: Place, sent: Sequence[Place], received: Sequence[Place]) -> ScheduleError:
@@ -78,12 +80,12 @@ def mismatched_channel(schedule: Schedule, channel: Place, sent: Sequence[Place]
 
 
 def stuck(
-    schedule: Schedule, members: Sequence[tuple[Place, ...]], successors: Sequence[Sequence[int]], unfinished: set[int]
+    schedule: Schedule, members: Sequence[tuple[Place, ...]], successors: Callable[[int], Sequence[int]], unfinished: set[int]
 ) -> ScheduleError:
     """A schedule that cannot end: activities that wait for each other in a circle."""
     before: dict[int, int] = {}
     for activity in sorted(unfinished):
-        for successor in successors[activity]:
+        for successor in successors(activity):
             if successor in unfinished:
                 before.setdefault(successor, activity)
     # Every unfinished activity waits for an unfinished one, so walking back must meet itself.

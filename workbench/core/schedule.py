@@ -10,7 +10,8 @@ Semantics, the same for the simulator, the executor and the checks:
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
   in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
-  write to the end of its last read; outputs live to the end; inputs live from the start.
+  write to the end of its last read; outputs live to the end; inputs live from the start.  STEP updates in place: the weights that
+  it writes take the memory of those that it reads, unless somebody still needs them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ ALLREDUCE = "ALLREDUCE"
 ALLGATHER = "ALLGATHER"
 REDUCESCATTER = "REDUCESCATTER"
 BROADCAST = "BROADCAST"
+STEP = "STEP"
 COLLECTIVES = frozenset({ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST})
-COMMUNICATION = COLLECTIVES | {SEND, RECV}
+TRANSFERS = frozenset({SEND, RECV})
+COMMUNICATION = COLLECTIVES | TRANSFERS
 
 NONE = -1
 

@@ -15,7 +15,8 @@ class ParallelAdapterConfig:
     """What a parallel adapter is; enough to build it anew.
 
     hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network is d / r wide.
-    num_heads: None takes the largest of 4, 3, 2, 1 that divides the width.  feed_forward_factor: of the width.
+    num_heads: None takes heads of 16 channels (a SIMD register) if the width allows it, else the most of 4, 3, 2, 1 that divides it.
+    feed_forward_factor: of the width.
     is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
     dropout: of the pooled features.  seed: of the initial weights and of the dropout.
     """
@@ -50,4 +51,6 @@ class ParallelAdapterConfig:
     @property
     def heads(self) -> int:
         """Return the number of attention heads."""
+        if self.num_heads is None and self.width % 16 == 0:
+            return self.width // 16
         return self.num_heads or next(heads for heads in (4, 3, 2, 1) if self.width % heads == 0)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.fetch import ASSETS, asset_path
 from workbench.models.families import FAMILIES
+from workbench.network import hub_endpoint, hub_is_reachable
 
 T = TypeVar("T")
 
@@ -24,7 +22,6 @@ _HUB_NAMES_WITHOUT_OWNER = (
     "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2",
 )  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_WAIT_S = 3.0
 
 
 def known_models() -> str:
@@ -52,24 +49,6 @@ def locate(name: str) -> Path | str:
         "It is no embedded model, no folder, and no hub name (OWNER/NAME).",
         f"Choose one of {known_models()}, a folder or a hub name.",
     )
-
-
-def hub_endpoint() -> str:
-    """Return the hub's address ($HF_ENDPOINT or the public one)."""
-    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-
-
-def hub_is_reachable(wait_s: float = _HUB_WAIT_S) -> bool:
-    """Return whether the hub's host (or the proxy to it) accepts a connection; False in offline mode."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return False
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    parts = urlsplit(proxy or hub_endpoint())
-    try:
-        socket.create_connection((parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)), wait_s).close()
-    except OSError:
-        return False
-    return True
 
 
 def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.pruning import copy_pruned
 from workbench.models.stack import LayerStack
 
 How = Literal["fan_in", "gaussian", "zero", "pruned"]
@@ -24,15 +25,13 @@ def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: 
     """
     if how not in get_args(How):
         raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {', '.join(get_args(How))}.", "Choose one of them.")
-    seed = adapter.config.seed if seed is None else seed  # type: ignore[union-attr]
+    seed = adapter.config.seed if seed is None else seed
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(name, parameter, how, int(seed))  # type: ignore[arg-type]
+            _initialize_one(name, parameter, how, int(seed))
     if how == "pruned":
         if stack is None:
             raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
-        from workbench.models.pruning import copy_pruned
-
         copy_pruned(adapter, stack)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.dropout import stateless_dropout
+from workbench.models.initialization import initialize
 
 
 class TapProjection(nn.Module):
@@ -110,8 +111,6 @@ class ParallelAdapterStage(nn.Module):
         self.first = TapProjection(config.hidden_size, config.width) if start == 0 else None
         self.layers = nn.ModuleDict({str(index): SideLayer(config) for index in range(start, stop)})
         self.last = SideHead(config) if stop == config.num_layers else None
-        from workbench.models.initialization import initialize
-
         initialize(self, "fan_in")
 
     def forward(self, side: Tensor | None, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ class LayerStack(nn.Module):
     def stage(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop) as a module that owns only them; the weights are shared with this stack."""
         if not 0 <= start < stop <= self.num_layers:
-            raise ConfigError(f"A stage of layers [{start}, {stop}) was asked for.", f"The model has {self.num_layers}.", "Change the stage.")
+            raise ConfigError(
+                f"A stage of layers [{start}, {stop}) was asked for.", f"The model has {self.num_layers}.", "Change the stage."
+            )
         return BackboneStage(self, start, stop)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -19,9 +19,7 @@ SAMPLE_KINDS = ("LOAD", "SF", "SB")
 MAX_DEVICES_IN_EVERY_SUBSET = 10
 
 
-def plan_cached(
-    profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, ranks: Sequence[int] | None = None
-) -> Stage:
+def plan_cached(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, ranks: Sequence[int] | None = None) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
     The all-reduce costs more the more devices take part, so a device may be left out: every subset of up to 10 devices
@@ -116,7 +114,7 @@ def _refusal(profile: Profile, cluster: Cluster, usable: Sequence[int], batch_si
     device = cluster.devices[rank]
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"one cached sample and the adapters need {readable(smallest[rank])}, and {batch_size} samples"
+        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and {batch_size} samples"
         f" do not fit on {len(usable)} devices together.",
         "Add a device, raise its memory, lower the batch size, or raise the adapters' reduction factor.",
     )

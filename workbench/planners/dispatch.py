@@ -59,9 +59,7 @@ class StageTimes:
         self.index = np.full((num_layers + 1, num_layers + 1), -1)
         self.index[self.starts, self.stops] = np.arange(len(starts))
         seconds = [self._seconds(profile, rank, sequence_length) for rank in range(profile.world_size)]
-        over = [
-            self._over(profile, cluster, rank, sequence_length, max_in_flight) for rank in range(profile.world_size)
-        ]
+        over = [self._over(profile, cluster, rank, sequence_length, max_in_flight) for rank in range(profile.world_size)]
         # When memory is plentiful the in-flight counts do not differ, and are computed once.
         masks = np.stack([(device > 0) for device in over], axis=1).reshape(max_in_flight, -1)
         self._variant = [0]
@@ -125,9 +123,7 @@ class StageTimes:
         workspace = np.array(
             [max(layer.workspace_bytes_per_token for layer in layers[x:y]) for x, y in zip(self.starts, self.stops, strict=True)]
         )
-        boundary = np.array(
-            [boundary_bytes_per_token(profile, rank, int(x), int(y)) for x, y in zip(self.starts, self.stops, strict=True)]
-        )
+        boundary = np.array([boundary_bytes_per_token(profile, rank, int(x), int(y)) for x, y in zip(self.starts, self.stops, strict=True)])
         tokens = sequence_length * np.arange(self.micro_batch_size + 1)[None, :, None]
         live = np.arange(1, max_in_flight + 1)[:, None, None]
         return fixed + tokens * (live * context + workspace + boundary) - float(cluster.devices[rank].memory_bytes)

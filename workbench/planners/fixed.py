@@ -93,9 +93,7 @@ def standalone(
     return min(made, key=lambda plan: plan.total_s)
 
 
-def data_parallel(
-    profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 1
-) -> Plan:
+def data_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 1) -> Plan:
     """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
     return fixed_plan(
         profile,
@@ -109,9 +107,7 @@ def data_parallel(
     )
 
 
-def pipeline_parallel(
-    profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 4
-) -> Plan:
+def pipeline_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 4) -> Plan:
     """Return the balanced pipeline with one device for each stage (Eco-FL).  Raises PlanError if it does not fit.
 
     With more devices than layers, the first num_layers devices take part.
@@ -156,9 +152,7 @@ def _samples(
             budget = cluster.devices[rank].memory_bytes
             row = [0.0]
             for samples in range(1, size + 1):
-                need = memory.rank_need(
-                    profile, rank, start, stop, samples=samples, sequence_length=sequence_length, in_flight=live
-                )
+                need = memory.rank_need(profile, rank, start, stop, samples=samples, sequence_length=sequence_length, in_flight=live)
                 row.append(math.inf if need.total_bytes > budget else seconds(rank, samples))
             costs.append(row)
         best, samples_each = best_dispatch(costs, size)

@@ -43,9 +43,7 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
     return min(num_stages - stage, num_micro_batches)
 
 
-def rank_need(
-    profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int
-) -> Need:
+def rank_need(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int) -> Need:
     """Return what layers [start, stop) need on a rank that takes `samples` of each micro-batch."""
     layers = profile.layers[rank][start:stop]
     tokens = samples * sequence_length
@@ -101,10 +99,7 @@ def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: i
 
 def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dict[int, Need]:
     """Return the predicted need of every rank of the cached epochs."""
-    return {
-        share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length)
-        for share in stage.shares
-    }
+    return {share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length) for share in stage.shares}
 
 
 def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int) -> None:

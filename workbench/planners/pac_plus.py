@@ -40,8 +40,9 @@ def plan(
     order: Sequence[int] | Literal["all"] | None = None,
     objective: Objective = "paper",
     method: str = "pac_plus",
+    cached: bool = True,
 ) -> Plan:
-    """Return W_sigma of Algorithm 1, the shares of the cached epochs included.
+    """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
     order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every order of up to 6 devices.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
@@ -57,9 +58,11 @@ def plan(
         objective=objective,
         method=method,
     )[0]
+    if not cached:
+        return best
     ranks = None if order is None or isinstance(order, str) else order
-    cached = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks)
-    return replace(best, cached=cached)
+    stage = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks)
+    return replace(best, cached=stage)
 
 
 def candidates(
@@ -89,9 +92,7 @@ def candidates(
     best: dict[int, tuple[float, Plan]] = {}
     for ranks in _orders(profile, cluster, order):
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
-            cost = price(
-                profile, cluster, balanced.stages, num_micro_batches=micro_batches, sequence_length=sequence_length
-            )
+            cost = price(profile, cluster, balanced.stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
             value = objective_s(cost, objective)
             found = best.get(len(balanced.stages))
             if found is None or value < found[0] * (1 - 1e-12):
@@ -126,9 +127,7 @@ def balance(
     """Yield W_s of Eq. 3 for every number of stages s that fits, the devices in the order of `ranks`."""
     count = len(ranks)
     widest = count if max_group is None else max_group
-    groups = {
-        (a, c): times.group(ranks[a : c + 1]) for a in range(count) for c in range(a, min(count, a + widest))
-    }
+    groups = {(a, c): times.group(ranks[a : c + 1]) for a in range(count) for c in range(a, min(count, a + widest))}
     # slowest[x, a]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
     slowest = np.full((num_layers + 1, count + 1), np.inf)
     whole = np.full((num_layers + 1, count + 1), np.inf)
@@ -271,9 +270,7 @@ def _refusal(
         max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
         excess=True,
     )
-    nearest = min(
-        balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group), key=lambda found: found.bottleneck_s
-    )
+    nearest = min(balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group), key=lambda found: found.bottleneck_s)
     made = Plan(method="", stages=nearest.stages, micro_batch_size=size, num_micro_batches=micro_batches)
     needs = memory.plan_needs(profile, made, sequence_length=sequence_length)
     rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)

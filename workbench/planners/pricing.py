@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,13 +65,11 @@ def phase_lengths(
     )
 
 
-def price(
-    profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int
-) -> Price:
+def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int) -> Price:
     """Return the price of stages whose shares' samples sum to the micro-batch."""
     times = [stage_times(profile, stage, sequence_length=sequence_length) for stage in stages]
     send, back = [], []
-    for stage, following in zip(stages, stages[1:], strict=False):
+    for stage, following in itertools.pairwise(stages):
         size = sum(share.samples for share in stage.shares)
         layer = profile.layers[stage.ranks[0]][stage.stop - 1]
         send.append(boundary_s(cluster, stage, following, layer.output_bytes_per_token * sequence_length, size))
@@ -94,9 +93,7 @@ def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
     return sum(layer.trainable_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
 
 
-def boundary_s(
-    cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
-) -> float:
+def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False) -> float:
     """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
 
     Each sample goes from the rank that made it to the rank that takes it; ranks send and receive side by side, and

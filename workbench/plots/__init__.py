@@ -1,10 +1,11 @@
 """Figures from timelines, reports and clusters; every title says what is simulated, emulated or real."""
 
-from workbench.plots.comparison import breakdown, predicted_against_measured, time_by_class
+from workbench.plots.breakdown import breakdown, time_by_class
 from workbench.plots.devices import cluster
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
+from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.training import curves, epoch_times
 
 __all__ = [

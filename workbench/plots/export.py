@@ -12,10 +12,11 @@ import plotly.graph_objects as go
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.report import Report
 from workbench.core.serial import write_text
-from workbench.plots.comparison import breakdown, predicted_against_measured
+from workbench.plots.breakdown import breakdown
 from workbench.plots.devices import cluster
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
+from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.style import busy_note
 from workbench.plots.training import curves, epoch_times
 
@@ -121,7 +122,7 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
         ("Cluster", f"{report.cluster.name}: {', '.join(device.name for device in report.cluster.devices)}"),
         (
             "Plan",
-            f"layers {plan.partition()}, device groups {plan.grouping()}, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size}",
+            f"layers {plan.partition()}, device groups {plan.grouping()}, {plan.num_micro_batches} x {plan.micro_batch_size} samples",
         ),
         ("Numbers", report.label),
     ]

@@ -9,7 +9,19 @@ import plotly.graph_objects as go
 
 from workbench.core.schedule import NONE
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import COLOURS, LEGEND_RANK, MAX_DEVICES, WHITE_TEXT, Unit, byte_unit, class_of, empty, evenly_spaced, finish, time_unit
+from workbench.plots.style import (
+    COLOURS,
+    LEGEND_RANK,
+    MAX_DEVICES,
+    WHITE_TEXT,
+    Unit,
+    byte_unit,
+    class_of,
+    empty,
+    evenly_spaced,
+    finish,
+    time_unit,
+)
 
 MAX_BARS = 16_000  # a browser stays fluid up to about here
 MIN_DEVICES = 4  # below so many rather less time is drawn

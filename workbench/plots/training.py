@@ -1,4 +1,4 @@
-"""How the training went: loss and metric curves, and the time of each epoch."""
+"""How the training went: loss and metric curves, and the time of each epoch (records count from 0, figures from 1)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def curves(report: Report) -> go.Figure:
         having = [epoch for epoch in epochs if metric in epoch.metrics]
         figure.add_trace(
             go.Scatter(
-                x=[epoch.epoch for epoch in having],
+                x=[epoch.epoch + 1 for epoch in having],
                 y=[epoch.metrics[metric] for epoch in having],
                 mode="lines+markers+text",
                 text=[f"{epoch.metrics[metric]:.3f}" for epoch in having],
@@ -61,9 +61,9 @@ def curves(report: Report) -> go.Figure:
             col=2,
         )
     figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1)
-    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch for epoch in epochs], zeroline=False, row=1, col=2)
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in epochs], zeroline=False, row=1, col=2)
     if epochs:
-        first, last = epochs[0].epoch, epochs[-1].epoch
+        first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     tested = ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items()))
@@ -89,7 +89,7 @@ def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
                 yref="y domain",
                 yanchor="top",
                 showarrow=False,
-                text=f"epoch {steps[start].epoch}" + (", cached" if steps[start].cached and len(starts) <= 5 else ""),
+                text=f"epoch {steps[start].epoch + 1}" + (", cached" if steps[start].cached and len(starts) <= 5 else ""),
                 font={"size": 11, "color": DARK_GREY},
                 bgcolor="rgba(255,255,255,0.75)",
             )
@@ -109,7 +109,7 @@ def epoch_times(report: Report) -> go.Figure:
         if same:
             figure.add_trace(
                 go.Bar(
-                    x=[epoch.epoch for epoch in same],
+                    x=[epoch.epoch + 1 for epoch in same],
                     y=[epoch.seconds * unit.factor for epoch in same],
                     name=name,
                     marker={"color": colour},
@@ -123,7 +123,7 @@ def epoch_times(report: Report) -> go.Figure:
     if predicted:
         figure.add_trace(
             go.Scatter(
-                x=list(predicted),
+                x=[epoch + 1 for epoch in predicted],
                 y=[seconds * unit.factor for seconds in predicted.values()],
                 mode="markers",
                 name="predicted (simulated)",
@@ -131,7 +131,7 @@ def epoch_times(report: Report) -> go.Figure:
                 hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
             )
         )
-    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch for epoch in report.epochs], showgrid=False)
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in report.epochs], showgrid=False)
     figure.update_yaxes(title=f"time ({unit.name})", rangemode="tozero")
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     finish(figure, title=title, label=report.label, subtitle=_speedup(report), note=note, height=460)

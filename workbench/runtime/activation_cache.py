@@ -55,7 +55,7 @@ class ActivationCache:
         self.folder, self.manifest = folder, manifest
         token = manifest.num_taps * manifest.width
         ends = list(accumulate(length * token for length in manifest.lengths))
-        self._start = dict(zip(manifest.samples, [0, *ends[:-1]], strict=True))
+        self._start = dict(zip(manifest.samples, [0, *ends][: len(ends)], strict=True))
         self._length = dict(zip(manifest.samples, manifest.lengths, strict=True))
         self._data = (
             torch.from_file(str(folder / "taps.bin"), shared=True, size=ends[-1], dtype=cache_dtype(manifest.dtype))

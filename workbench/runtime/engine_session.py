@@ -139,7 +139,9 @@ class EngineSession:
             "TOKENIZERS_PARALLELISM": "false",
             "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
         }
-        arguments = ["--nodb"]  # the hub would keep every payload
+        # An engine counts as registered at its first heartbeat.  That one is missed is no news: we watch the processes.
+        heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
+        arguments = ["--nodb", *heartbeat]  # without nodb the hub keeps every payload
         if os.name == "posix":
             # Unix sockets cross network namespaces, use up no ports, and are private to the folder's owner.
             for side in ("engine", "client"):
@@ -227,7 +229,9 @@ class EngineSession:
         for name, process in [("The controller", self._controller), *self._named_engines()]:
             if process is not None and not process.alive:
                 raise RuntimeSetupError(
-                    f"Engines for cluster '{self.cluster.name}' were being started.", f"{name} ended: {self._log_tail()}", "Run workbench doctor."
+                    f"Engines for cluster '{self.cluster.name}' were being started.",
+                    f"{name} ended: {self._log_tail()}",
+                    "Run workbench doctor.",
                 )
         if time.monotonic() > deadline_s:
             raise RuntimeSetupError(
@@ -237,7 +241,9 @@ class EngineSession:
             )
 
     def _named_engines(self) -> list[tuple[str, ProcessId | None]]:
-        return [(f"The engine of device '{device.name}'", engine) for device, engine in zip(self.cluster.devices, self.engines, strict=False)]
+        return [
+            (f"The engine of device '{device.name}'", engine) for device, engine in zip(self.cluster.devices, self.engines, strict=False)
+        ]
 
     def _log_tail(self) -> str:
         logs = sorted(self.folder.glob("profile/log/*.log"), key=lambda path: path.stat().st_mtime)

@@ -166,7 +166,7 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 def _hold() -> None:
     """Body of the holder: read a cluster, set its links up, say where they are, wait for the end of stdin."""
-    from workbench.runtime.links import build_links
+    from workbench.runtime.veth import build_links
     from workbench.runtime.namespaces import become_root_of_new_user_namespace, has_network_privilege
 
     cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")

@@ -34,7 +34,7 @@ class Pacer:
     """
 
     def __init__(
-        self, share: float, *, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
+        self, share: float, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if not share > 0:
             raise ConfigError(f"A device with host_share = {share} was asked for.", "It must be above 0.", "Set host_share, such as 0.5.")
@@ -112,7 +112,7 @@ class LinkPacer:
     Thread safe.  `book` says when a transfer of nbytes begins and when its last byte arrives; the caller waits until then.
     """
 
-    def __init__(self, bytes_per_s: float, latency_s: float = 0.0, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, bytes_per_s: float, latency_s: float = 0.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
         self._clock = clock

@@ -33,6 +33,14 @@ class ProcessId(NamedTuple):
         """Return whether it runs; a zombie does not."""
         return self.started >= 0 and _started(self.pid) == self.started
 
+    @property
+    def frozen(self) -> bool:
+        """Return whether it was stopped by a signal and only waits to be continued."""
+        try:
+            return self.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the process has ended; return False if it had not by the timeout."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -19,7 +19,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
 from workbench.core.timeline import Span
-from workbench.runtime.links import broadcast_s, ring_allreduce_s
+from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 
 
 class TensorSpec(NamedTuple):

@@ -1,8 +1,9 @@
 """Confidant: asynchronous 1F1B with weight stashing (section 2.3, Fig. 2; PipeDream, Narayanan et al., 2019).
 
-Every batch updates the weights as soon as its backward is done, and nobody waits for a flush.  F reads weight:s._.v, the newest version v
-then; B of the same batch reads the same version, however many updates came between.  STEP writes version v + 1 of stage s.  How many
-versions a stage stashes is not stated anywhere: it follows from the values' lifetimes (N - i - 1 extra ones on stage i of N).
+Every batch updates the weights as soon as its backward is done, and nobody waits for a flush.  F reads weight:s._.v, the newest
+version v then; B of the same batch reads the same version, however many updates came between.  STEP makes version v + 1 of stage s
+from the newest.  How many versions a stage stashes is stated nowhere: it follows from the values' lifetimes (N - i - 1 extra ones on
+stage i of N, as in the paper's M_pipe).
 Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
 """
 
@@ -39,10 +40,9 @@ def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = 
                 onward = (Value("grad", number, m),) if number else ()
                 reads = (Value("ctx", number, m), Value("weight", number, NONE, version_of[m]), *gradient)
                 listed.append(Op("B", number, m, NONE, reads, (*onward, Value("gacc", number, m))))
-                # A batch in flight needs the newest version: the update writes a copy.  Otherwise it is made in place.
-                newest = (Value("weight", number, NONE, version),) if version in (version_of[i] for i in version_of if i > m) else ()
+                read = (Value("gacc", number, m), Value("weight", number, NONE, version))
                 version += 1
-                listed.append(Op("STEP", number, m, NONE, (Value("gacc", number, m), *newest), (Value("weight", number, NONE, version),)))
+                listed.append(Op("STEP", number, m, NONE, read, (Value("weight", number, NONE, version),)))
         rank = stage.ranks[0]
         ops[rank] = tuple(listed)
         inputs[rank] = (Value("weight", number, NONE, 0), *(Value("tokens", NONE, m) for m in range(num_batches)))

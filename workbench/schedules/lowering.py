@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.core.schedule import ALLREDUCE, RECV, Op, Schedule, Value, recv, send
+from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, recv, send
 
-STEP = "STEP"
 GRADIENT = "gacc"
 SUMMED = "gsum"
 
@@ -19,7 +18,7 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     read earlier, so that both sides of a channel have one order.  A value that nobody has is left for `check` to name.
     """
     homes = _homes(schedule)
-    needed: list[dict[Value, dict[int, int]]] = [{} for _ in schedule.ops]  # [source][value][destination] = index of the first read
+    transfers: list[tuple[int, int, Value, int, int]] = []  # (source, index of the write, value, destination, index of the first read)
     for rank, ops in enumerate(schedule.ops):
         present = set(schedule.inputs[rank])
         for op in ops:
@@ -28,43 +27,32 @@ def insert_transfers(schedule: Schedule) -> Schedule:
             for value in op.reads:
                 if value not in present and value in homes:
                     present.add(value)
-                    needed[homes[value]].setdefault(value, {})[rank] = index
+                    transfers.append((*homes[value], value, rank, index))
         for value in schedule.outputs[rank]:
             if value not in present and value in homes:
                 present.add(value)
-                needed[homes[value]].setdefault(value, {})[rank] = len(ops)
+                transfers.append((*homes[value], value, rank, len(ops)))
+    transfers.sort()
 
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    channels: dict[tuple[int, int], list[tuple[int, Value]]] = {}
-    for source, ops in enumerate(schedule.ops):
-        if not needed[source]:
-            continue
-        writes = [(-1, schedule.inputs[source]), *((index, op.writes) for index, op in enumerate(ops))]
-        for index, values in writes:
-            for value in values:
-                for destination, first_read in sorted(needed[source].pop(value, {}).items()):
-                    sends[source].setdefault(index, []).append(send(value, source, destination))
-                    channels.setdefault((source, destination), []).append((first_read, value))
-
+    for source, index, value, destination, _ in transfers:
+        sends[source].setdefault(index, []).append(send(value, source, destination))
     receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    for (source, destination), transfers in channels.items():
-        place = len(schedule.ops[destination])
-        places = []
-        for first_read, _ in reversed(transfers):
-            place = min(place, first_read)
-            places.append(place)
-        for at, (_, value) in zip(reversed(places), transfers, strict=True):
-            receives[destination].setdefault(at, []).append(recv(value, source, destination))
+    earliest: dict[tuple[int, int], int] = {}  # of each channel: where its next RECV stands
+    for source, _, value, destination, first_read in reversed(transfers):
+        place = min(first_read, earliest.get((source, destination), first_read))
+        earliest[source, destination] = place
+        receives[destination].setdefault(place, []).append(recv(value, source, destination))
 
     complete = []
     for rank, ops in enumerate(schedule.ops):
         sent, received = sends[rank], receives[rank]
         merged = list(sent.get(-1, ()))
         for index, op in enumerate(ops):
-            merged += received.get(index, ())
+            merged += reversed(received.get(index, ()))
             merged.append(op)
             merged += sent.get(index, ())
-        merged += received.get(len(ops), ())
+        merged += reversed(received.get(len(ops), ()))
         complete.append(tuple(merged))
     return replace(schedule, ops=tuple(complete))
 
@@ -92,9 +80,7 @@ def insert_allreduce(schedule: Schedule) -> Schedule:
                 gradients = tuple(value for value in op.reads if value.name == GRADIENT)
                 others = tuple(value for value in op.reads if value.name != GRADIENT)
                 total = Value(SUMMED, op.stage, op.microbatch, rank)
-                merged.append(
-                    Op(ALLREDUCE, op.stage, op.microbatch, op.part, gradients, (total,), tuple(ranks), "collective")
-                )
+                merged.append(Op(ALLREDUCE, op.stage, op.microbatch, op.part, gradients, (total,), tuple(ranks), "collective"))
                 op = op._replace(reads=(total, *others))
             merged.append(op)
         complete.append(tuple(merged))
@@ -105,15 +91,15 @@ def _label(op: Op) -> Op:
     return Op(op.kind, op.stage, op.microbatch, op.part)
 
 
-def _homes(schedule: Schedule) -> dict[Value, int]:
-    """Return for each value the rank that others get it from: the lowest that computes it, else the lowest that has it as an input."""
-    homes: dict[Value, int] = {}
+def _homes(schedule: Schedule) -> dict[Value, tuple[int, int]]:
+    """Return (rank, index of the write) that others get a value from: the lowest rank that computes it, else has it as an input (-1)."""
+    homes: dict[Value, tuple[int, int]] = {}
     for rank, ops in enumerate(schedule.ops):
-        for op in ops:
+        for index, op in enumerate(ops):
             if op.kind != RECV:
                 for value in op.writes:
-                    homes.setdefault(value, rank)
+                    homes.setdefault(value, (rank, index))
     for rank, values in enumerate(schedule.inputs):
         for value in values:
-            homes.setdefault(value, rank)
+            homes.setdefault(value, (rank, -1))
     return homes

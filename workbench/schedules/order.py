@@ -10,7 +10,11 @@ from workbench.core.schedule import Op, Schedule, Value
 
 
 def greedy_order(
-    tasks: Sequence[tuple[int, Op]], *, inputs: Sequence[Sequence[Value]], outputs: Sequence[Sequence[Value]], seconds: Callable[[Op], float]
+    tasks: Sequence[tuple[int, Op]],
+    *,
+    inputs: Sequence[Sequence[Value]],
+    outputs: Sequence[Sequence[Value]],
+    seconds: Callable[[Op], float],
 ) -> Schedule:
     """Return the tasks (rank, op), listed by falling priority, as each rank would run them if transfers took no time.
 

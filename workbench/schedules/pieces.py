@@ -10,7 +10,8 @@ from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Stage
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Samples [first, end) of a micro-batch, which `source` of one stage hands to `destination` of the next."""
 
     index: int

@@ -95,10 +95,10 @@ def assemble(
         for rank in stage.ranks:
             listed: list[Op] = []
             for phase, m in slots:
-                portion = portions[rank][m]
-                if portion is not None:
-                    listed += (forward if phase == FORWARD else backward)(number, m, portion)
-            taken = [m for m, portion in enumerate(portions[rank]) if portion is not None]
+                own = portions[rank][m]
+                if own is not None:
+                    listed += (forward if phase == FORWARD else backward)(number, m, own)
+            taken = [m for m, own in enumerate(portions[rank]) if own is not None]
             stepped = Value(trained, number, NONE, rank)
             listed.append(Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in taken), (stepped,)))
             ops[rank] = tuple(listed)

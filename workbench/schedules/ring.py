@@ -22,9 +22,8 @@ from workbench.schedules.pieces import world_size_of
 def terminator(plan: Plan, unfrozen_layers: int) -> int:
     """Return the stage that holds the lowest unfrozen adapter.  Raises ScheduleError if that many layers do not exist."""
     if not 1 <= unfrozen_layers <= plan.num_layers:
-        raise ScheduleError(
-            f"An unfreezing depth of {unfrozen_layers} was asked for.", f"The plan has {plan.num_layers} layers.", "Unfreeze 1 to all of them."
-        )
+        asked = f"An unfreezing depth of {unfrozen_layers} was asked for."
+        raise ScheduleError(asked, f"The plan has {plan.num_layers} layers.", "Unfreeze 1 to all of them.")
     lowest = plan.num_layers - unfrozen_layers
     return next(number for number, stage in enumerate(plan.stages) if stage.start <= lowest < stage.stop)
 
@@ -56,9 +55,9 @@ def ring(
         inputs[initiator] += [Value("samples", NONE, batch), Value("labels", NONE, batch)]
         outputs[initiator].append(Value("loss", NONE, batch))
         tasks += _batch(batch, initiator, ranks, lowest)
-    for stage in range(lowest, head):
-        inputs[ranks[stage]].append(Value("adapter", stage, NONE, 0))
-        outputs[ranks[stage]].append(Value("adapter", stage, NONE, num_batches))
+    for number in range(lowest, head):
+        inputs[ranks[number]].append(Value("adapter", number, NONE, 0))
+        outputs[ranks[number]].append(Value("adapter", number, NONE, num_batches))
     inputs[initiators[0]].append(Value("adapter", head, NONE, 0))
     outputs[initiators[-1]].append(Value("adapter", head, NONE, num_batches))
     prices = {"F": 1.0, "B": 2.0}
@@ -80,10 +79,11 @@ def _batch(batch: int, initiator: int, ranks: Sequence[int], lowest: int) -> lis
         context, adapter = (Value("ctx", stage, batch),), (Value("adapter", stage, NONE, batch),)
         onward = (Value("grad", stage, batch),) if stage > lowest else ()
         reads = (*context, *adapter, Value("grad", stage + 1, batch))
-        tasks += [(ranks[stage], Op("B", stage, batch, NONE, reads, (*onward, Value("gacc", stage, batch)))), (ranks[stage], _step(stage, batch))]
+        writes = (*onward, Value("gacc", stage, batch))
+        tasks += [(ranks[stage], Op("B", stage, batch, NONE, reads, writes)), (ranks[stage], _step(stage, batch))]
     return tasks
 
 
 def _step(stage: int, batch: int) -> Op:
-    # In place: nobody needs the old version any more, so the new one takes its memory.
-    return Op("STEP", stage, batch, NONE, (Value("gacc", stage, batch),), (Value("adapter", stage, NONE, batch + 1),))
+    reads = (Value("gacc", stage, batch), Value("adapter", stage, NONE, batch))
+    return Op("STEP", stage, batch, NONE, reads, (Value("adapter", stage, NONE, batch + 1),))

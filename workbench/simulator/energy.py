@@ -42,7 +42,5 @@ def energy(timeline: Timeline, cluster: Cluster) -> Energy:
         reached_s[span.rank] = max(reached_s[span.rank], span.end_s)
     return Energy(
         busy_joules=tuple(device.watts_busy * busy for device, busy in zip(cluster.devices, busy_s, strict=True)),
-        idle_joules=tuple(
-            device.watts_idle * (timeline.makespan_s - busy) for device, busy in zip(cluster.devices, busy_s, strict=True)
-        ),
+        idle_joules=tuple(device.watts_idle * (timeline.makespan_s - busy) for device, busy in zip(cluster.devices, busy_s, strict=True)),
     )

@@ -2,6 +2,7 @@
 
 A value counts from the start of the operation that writes it, because its buffer must be there while it is being written; a received
 one from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that nobody reads until it is written.
+What a STEP writes counts from its end: it updates in place, and where somebody still needs the old weights, both count from then on.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from workbench.core.costs import Costs
-from workbench.core.schedule import Schedule, Value
+from workbench.core.schedule import STEP, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
-
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
@@ -28,26 +28,37 @@ def live_counts(schedule: Schedule, spans: Sequence[Span], name: str) -> tuple[i
 
 def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], int]) -> list[list[tuple[float, int]]]:
     """Return for each rank (time_s, bytes gained or lost), unordered."""
-    births: list[dict[Value, tuple[float, int]]] = []
-    deaths: list[dict[Value, float]] = []
-    for rank in range(schedule.world_size):
-        sizes = ((value, nbytes(value)) for value in schedule.inputs[rank])
-        births.append({value: (0.0, size) for value, size in sizes if size})
-        deaths.append(dict.fromkeys(births[rank], 0.0))
+    slots: list[dict[Value, int]] = [{} for _ in range(schedule.world_size)]  # of each value that has bytes
+    sizes: list[int] = []
+    births_s: list[float] = []
+    deaths_s: list[float] = []
+    for rank, inputs in enumerate(schedule.inputs):
+        for value in inputs:
+            size = nbytes(value)
+            if size:
+                slots[rank][value] = len(sizes)
+                sizes.append(size)
+                births_s.append(0.0)
+                deaths_s.append(0.0)
     for span in spans:
-        born, last = births[span.rank], deaths[span.rank]
         for value in span.op.writes:
             size = nbytes(value)
             if size:
-                born[value] = (span.start_s, size)
-                last[value] = max(last.get(value, 0.0), span.end_s)
+                slots[span.rank][value] = len(sizes)
+                sizes.append(size)
+                births_s.append(span.end_s if span.op.kind == STEP else span.start_s)
+                deaths_s.append(span.end_s)
+    for span in spans:
+        of_rank = slots[span.rank]
         for value in span.op.reads:
-            last[value] = max(last.get(value, 0.0), span.end_s)
+            slot = of_rank.get(value)
+            if slot is not None and deaths_s[slot] < span.end_s:
+                deaths_s[slot] = span.end_s
     steps: list[list[tuple[float, int]]] = []
-    for rank, born in enumerate(births):
-        last, kept = deaths[rank], frozenset(schedule.outputs[rank])
-        changes = [(start_s, size) for start_s, size in born.values()]
-        changes += [(last[value], -size) for value, (_, size) in born.items() if value not in kept]
+    for rank, of_rank in enumerate(slots):
+        kept = {of_rank[value] for value in schedule.outputs[rank] if value in of_rank}
+        changes = [(births_s[slot], sizes[slot]) for slot in of_rank.values()]
+        changes += [(deaths_s[slot], -sizes[slot]) for slot in of_rank.values() if slot not in kept]
         steps.append(changes)
     return steps
 

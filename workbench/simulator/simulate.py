@@ -50,7 +50,7 @@ def simulate(
 
 
 def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
-    ops, members, successors = schedule.ops, graph.members, graph.successors
+    ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
     waits = list(graph.num_waits)
     interfaces = Interfaces(schedule.world_size)
     spans: list[Span] = []
@@ -92,7 +92,7 @@ def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
             op = ops[rank][index]
             if op.kind == SEND:
                 interfaces.release(op.ranks[0], op.ranks[1])
-            for successor in successors[activity]:
+            for successor in targets[firsts[activity] : firsts[activity + 1]]:
                 waits[successor] -= 1
                 if waits[successor] == 0:
                     released.append(successor)

@@ -31,7 +31,7 @@ class Split:
         """Return the samples at `indices`; each keeps its sample id."""
         return Split(
             texts=tuple(self.texts[index] for index in indices),
-            labels=tuple(self.labels[index] for index in indices),  # type: ignore[arg-type]
+            labels=tuple(self.labels[index] for index in indices),
             sample_ids=tuple(self.sample_ids[index] for index in indices),
             pairs=None if self.pairs is None else tuple(self.pairs[index] for index in indices),
         )
@@ -62,8 +62,7 @@ class Task:
 
     def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
         """Return the task with at most so many samples in each split, drawn by a fixed seed; None keeps all."""
-        limits = {"train": train, "validation": validation, "test": test}
-        return replace(self, **{name: _limit(getattr(self, name), limit) for name, limit in limits.items()})
+        return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
 
 
 def _limit(split: Split, limit: int | None) -> Split:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Value
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
-from workbench.runtime.links import broadcast_s, ring_allreduce_s
+from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 
 
 def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequence_length: int) -> float:
@@ -129,3 +130,14 @@ class RedistributionCosts:
     def resident_bytes(self, rank: int) -> int:
         """Return 0: what stays is not counted here."""
         return 0
+
+
+def resident_bytes(profile: Profile, plan: Plan, rank: int, *, cached: bool) -> int:
+    """Return the bytes that stay on a rank: in the first epoch its stage, later the adapter alone."""
+    if cached:
+        return _resident_bytes(profile, profile.layers[rank], backbone=False)
+    index = plan.stage_of(rank)
+    if index is None:
+        return 0
+    stage = plan.stages[index]
+    return _resident_bytes(profile, profile.layers[rank][stage.start : stage.stop], backbone=True)

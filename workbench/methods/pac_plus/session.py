@@ -90,6 +90,7 @@ class RankSession:
         self._group = group
         self._free_s: float | None = None
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
+        self._open_subgroups()
         share = context.device.host_share or 1.0
         self.pacer = Pacer(share if rank_job.host_layers is not None else 1.0, clock=time.monotonic)
         paced = context.fidelity == "paced" and rank_job.host_layers is not None
@@ -145,11 +146,19 @@ class RankSession:
         """Sum a tensor over all ranks, in place, beside any schedule."""
         self._group.allreduce([tensor]).wait()
 
+    def _open_subgroups(self) -> None:
+        # torch asks every rank to take part in making every group, in one order.
+        plan, everyone = self.rank_job.plan, range(self.context.world_size)
+        wanted = {frozenset(stage.ranks) for stage in plan.stages}
+        wanted |= {frozenset({stage.ranks[0], *everyone} - {*stage.ranks[1:]}) for stage in plan.stages}
+        if plan.cached is not None:
+            wanted.add(frozenset(plan.cached.ranks))
+        for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):
+            if len(ranks) > 1 and ranks not in self._subgroups:
+                self._subgroups[ranks] = dist.new_group(list(ranks), backend="gloo")
+
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        key = tuple(sorted(ranks))
-        if key not in self._subgroups:
-            self._subgroups[key] = dist.new_group(list(key), use_local_synchronization=True, backend="gloo")
-        return self._subgroups[key]
+        return self._subgroups[tuple(sorted(ranks))]
 
 
 def _free(op: Op) -> float:

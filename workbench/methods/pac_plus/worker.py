@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from workbench.core.errors import CacheError
 from workbench.core.plan import Plan
+from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, plan_steps, train_first_epoch
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
-from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession
+from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_stage
 from workbench.models.parallel_adapter import ParallelAdapterStage
@@ -64,6 +65,8 @@ class _Run:
                 tensors = self._first_epoch()
             start = 1
         else:
+            for epoch in range(start):
+                self._result.steps += self._kept_steps(epoch)
             tensors = load_file(rank_job.checkpoints / f"epoch-{start - 1}.safetensors")
         if start < self._epochs:
             assert cached_stage is not None, "a plan without shares for cached epochs"
@@ -74,7 +77,8 @@ class _Run:
             for epoch in range(start, self._epochs):
                 session.barrier()
                 with self._phase(f"epoch {epoch + 1}"):
-                    self._result.steps += train_cached_epoch(session, cached_stage, owners, compute, optimizer, cache, epoch=epoch)
+                    traces = train_cached_epoch(session, cached_stage, owners, compute, optimizer, cache, epoch=epoch)
+                self._keep_steps(epoch, traces)
                 if session.rank == cached_stage.ranks[0]:
                     self._save(epoch, optimizer.named_tensors())
         self._result.overrun_share = session.pacer.overrun_share
@@ -90,9 +94,10 @@ class _Run:
         self._result.nbytes["resident with the backbone"] = read_memory().rss_bytes
         tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
         session.barrier()
-        self._result.steps += train_first_epoch(
+        traces = train_first_epoch(
             session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width
         )
+        self._keep_steps(0, traces)
         if tape is not None:
             tape.finish()
         self._taped, self._has_taped = tape, True
@@ -203,6 +208,15 @@ class _Run:
         part = path.with_suffix(".part")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
         part.replace(path)
+
+    def _keep_steps(self, epoch: int, traces: list[StepTrace]) -> None:
+        """Add an epoch's steps to the result, and note them on the disk for a run that is resumed."""
+        self._result.steps += traces
+        write_text(self._folder / f"steps-{epoch}.json", to_json(traces))
+
+    def _kept_steps(self, epoch: int) -> list[StepTrace]:
+        path = self._folder / f"steps-{epoch}.json"
+        return from_json(path.read_bytes(), list[StepTrace], source=str(path)) if path.is_file() else []
 
     def _release(self, compute: StageCompute | None) -> None:
         if compute is not None:

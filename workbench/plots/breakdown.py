@@ -1,134 +1,15 @@
-"""Predicted against measured step times, and where the time of each device goes."""
+"""Where the time of each device goes: compute by class, waiting for data, idle."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.core.report import Report
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    DARK_GREY,
-    LEGEND_RANK,
-    ORANGE,
-    busy_note,
-    class_of,
-    empty,
-    finish,
-    median,
-    shown_ranks,
-    time_unit,
-)
-
-BAND = 0.10  # the deviation that the shaded band allows
-MAX_NAMED_POINTS = 14
-
-
-class Point(NamedTuple):
-    """One plan of a sweep or one step: the simulated and the measured seconds."""
-
-    name: str
-    group: str
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def deviation(self) -> float:
-        """Return |predicted - measured| / measured."""
-        return abs(self.predicted_s - self.measured_s) / self.measured_s
-
-
-def points(report: Report) -> list[Point]:
-    """Return the sweep's plans that were measured; without any, the steps that were."""
-    swept = [Point(point.name, "plan", point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
-    if swept:
-        return swept
-    return [
-        Point(
-            f"epoch {step.epoch}, step {step.step}",
-            "step from the cache" if step.cached else "step through the backbone",
-            step.predicted_s,
-            step.measured_s,
-        )
-        for step in report.steps
-        if step.predicted_s and step.measured_s
-    ]
-
-
-def predicted_against_measured(report: Report) -> go.Figure:
-    """Return measured over predicted step times, with y = x and a band of 10 % to both sides."""
-    title = "Predicted against measured step time"
-    note = busy_note(report)
-    found = points(report)
-    if not found:
-        return empty(title=title, label=report.label, why="Nothing was measured: run with --mode execute to compare.", note=note)
-    longest = max(max(point.predicted_s, point.measured_s) for point in found)
-    shortest = min(min(point.predicted_s, point.measured_s) for point in found)
-    unit = time_unit(longest)
-    logarithmic = longest > 20 * shortest
-    low, high = (shortest * unit.factor / 1.3 if logarithmic else 0.85 * shortest * unit.factor), longest * unit.factor * (1.3 if logarithmic else 1.12)
-    figure = go.Figure()
-    figure.add_trace(
-        go.Scatter(
-            x=[low, high, high, low],
-            y=[low * (1 + BAND), high * (1 + BAND), high * (1 - BAND), low * (1 - BAND)],
-            fill="toself",
-            fillcolor="rgba(153,153,153,0.22)",
-            line={"width": 0},
-            mode="lines",
-            name=f"within {BAND:.0%}",
-            hoverinfo="skip",
-        )
-    )
-    figure.add_trace(
-        go.Scatter(x=[low, high], y=[low, high], mode="lines", line={"color": DARK_GREY, "dash": "dash"}, name="equal", hoverinfo="skip")
-    )
-    groups: dict[str, list[Point]] = defaultdict(list)
-    for point in found:
-        groups[point.group].append(point)
-    named = len(found) <= MAX_NAMED_POINTS
-    for (group, members), colour, symbol in zip(groups.items(), (BLUE, ORANGE), ("circle", "diamond"), strict=False):
-        members = sorted(members, key=lambda point: point.predicted_s)
-        figure.add_trace(
-            go.Scatter(
-                x=[point.predicted_s * unit.factor for point in members],
-                y=[point.measured_s * unit.factor for point in members],
-                mode="markers+text" if named else "markers",
-                text=[point.name for point in members],
-                # Neighbours on the diagonal: to the left above and to the right below do not cover each other.
-                textposition=["middle left" if index % 2 else "middle right" for index in range(len(members))],
-                textfont={"size": 11},
-                marker={"size": 11 if named else 7, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
-                name=group,
-                customdata=[[point.deviation] for point in members],
-                hovertemplate=(
-                    f"<b>%{{text}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}"
-                    "<br>deviation %{customdata[0]:.1%}<extra></extra>"
-                ),
-            )
-        )
-    axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
-    figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
-    figure.update_yaxes(title=f"measured, {report.label} ({unit.name})", zeroline=False, **axis)
-    figure.update_layout(legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"})
-    within = sum(point.deviation <= BAND for point in found)
-    kind = "plans" if report.sweep and found[0].group == "plan" else "steps"
-    return finish(
-        figure,
-        title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}",
-        label=f"simulated against {report.label}",
-        subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}",
-        note=note,
-        height=620,
-    )
+from workbench.plots.style import BLACK, COLOURS, LEGEND_RANK, class_of, empty, finish, shown_ranks, time_unit
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:

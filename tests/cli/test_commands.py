@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+from made_up_report import cluster, report
+from typer.testing import CliRunner
+
+from workbench.cli import doctor
+from workbench.cli.app import BENCHES, app
+from workbench.cli.job import parse_options
+from workbench.cli.show import summary
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.job import Job
+from workbench.core.report import Report
+
+COMMANDS = ("doctor", "fetch", "devices", "plan", "simulate", "run", "draw", "bench")
+
+
+def call(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    """Stand in for experiment.py: records what it is called with and returns the made-up report."""
+    calls = []
+    fake = types.ModuleType("workbench.experiment")
+
+    def run(job, described, mode="execute", *, progress=None, workdir=None, resume=False, fidelity="auto"):
+        calls.append((job, described, mode, workdir, resume, fidelity))
+        if fake.raises is not None:
+            raise fake.raises
+        return report(executed=mode == "execute")
+
+    def plan(job, described):
+        calls.append((job, described))
+        if fake.raises is not None:
+            raise fake.raises
+        return report().plan
+
+    fake.run, fake.plan, fake.calls, fake.raises = run, plan, calls, None
+    monkeypatch.setitem(sys.modules, "workbench.experiment", fake)
+    monkeypatch.setattr("workbench.cli.app.load_cluster", lambda name: cluster())
+    return fake
+
+
+def test_help_names_every_command() -> None:
+    result = call("--help")
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert name in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_json_and_help(name: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, workbench, workbench.__main__, workbench.cli.app; "
+        "print([name for name in ('torch', 'transformers', 'datasets', 'numpy', 'plotly', 'papermill', 'rich.table') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_run_fills_in_the_job(experiment, tmp_path) -> None:
+    result = call(
+        *("run", "--model", "tiny-bert", "--task", "mrpc", "--epochs", "2", "--seed", "7", "--batch-size", "16", "--micro-batches", "2"),
+        *("--learning-rate", "0.001", "--train-samples", "64", "--data", "folder", "--fidelity", "paced", "--resume"),
+        *("--workdir", str(tmp_path), "--option", "reduction=4", "--option", "init=pruned"),
+    )
+    assert result.exit_code == 0, result.output
+    [(job, _, mode, workdir, resume, fidelity)] = experiment.calls
+    assert job == Job(
+        model="tiny-bert",
+        task="mrpc",
+        epochs=2,
+        seed=7,
+        batch_size=16,
+        micro_batches=2,
+        learning_rate=1e-3,
+        train_samples=64,
+        data="folder",
+        options={"reduction": 4, "init": "pruned"},
+    )
+    assert (mode, workdir, resume, fidelity) == ("execute", tmp_path, True, "paced")
+
+
+def test_defaults_are_the_jobs_own(experiment) -> None:
+    assert call("run").exit_code == 0
+    assert experiment.calls[0][0] == Job()
+
+
+def test_run_writes_the_report_and_sums_it_up(experiment, tmp_path) -> None:
+    path = tmp_path / "out" / "report.json"
+    result = call("run", "--report", str(path))
+    assert Report.read(path) == report()
+    assert "accuracy 0.800" in result.stdout
+    assert "8.0 times shorter" in result.stdout
+    assert str(path) in result.stdout
+
+
+@pytest.mark.parametrize("words", [("simulate",), ("run", "--mode", "simulate")])
+def test_simulate_is_run_in_virtual_time(experiment, words: tuple[str, ...]) -> None:
+    result = call(*words, "--json")
+    assert experiment.calls[0][2] == "simulate"
+    assert json.loads(result.stdout)["source"] == "simulated"
+
+
+def test_plan_as_table_and_as_json(experiment) -> None:
+    table = call("plan").stdout
+    assert "[3, 3] [1-1]" in table
+    assert "fast: 8" in table
+    assert json.loads(call("plan", "--json").stdout)["micro_batch_size"] == 8
+
+
+def test_user_error_is_one_line_on_stderr_and_exit_code_2(experiment) -> None:
+    experiment.raises = PlanError("Asked this.", "Found that.", "Do so.")
+    result = call("plan")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "PlanError: Asked this. Found that. Do so.\n"
+
+
+def test_user_error_as_json(experiment) -> None:
+    experiment.raises = PlanError("Asked this.", "Found that.", "Do so.")
+    result = call("plan", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout) == {"error": "PlanError", "asked": "Asked this.", "found": "Found that.", "todo": "Do so."}
+
+
+def test_interrupt_says_how_to_go_on(experiment) -> None:
+    experiment.raises = KeyboardInterrupt()
+    result = call("run")
+    assert result.exit_code == 130
+    assert "--resume" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--epochs", "0"), "epochs = 0"),
+        (("run", "--cluster", "nowhere"), "nowhere"),
+        (("run", "--option", "reduction"), "KEY=VALUE"),
+        (("draw", "missing.json"), "missing.json"),
+        (("bench", "nothing"), "nothing"),
+        (("fetch", "no-such-asset"), "no-such-asset"),
+        (("devices", "--cluster", "missing.toml"), "missing.toml"),
+    ],
+)
+def test_bad_input_is_answered_in_one_line(words: tuple[str, ...], said: str) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_malformed_cluster_file_is_named(tmp_path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[[device]\n")
+    result = call("devices", "--cluster", str(path))
+    assert result.exit_code == 2
+    assert "broken.toml" in result.stderr
+
+
+def test_devices_lists_and_shows_clusters() -> None:
+    names = json.loads(call("devices", "--list", "--json").stdout)
+    assert "laptop" in names
+    shown = json.loads(call("devices", "--json").stdout)
+    assert [device["host_share"] for device in shown["devices"]] == [0.5, 0.5, 0.27, 0.13]
+    assert shown["devices"][0]["name"] in call("devices").stdout
+
+
+def test_draw_writes_figures_of_a_report(tmp_path) -> None:
+    path = report().write(tmp_path / "report.json")
+    result = call("draw", str(path), "--out", str(tmp_path / "figures"), "--png", "no", "--json")
+    assert result.exit_code == 0, result.output
+    files = json.loads(result.stdout)
+    assert files[0].endswith("index.html")
+    assert (tmp_path / "figures" / "epoch_times.html").is_file()
+
+
+def test_bench_dispatches_by_its_table(monkeypatch) -> None:
+    fake = types.ModuleType("fake_bench")
+    fake.bench = lambda say: {"ratio": 0.9}
+    monkeypatch.setitem(sys.modules, "fake_bench", fake)
+    monkeypatch.setitem(BENCHES, "fake", "fake_bench")
+    assert json.loads(call("bench", "fake", "--json").stdout) == {"fake": {"ratio": 0.9}}
+    assert "0.9" in call("bench", "fake").stdout
+
+
+def test_options_are_json_where_they_are_json() -> None:
+    assert parse_options(["a=1", "b=true", "c=text", "d=[1, 2]", "e=x=y"]) == {"a": 1, "b": True, "c": "text", "d": [1, 2], "e": "x=y"}
+    with pytest.raises(ConfigError):
+        parse_options(["=1"])
+
+
+def test_doctor_reports_every_probe(monkeypatch) -> None:
+    def fails():
+        raise OSError("no such thing")
+
+    ok = doctor.Check("python", "ok", "fine")
+    monkeypatch.setattr(doctor, "PROBES", (lambda: [ok], fails))
+    checks = json.loads(call("doctor", "--json").stdout)
+    assert checks[0] == {"name": "python", "state": "ok", "found": "fine", "todo": ""}
+    assert checks[1]["state"] == "degraded"
+    assert "no such thing" in checks[1]["found"]
+
+
+def test_doctor_fails_where_something_needed_is_missing(monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "PROBES", (lambda: [doctor.Check("packages", "missing", "torch", "Run: make setup")],))
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "-> Run: make setup" in result.stdout
+
+
+@pytest.mark.parametrize("probe", doctor.PROBES, ids=lambda probe: probe.__name__)
+def test_each_probe_gives_a_finding_with_what_to_do(probe) -> None:
+    [check] = probe()
+    assert check.found
+    assert check.state == "ok" or check.todo
+
+
+def test_summary_says_what_is_invalid() -> None:
+    assert "host too busy: 23%" in summary(report(valid=False))
+    lines = summary(report()).splitlines()
+    assert "Step        1000 ms measured" not in lines
+    assert any("800 ms predicted (simulated), 1000 ms measured (emulated, kernel links), first epoch" in line for line in lines)
+    assert any("median deviation 5.0% over 3 plans" in line for line in lines)

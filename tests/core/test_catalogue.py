@@ -1,0 +1,152 @@
+import pytest
+
+from workbench.core import catalogue
+from workbench.core.catalogue import cluster_names, device_models, load_cluster, load_device
+from workbench.core.errors import ConfigError
+
+ONE_DEVICE = '[[device]]\nname = "a"\nmodel = "rpi-5"\n'
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(write(tmp_path, text))
+    message = str(caught.value)
+    assert "mine.toml" in message
+    assert "\n" not in message
+    return message
+
+
+def test_every_cluster_and_model_loads():
+    assert {"laptop", "laptop-equal", "pac-env-a", "pac-env-b", "galaxy-env-a", "galaxy-env-b"} <= set(cluster_names())
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        assert cluster.name == name
+        assert cluster.description
+        assert all(device.model in device_models() for device in cluster.devices)
+    for model in device_models():
+        assert load_device(model).model == model
+
+
+def test_the_default_cluster_is_four_unequal_devices_that_two_cores_carry():
+    cluster = load_cluster(catalogue.DEFAULT_CLUSTER)
+    shares = [device.host_share for device in cluster.devices]
+    assert shares == [0.5, 0.5, 0.27, 0.13]
+    assert sum(shares) < 2
+    assert cluster.link(0, 3).bytes_per_s == 125e6
+    # Analytic speeds are in the ratio of the shares.
+    assert [device.flops_per_s / device.host_share for device in cluster.devices] == pytest.approx([60e9] * 4)
+
+
+def test_the_papers_testbeds():
+    env_b = load_cluster("pac-env-b")
+    assert [device.model for device in env_b.devices] == ["jetson-nano-h", "jetson-nano-l", "jetson-tx2-h", "jetson-tx2-l"]
+    assert [device.watts_busy for device in env_b.devices] == [10, 5, 15, 7.5]
+    assert env_b.link(0, 1).bytes_per_s == 125e6
+    # PAC+ Table IV: cores x clock.
+    speeds = [device.flops_per_s for device in env_b.devices]
+    assert [speed / speeds[0] for speed in speeds] == pytest.approx([1, 640 / 921, 2 * 1300 / 921, 2 * 850 / 921], rel=0.01)
+    galaxy = load_cluster("galaxy-env-b")
+    assert [device.memory_bytes for device in galaxy.devices] == [2_000_000_000, 2_000_000_000, 1_500_000_000, 1_000_000_000]
+    assert galaxy.link(0, 3).bytes_per_s == 62.5e6
+    assert galaxy.devices[0].flops_per_s / galaxy.devices[3].flops_per_s == pytest.approx(1470 / 403, rel=0.01)
+
+
+def test_any_field_may_be_overridden_and_units_are_converted(tmp_path):
+    text = """
+name = "mine"
+[defaults]
+model = "rpi-5"
+latency_ms = 2
+[[device]]
+name = "a"
+memory_mb = 350
+gflops = 12.5
+host_share = 0.25
+storage_mb_per_s = 10
+address = "pi@a"
+[[device.processor]]
+name = "cpu"
+gflops = 10
+[[device]]
+name = "b"
+bandwidth_mbit_per_s = 80
+[[link]]
+from = "a"
+to = "b"
+bandwidth_mbit_per_s = 8
+latency_ms = 30
+"""
+    cluster = load_cluster(write(tmp_path, text))
+    first, second = cluster.devices
+    assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (350_000_000, 12.5e9, 0.25, "pi@a")
+    assert first.storage_bytes_per_s == 10e6
+    assert first.processors[0].flops_per_s == 10e9
+    assert first.watts_busy == load_device("rpi-5").watts_busy
+    assert second.link.bytes_per_s == 10e6
+    assert cluster.link(0, 1).bytes_per_s == 1e6
+    assert cluster.link(0, 1).latency_s == 0.03
+    assert cluster.link(1, 0).bytes_per_s == 10e6
+    assert cluster.link(1, 0).latency_s == pytest.approx(0.004)
+
+
+def test_a_link_may_hold_both_ways(tmp_path):
+    text = ONE_DEVICE + ONE_DEVICE.replace('"a"', '"b"') + '[[link]]\nfrom = "a"\nto = "b"\nbandwidth_mbit_per_s = 8\nboth_ways = true\n'
+    cluster = load_cluster(str(write(tmp_path, text)))
+    assert cluster.link(0, 1) == cluster.link(1, 0)
+
+
+def test_an_unknown_cluster_names_the_known_ones_and_the_nearest():
+    with pytest.raises(ConfigError, match="galaxy-env-a, .*laptop.*Did you mean 'laptop'"):
+        load_cluster("lapptop")
+
+
+def test_an_unknown_device_model_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'jetson-nano-h'"):
+        load_device("jetson-nano-x")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('name = "a"\n[[device]\n', "line 2"),
+        ('name = "a"\n', "no devices"),
+        (ONE_DEVICE + "\nbandwidth_mbit_per_s = -3\n", "line 5: Device 'a' asks for bandwidth_mbit_per_s = -3"),
+        (ONE_DEVICE + "memory_mb = 0\n", "memory_mb = 0"),
+        (ONE_DEVICE + "memory_mb = nan\n", "memory_mb = nan"),
+        (ONE_DEVICE + "latency_ms = inf\n", "latency_ms = inf"),
+        (ONE_DEVICE + 'memory_mb = "3"\n', "must be a number"),
+        (ONE_DEVICE + "memory_mb = true\n", "must be a number"),
+        (ONE_DEVICE + "memory = 3\n", "line 4: The key 'memory' in Device 'a'.*Did you mean 'memory_mb'"),
+        (ONE_DEVICE + "[defautls]\n", "line 4: The key 'defautls'.*Did you mean 'defaults'"),
+        (ONE_DEVICE + ONE_DEVICE, "names a device 'a'"),
+        ('[[device]]\nname = "a"\n', "no gflops"),
+        ('[[device]]\nmodel = "rpi-5"\n', "Device 1 was described.*name"),
+        ('[[device]]\nname = "a"\nmodel = "rpi5"\n', "Did you mean 'rpi-5'"),
+        ('[device]\nname = "a"\n', "not a list of tables"),
+        (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "z"\nbandwidth_mbit_per_s = 1\n', "a>z"),
+        (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "a"\n', "no bandwidth_mbit_per_s"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_answered_in_one_line(tmp_path, text, expected):
+    import re
+
+    assert re.search(expected, refusal(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml.*no such file"):
+        load_cluster(tmp_path / "absent.toml")
+
+
+def test_data_is_found_beside_the_installed_package(tmp_path, monkeypatch):
+    package = tmp_path / "workbench"
+    (package / "_data").mkdir(parents=True)
+    (package / "_data" / "devices.toml").write_text("")
+    monkeypatch.setattr(catalogue, "__file__", str(package / "core" / "catalogue.py"))
+    assert catalogue.data_folder() == package / "_data"

@@ -1,0 +1,133 @@
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Share, Stage
+from workbench.core.profile import Grid, LayerProfile
+from workbench.planners import cached_step_s, plan_cached
+
+from .builders import SEQUENCE_LENGTH, device, grid, profile_of
+
+
+def cached_layer(sample_s: float, *, fixed_s: float = 0.0, step_s: float = 0.0, trainable_bytes: int = 100) -> LayerProfile:
+    """Return a layer whose backbone is so slow and large that a mistaken use of it would show."""
+    return LayerProfile(
+        name="layer",
+        times={
+            "F": grid(1e6),
+            "LOAD": grid(0.25 * sample_s),
+            "SF": grid(0.25 * sample_s, fixed_s),
+            "SB": grid(0.5 * sample_s),
+            "STEP": Grid(batch_sizes=(1,), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((step_s,),)),
+        },
+        frozen_bytes=10**12,
+        trainable_bytes=trainable_bytes,
+        output_bytes_per_token=8,
+        context_bytes_per_token=10,
+        tap_bytes_per_token=5,
+    )
+
+
+def cluster_of(*devices):
+    return Cluster(name="c", devices=devices)
+
+
+def shares(stage):
+    return {share.rank: share.samples for share in stage.shares}
+
+
+def test_shares_follow_speed():
+    profile = profile_of([[cached_layer(1.0)] * 2, [cached_layer(2.0)] * 2])
+    cluster = cluster_of(device("a"), device("b"))
+    stage = plan_cached(profile, cluster, batch_size=12, sequence_length=SEQUENCE_LENGTH)
+    assert (stage.start, stage.stop, shares(stage)) == (0, 2, {0: 8, 1: 4})
+    assert cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH) == pytest.approx(16, rel=1e-3)
+
+
+def test_a_costly_all_reduce_leaves_devices_out():
+    profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
+    quick = cluster_of(*(device(f"d{i}", bytes_per_s=1e6) for i in range(3)))
+    slow = cluster_of(*(device(f"d{i}", bytes_per_s=1.0) for i in range(3)))
+    assert len(plan_cached(profile, quick, batch_size=6, sequence_length=SEQUENCE_LENGTH).shares) == 3
+    alone = plan_cached(profile, slow, batch_size=6, sequence_length=SEQUENCE_LENGTH)
+    assert shares(alone) == {0: 6}
+    assert cached_step_s(profile, slow, alone, sequence_length=SEQUENCE_LENGTH) == pytest.approx(6)
+
+
+def test_one_slow_link_is_avoided():
+    profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
+    cluster = cluster_of(device("a"), device("b", bytes_per_s=1.0), device("c"))
+    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH)) == {0: 2, 2: 2}
+
+
+def test_the_plan_is_the_best_of_all_divisions():
+    import random
+
+    draw = random.Random(4)
+    left_out = 0
+    for _ in range(60):
+        count, batch = draw.randint(1, 4), draw.randint(1, 6)
+        rows = [
+            [cached_layer(draw.uniform(0.5, 3), fixed_s=draw.choice((0, draw.uniform(0, 4))), step_s=draw.uniform(0, 1))] for _ in range(count)
+        ]
+        devices = [
+            device(f"d{i}", bytes_per_s=draw.choice((20.0, 100.0, 1e6)), latency_s=draw.uniform(0, 0.2), memory_bytes=draw.choice((650, 10**6)))
+            for i in range(count)
+        ]
+        profile, cluster = profile_of(rows), cluster_of(*devices)
+        best = math.inf
+        for division in itertools.product(range(batch + 1), repeat=count):
+            if sum(division) != batch:
+                continue
+            if any(n and 400 + n * SEQUENCE_LENGTH * 15 > cluster.devices[rank].memory_bytes for rank, n in enumerate(division)):
+                continue
+            used = tuple(Share(rank=rank, samples=n) for rank, n in enumerate(division) if n)
+            stage = Stage(start=0, stop=1, shares=used)
+            best = min(best, cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH))
+        if math.isinf(best):
+            with pytest.raises(PlanError):
+                plan_cached(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH)
+            continue
+        stage = plan_cached(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH)
+        assert sum(shares(stage).values()) == batch
+        assert min(shares(stage).values()) >= 1
+        assert cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH) == pytest.approx(best)
+        left_out += len(stage.shares) < min(count, batch)
+    assert left_out > 5
+
+
+def test_many_devices_are_taken_fastest_first():
+    profile = profile_of([[cached_layer(1.0 + (rank % 4))] for rank in range(12)])
+    cluster = cluster_of(*(device(f"d{rank}") for rank in range(12)))
+    stage = plan_cached(profile, cluster, batch_size=24, sequence_length=SEQUENCE_LENGTH)
+    assert sum(shares(stage).values()) == 24
+    assert {0, 4, 8} <= set(stage.ranks)
+    assert shares(stage)[0] > shares(stage).get(3, 0)
+
+
+def test_adapters_that_fit_nowhere_are_refused_with_numbers():
+    profile = profile_of([[cached_layer(1.0)]])
+    with pytest.raises(PlanError, match=r"Device 'a' has 300 bytes; in the cached epochs the adapters and one sample need 460 bytes"):
+        plan_cached(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH)
+
+
+def test_memory_caps_a_devices_share():
+    profile = profile_of([[cached_layer(1.0)], [cached_layer(10.0)]])
+    cluster = cluster_of(device("fast", memory_bytes=400 + 2 * 60), device("slow"))
+    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH)) == {0: 2, 1: 2}
+
+
+def test_an_empty_batch_is_refused():
+    profile = profile_of([[cached_layer(1.0)]])
+    with pytest.raises(ConfigError):
+        plan_cached(profile, cluster_of(device("a")), batch_size=0, sequence_length=SEQUENCE_LENGTH)
+
+
+def test_only_the_named_devices_take_part():
+    profile = profile_of([[cached_layer(1.0)]] * 3)
+    cluster = replace(cluster_of(device("a"), device("b"), device("c")))
+    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH, ranks=(2, 1))) == {1: 2, 2: 2}

@@ -1,0 +1,72 @@
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from workbench.planners.dispatch import StageTimes, dispatch
+from workbench.planners.memory import rank_need
+
+from .builders import SEQUENCE_LENGTH, equal, unequal
+
+
+def test_the_dispatch_is_the_best_of_all_divisions():
+    draw = random.Random(1)
+    for _ in range(200):
+        samples, count = draw.randint(1, 6), draw.randint(1, 4)
+        costs = [[0.0] + [draw.choice((math.inf, draw.uniform(0, 9))) for _ in range(samples)] for _ in range(count)]
+        best = min(
+            max(costs[d][n] for d, n in enumerate(division))
+            for division in itertools.product(range(samples + 1), repeat=count)
+            if sum(division) == samples
+        )
+        value, shares = dispatch(costs, samples)
+        assert value == best
+        if math.isfinite(best):
+            assert sum(shares) == samples
+            assert max(costs[d][n] for d, n in enumerate(shares)) == best
+        else:
+            assert not any(shares)
+
+
+def test_a_device_twice_as_fast_gets_twice_the_samples():
+    costs = [[float(n) for n in range(7)], [2.0 * n for n in range(7)]]
+    assert dispatch(costs, 6) == (4.0, (4, 2))
+
+
+def test_a_device_that_is_too_slow_gets_nothing():
+    costs = [[float(n) for n in range(5)], [0.0, 90.0, 91.0, 92.0, 93.0]]
+    assert dispatch(costs, 4) == (4.0, (4, 0))
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_vectorised_table_equals_the_plain_one(tight):
+    for seed in range(20):
+        profile, cluster = unequal(seed, num_layers=4, world_size=3, tight=tight)
+        times = StageTimes(profile, cluster, micro_batch_size=4, sequence_length=SEQUENCE_LENGTH, max_in_flight=3)
+        for group in ((0,), (1, 2), (2, 0, 1)):
+            for live in (1, 2, 3):
+                table = times.group(group)[times.variant(live)]
+                for start, stop in itertools.combinations(range(5), 2):
+                    costs = []
+                    for rank in group:
+                        row = [0.0]
+                        for n in range(1, 5):
+                            need = rank_need(profile, rank, start, stop, samples=n, sequence_length=SEQUENCE_LENGTH, in_flight=live)
+                            seconds = sum(
+                                layer.forward_s(n, SEQUENCE_LENGTH) + layer.backward_s(n, SEQUENCE_LENGTH)
+                                for layer in profile.layers[rank][start:stop]
+                            )
+                            row.append(math.inf if need.total_bytes > cluster.devices[rank].memory_bytes else seconds)
+                        costs.append(row)
+                    value, shares = dispatch(costs, 4)
+                    assert table[times.index[start, stop]] == pytest.approx(value)
+                    assert times.shares(start, stop, group, live) == shares
+
+
+def test_plentiful_memory_is_computed_once():
+    profile, cluster = equal(3, 2)
+    times = StageTimes(profile, cluster, micro_batch_size=2, sequence_length=SEQUENCE_LENGTH, max_in_flight=4)
+    assert times.group((0, 1)).shape == (1, 6)
+    assert np.isfinite(times.group((0, 1))).all()

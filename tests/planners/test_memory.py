@@ -1,0 +1,70 @@
+import pytest
+
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.planners import memory
+
+from .builders import SEQUENCE_LENGTH, device, equal
+
+
+def test_the_parts_of_a_middle_stage_by_hand():
+    profile, _ = equal(4, 1)
+    need = memory.rank_need(profile, 0, 1, 3, samples=2, sequence_length=SEQUENCE_LENGTH, in_flight=3)
+    tokens = 2 * SEQUENCE_LENGTH
+    assert need.weights_bytes == 2 * (1000 + 100)
+    assert need.gradient_bytes == 2 * 100
+    assert need.optimizer_bytes == 2 * 200
+    assert need.context_bytes == 3 * tokens * 2 * (10 + 5)
+    assert need.workspace_bytes == tokens * 3
+    assert need.boundary_bytes == tokens * 2 * (8 + 2)
+    assert need.total_bytes == 2200 + 200 + 400 + 720 + 24 + 160
+
+
+def test_the_whole_model_has_no_boundary():
+    profile, _ = equal(4, 1)
+    assert memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=1, in_flight=1).boundary_bytes == 0
+
+
+def test_earlier_stages_hold_more_contexts_but_never_more_than_there_are_micro_batches():
+    assert [memory.in_flight(stage, 4, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert [memory.in_flight(stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
+
+
+def test_plan_needs_follows_shares_and_position():
+    profile, _ = equal(4, 3)
+    stages = (
+        Stage(start=0, stop=2, shares=(Share(rank=2, samples=3), Share(rank=0, samples=1))),
+        Stage(start=2, stop=4, shares=(Share(rank=1, samples=4),)),
+    )
+    plan = Plan(method="test", stages=stages, micro_batch_size=4, num_micro_batches=2)
+    needs = memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH)
+    assert needs[2].context_bytes == 3 * needs[0].context_bytes == 2 * 3 * SEQUENCE_LENGTH * 30
+    assert needs[1].context_bytes == 1 * 4 * SEQUENCE_LENGTH * 30
+
+
+def test_cached_epochs_release_the_backbone():
+    profile, _ = equal(4, 2)
+    stage = Stage(start=0, stop=4, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
+    needs = memory.cached_needs(profile, stage, sequence_length=SEQUENCE_LENGTH)
+    assert needs[0].weights_bytes == 400
+    assert needs[0].total_bytes == 4 * 400 + 3 * SEQUENCE_LENGTH * 4 * 15
+
+
+def test_check_names_device_stage_and_bytes():
+    from dataclasses import replace
+
+    profile, cluster = equal(4, 2)
+    small = replace(cluster, devices=(cluster.devices[0], device("rpi-s", memory_bytes=2000)))
+    stages = tuple(Stage(start=2 * s, stop=2 * s + 2, shares=(Share(rank=s, samples=1),)) for s in range(2))
+    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    memory.check(profile, cluster, plan, sequence_length=SEQUENCE_LENGTH)
+    with pytest.raises(PlanError, match=r"Device 'rpi-s' has 2\.0 kB; stage 1 \(layers 2-3\) needs 3\.0 kB"):
+        memory.check(profile, small, plan, sequence_length=SEQUENCE_LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(1_400_000_000, "1.4 GB"), (350_000_000, "350 MB"), (12_300, "12.3 kB"), (12, "12 bytes"), (99_900_000, "99.9 MB")],
+)
+def test_bytes_are_readable(nbytes, text):
+    assert memory.readable(nbytes) == text

@@ -1,0 +1,117 @@
+import random
+
+import pytest
+
+from workbench.core.cluster import Cluster, Link
+from workbench.core.plan import Share, Stage
+from workbench.planners import pricing
+
+from .builders import SEQUENCE_LENGTH, device, equal
+
+
+def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
+    """Return the makespan of 1F1B by brute force: each stage runs its list in order, links are free of contention."""
+    last = len(forward_s) - 1
+    lists = []
+    for stage in range(last + 1):
+        warm_up = min(last - stage, num_micro_batches)
+        order = [("F", m) for m in range(warm_up)]
+        for m in range(num_micro_batches):
+            if m + warm_up < num_micro_batches:
+                order.append(("F", m + warm_up))
+            order.append(("B", m))
+        lists.append(order)
+    done, clocks, at = {}, [0.0] * (last + 1), [0] * (last + 1)
+    while any(at[stage] < len(lists[stage]) for stage in range(last + 1)):
+        for stage in range(last + 1):
+            while at[stage] < len(lists[stage]):
+                kind, m = lists[stage][at[stage]]
+                if kind == "F":
+                    needed, wait = ("F", stage - 1, m), send_s[stage - 1] if stage else 0.0
+                else:
+                    needed, wait = (("B", stage + 1, m), return_s[stage]) if stage < last else (("F", stage, m), 0.0)
+                if stage == 0 and kind == "F":
+                    ready = 0.0
+                elif needed in done:
+                    ready = done[needed] + wait
+                else:
+                    break
+                clocks[stage] = max(clocks[stage], ready) + (forward_s if kind == "F" else backward_s)[stage]
+                done[kind, stage, m] = clocks[stage]
+                at[stage] += 1
+    return max(clocks)
+
+
+def test_equal_stages_and_free_links_last_m_plus_p_minus_1():
+    for p in (1, 2, 4):
+        for m in (4, 8):
+            cost = pricing.phase_lengths([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), [0.0] * p, m)
+            assert cost.total_s == pytest.approx((m + p - 1) * 3.0)
+            assert cost.bottleneck_s == pytest.approx(cost.total_s)
+            assert replay([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), m) == pytest.approx(cost.total_s)
+
+
+def test_eq_5_and_6_by_hand():
+    cost = pricing.phase_lengths([1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.1, 0.2], [0.3, 0.4], [50.0, 0.0, 7.0], 5)
+    assert cost.beginning_s == pytest.approx(1 + 0.1 + 2 + 0.2)
+    assert cost.execution_s == pytest.approx(5 * 9)
+    assert cost.ending_s == pytest.approx(50 + (2 + 0.3) + (4 + 0.4))
+    assert list(cost.parts()) == ["beginning", "execution", "ending"]
+    assert sum(cost.parts().values()) == pytest.approx(cost.total_s)
+
+
+def test_eq_5_misses_a_bottleneck_that_is_not_the_last_stage():
+    forward, backward = [4.0, 1.0], [4.0, 1.0]
+    cost = pricing.phase_lengths(forward, backward, [0.0], [0.0], [0.0, 0.0], 8)
+    true = replay(forward, backward, [0.0], [0.0], 8)
+    assert cost.total_s == pytest.approx(4 + 16 + 4)
+    assert cost.slowest_stage == 0
+    assert cost.bottleneck_s == pytest.approx(64)
+    assert true == pytest.approx(66)  # and 2 s more: the first micro-batch's way through stage 1, not overlapped by the one-deep warm-up
+
+
+def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
+    draw = random.Random(0)
+    closer = 0
+    for _ in range(300):
+        p, m = draw.randint(1, 5), draw.randint(1, 8)
+        forward, backward = ([draw.uniform(0.1, 3) for _ in range(p)] for _ in range(2))
+        send, back = ([draw.choice((0.0, draw.uniform(0, 1))) for _ in range(p - 1)] for _ in range(2))
+        cost = pricing.phase_lengths(forward, backward, send, back, [0.0] * p, m)
+        true = replay(forward, backward, send, back, m)
+        assert cost.total_s - 1e-9 <= cost.bottleneck_s <= true + 1e-9
+        closer += cost.bottleneck_s > 1.001 * cost.total_s
+    assert closer > 100  # the correction matters for unequal stages
+
+
+def test_a_ring_of_all_reduce_is_paced_by_its_slowest_link():
+    devices = [device(f"d{i}", bytes_per_s=rate, latency_s=0.01) for i, rate in enumerate((1000.0, 1000.0, 100.0))]
+    cluster = Cluster(name="c", devices=tuple(devices))
+    assert pricing.allreduce_s(cluster, (0,), 600) == 0
+    assert pricing.allreduce_s(cluster, (0, 1), 0) == 0
+    assert pricing.allreduce_s(cluster, (0, 1), 600) == pytest.approx(2 * (300 / 1000 + 0.02))
+    assert pricing.allreduce_s(cluster, (0, 1, 2), 600) == pytest.approx(4 * (200 / 100 + 0.02))
+
+
+def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
+    devices = tuple(device(f"d{i}", bytes_per_s=100.0, latency_s=0.005) for i in range(3))
+    cluster = Cluster(name="c", devices=devices, pairs={"d0>d2": Link(bytes_per_s=50.0)})
+    first = Stage(start=0, stop=1, shares=(Share(rank=0, samples=2), Share(rank=1, samples=2)))
+    second = Stage(start=1, stop=2, shares=(Share(rank=2, samples=4),))
+    # d0 -> d2 takes 2 x 10 / 50, d1 -> d2 takes 2 x 10 / 100; d2 receives both.
+    assert pricing.boundary_s(cluster, first, second, 10, 4) == pytest.approx(0.4 + 0.2 + 0.01)
+    assert pricing.boundary_s(cluster, first, second, 10, 4, reverse=True) == pytest.approx(0.4 + 0.01)
+    assert pricing.boundary_s(cluster, first, second, 0, 4) == 0
+    # Two groups of equal cuts exchange side by side.
+    side = Stage(start=1, stop=2, shares=(Share(rank=2, samples=2), Share(rank=1, samples=2)))
+    assert pricing.boundary_s(cluster, Stage(start=0, stop=1, shares=first.shares[:1]), Stage(start=1, stop=2, shares=side.shares), 10, 4) > 0
+
+
+def test_a_stage_takes_as_long_as_its_slowest_rank():
+    profile, cluster = equal(3, 2)
+    stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
+    assert pricing.stage_times(profile, stage, sequence_length=SEQUENCE_LENGTH) == (6.0, 6.0)
+    tail = Stage(start=2, stop=3, shares=(Share(rank=1, samples=4),))
+    cost = pricing.price(profile, cluster, (stage, tail), num_micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    assert cost.execution_s == pytest.approx(2 * 8)
+    assert cost.beginning_s == pytest.approx(6, rel=1e-3)

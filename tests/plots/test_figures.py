@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_up_report import cluster, report, timeline
+
+from workbench.core import Cluster, Device, Link, MemorySample
+from workbench.plots import breakdown, curves, epoch_times, memory, predicted_against_measured, style, time_by_class
+from workbench.plots import cluster as cluster_figure
+from workbench.plots.memory import MAX_POINTS
+
+
+def named(figure, name):
+    return [trace for trace in figure.data if trace.name == name]
+
+
+def test_memory_has_a_panel_per_device_against_its_budget() -> None:
+    figure = memory(timeline())
+    [fast], [slow] = named(figure, "fast"), named(figure, "slow")
+    assert list(fast.y) == [100, 180, 180]
+    assert list(fast.x) == [0, 2, 10]
+    assert [list(trace.y) for trace in named(figure, "budget")] == [[150, 150], [200, 200]]
+    assert (fast.line.color, slow.line.color) == (style.VERMILLION, style.BLUE)
+    headings = [annotation.text for annotation in figure.layout.annotations]
+    assert any("fast: peak 180 MB of 150 MB: too much" in heading for heading in headings)
+    assert "(simulated)" in figure.layout.title.text
+
+
+def test_memory_keeps_the_peak_when_it_thins_out() -> None:
+    samples = tuple(MemorySample(float(at), 7_000_000_000 if at == 4_999 else 1_000) for at in range(10_000))
+    figure = memory(replace(timeline(), memory=(samples, ()), budget_bytes=()))
+    [fast] = named(figure, "fast")
+    assert len(fast.y) <= MAX_POINTS + 1
+    assert max(fast.y) == 7.0
+
+
+def test_memory_without_samples_says_so() -> None:
+    assert "No memory" in memory(replace(timeline(), memory=())).layout.annotations[0].text
+
+
+def test_predicted_against_measured_takes_the_sweep() -> None:
+    figure = predicted_against_measured(report())
+    [points] = named(figure, "plan")
+    assert list(points.x) == pytest.approx([1000, 950, 800])
+    assert list(points.y) == pytest.approx([1000, 1000, 1000])
+    assert "median deviation 5.0%" in figure.layout.title.text
+    assert "2 of 3 plans within 10%" in figure.layout.title.subtitle.text
+    assert "simulated against emulated, kernel links" in figure.layout.title.text
+    [band] = named(figure, "within 10%")
+    assert [y / x for x, y in zip(band.x, band.y, strict=True)] == pytest.approx([1.1, 1.1, 0.9, 0.9])
+    [equal] = named(figure, "equal")
+    assert list(equal.x) == list(equal.y)
+
+
+def test_predicted_against_measured_falls_back_on_steps() -> None:
+    figure = predicted_against_measured(replace(report(), sweep=()))
+    assert len(named(figure, "step through the backbone")[0].x) == 2
+    assert len(named(figure, "step from the cache")[0].x) == 4
+    assert "median deviation 20.0%" in figure.layout.title.text
+
+
+def test_names_of_crowded_points_do_not_collide() -> None:
+    crowd = tuple(replace(report().sweep[0], name=f"plan {n}", predicted_s=1 + n * 1e-4, measured_s=1 + n * 1e-4) for n in range(10))
+    [points] = named(predicted_against_measured(replace(report(), sweep=crowd)), "plan")
+    placed = [place for text, place in zip(points.text, points.textposition, strict=True) if text]
+    assert 1 <= len(placed) < 10  # one spot has room for some of them only; the hover has all
+    assert list(points.hovertext) == [f"plan {n}" for n in range(10)]
+
+
+def test_simulated_run_has_nothing_to_compare() -> None:
+    assert "Nothing was measured" in predicted_against_measured(report(executed=False)).layout.annotations[0].text
+
+
+@pytest.mark.parametrize("figure", [predicted_against_measured, epoch_times])
+def test_invalid_run_carries_the_note(figure) -> None:
+    assert "Host too busy: 23%" in figure(report(valid=False)).layout.title.subtitle.text
+    assert "busy" not in (figure(report()).layout.title.subtitle.text or "")
+
+
+def test_curves_show_every_step_and_epochs_from_one() -> None:
+    figure = curves(report())
+    [loss] = named(figure, "loss of a step")
+    assert list(loss.x) == [1, 2, 3, 4, 5, 6]
+    assert list(loss.y) == pytest.approx([0.7, 0.7, 0.6, 0.6, 0.5, 0.5])
+    [accuracy] = named(figure, "validation accuracy")
+    assert list(accuracy.x) == [1, 2, 3]
+    assert list(accuracy.y) == pytest.approx([0.7, 0.75, 0.8])
+    texts = [annotation.text for annotation in figure.layout.annotations]
+    assert {"epoch 1", "epoch 2, cached", "epoch 3, cached"} <= set(texts)
+    assert "accuracy 0.800" in figure.layout.title.subtitle.text
+
+
+def test_epoch_times_with_and_without_cache() -> None:
+    figure = epoch_times(report())
+    [full], [cached] = named(figure, "through the backbone"), named(figure, "from the activation cache")
+    assert (list(full.x), list(full.y)) == ([1], [2.0])
+    assert (list(cached.x), list(cached.y)) == ([2, 3], [0.25, 0.25])
+    assert "8.0 times shorter" in figure.layout.title.subtitle.text
+    [predicted] = named(figure, "predicted (simulated)")
+    assert list(predicted.y) == pytest.approx([1.6, 0.2, 0.2])
+
+
+def test_breakdown_adds_up_to_the_makespan() -> None:
+    fast, slow = time_by_class(timeline())
+    assert fast == pytest.approx({"forward": 1, "side forward": 1, "waiting for data": 1, "idle": 5, "optimizer": 2})
+    assert slow == pytest.approx({"idle": 4, "waiting for data": 1, "forward": 3, "side backward": 2})
+
+
+def test_hidden_transfer_costs_nothing() -> None:
+    from workbench.core import Op, Span, Timeline, Value
+    from workbench.core.schedule import send
+
+    spans = (Span(0, Op("F", 0, 0), 0, 4), Span(0, send(Value("x"), 0, 1), 1, 3, 8), Span(0, Op("B", 0, 0), 3, 5))
+    [seconds] = time_by_class(Timeline(source="simulated", device_names=("a",), spans=spans))
+    assert seconds == pytest.approx({"forward": 4, "backward": 1})
+
+
+def test_breakdown_has_one_legend_entry_per_class() -> None:
+    figure = breakdown({"predicted": timeline(), "measured": timeline("emulated", "paced")})
+    in_legend = [trace.name for trace in figure.data if trace.showlegend]
+    assert sorted(in_legend) == sorted(set(in_legend))
+    assert "simulated and emulated, paced links" in figure.layout.title.text
+
+
+def test_cluster_shows_speed_memory_and_link() -> None:
+    figure = cluster_figure(cluster())
+    assert [list(trace.x) for trace in figure.data] == [[0.5, 0.25], [400, 400], [1000, 1000]]
+    assert "to be emulated" in figure.layout.title.text
+
+
+def test_described_cluster_is_not_called_measured() -> None:
+    device = Device(name="pi", flops_per_s=8e9, memory_bytes=4 * 10**9, link=Link(bytes_per_s=62.5e6))
+    figure = cluster_figure(Cluster(name="one", devices=(device,)))
+    assert list(figure.data[0].x) == [8.0]
+    assert "as described, not measured" in figure.layout.title.text

@@ -1,0 +1,93 @@
+"""Functions that the tests run on engines (importable there, because pytest puts this folder on sys.path)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.errors import PlanError
+from workbench.runtime.context import RankContext
+from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.process_group import group, open_group
+
+
+def who_am_i(context: RankContext, payload: Any) -> tuple[int, int, str, int, Any]:
+    return context.rank, context.world_size, context.device.name, os.getpid(), payload
+
+
+def count(context: RankContext, num_events: int) -> int:
+    for step in range(num_events):
+        context.publish({"epoch": 0, "step": step})
+    return context.rank
+
+
+def all_reduce(context: RankContext, num_groups: int) -> list[float]:
+    sums = []
+    for index in range(num_groups):
+        with group(context, 20.0, name=f"group-{index}"):
+            tensor = torch.full((4,), float(context.rank + 1))
+            dist.all_reduce(tensor)
+            sums.append(tensor[0].item())
+    return sums
+
+
+def leave_group_open(context: RankContext, _: Any) -> bool:
+    open_group(context, 20.0)
+    return dist.is_initialized()
+
+
+def group_is_open(context: RankContext, _: Any) -> bool:
+    return dist.is_initialized()
+
+
+def fail_clearly(context: RankContext, failing: int) -> None:
+    if context.rank == failing:
+        raise PlanError("A plan was asked for.", "None fits.", "Add a device.")
+
+
+def fail_otherwise(context: RankContext, failing: int) -> None:
+    if context.rank == failing:
+        raise LookupError("nothing there")
+
+
+def fail_while_others_wait(context: RankContext, failing: int) -> None:
+    with group(context, 20.0):
+        if context.rank == failing:
+            raise PlanError("A plan was asked for.", "None fits.", "Add a device.")
+        dist.all_reduce(torch.ones(1))
+
+
+def train_for_ever(context: RankContext, timeout_s: float) -> str:
+    with group(context, timeout_s):
+        step = 0
+        while True:
+            stop = torch.tensor(float(context.should_stop()))
+            dist.all_reduce(stop)
+            if stop:
+                return "stopped"
+            context.publish({"epoch": 1, "step": step})
+            step += 1
+            time.sleep(0.01)
+
+
+def sleep_deaf(context: RankContext, seconds: float) -> None:
+    context.publish({"epoch": 2, "step": 5})
+    time.sleep(seconds)
+
+
+def fill_memory(context: RankContext, nbytes: int) -> int:
+    with MemoryBudget(context.device.name, context.device.memory_bytes):
+        return torch.ones(nbytes // 4).numel()
+
+
+def eat(context: RankContext, nbytes: int) -> int:
+    kept = []
+    for step in range(nbytes // 10_000_000):
+        context.publish({"epoch": 0, "step": step})
+        kept.append(bytearray(10_000_000))
+        time.sleep(0.002)
+    return len(kept)

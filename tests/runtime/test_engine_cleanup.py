@@ -1,0 +1,160 @@
+"""Nothing outlives a run: whoever is killed, its processes, folders, namespaces and sockets are gone within seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from workbench.core.serial import to_json
+from workbench.runtime.network import child_environment
+from workbench.runtime.processes import ProcessId, processes_of
+from workbench.runtime.run_folder import Owner, make_run_folder, remove_run_folder, sweep_stale_folders
+
+_PARENT = """
+import json, sys
+sys.path.insert(0, {folder!r})
+import engine_jobs
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.runtime.engines import EngineCluster
+link = Link(bytes_per_s=125e6)
+devices = tuple(Device(name=f"device-{{rank}}", flops_per_s=1e9, memory_bytes=10**8, link=link) for rank in range(2))
+engines = EngineCluster.start(Cluster(name="two", devices=devices), fidelity={fidelity!r})
+session = engines._session
+print(json.dumps({{"folder": str(session.folder), "engines": engines.engine_pids, "janitor": session._janitor.pid}}), flush=True)
+"""
+_RUN = "engines.run(engine_jobs.train_for_ever, [60.0, 60.0], on_event=lambda rank, event: print(event, flush=True))\n"
+
+
+def start_parent(fidelity: str, then: str, folder: Path) -> tuple[subprocess.Popen[str], dict]:
+    program = _PARENT.format(folder=str(folder), fidelity=fidelity) + then
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment())
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def traces(about: dict) -> list[str]:
+    folder = Path(about["folder"])
+    left = [f"process {process}" for process in processes_of(folder)]
+    left += [f"engine {pid}" for pid in about["engines"] if psutil.pid_exists(pid)]
+    return left + ([str(folder)] if folder.exists() else [])
+
+
+def wait_for_no_traces(about: dict, timeout_s: float = 10.0) -> list[str]:
+    deadline_s = time.monotonic() + timeout_s
+    while (left := traces(about)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return left
+
+
+@pytest.fixture(params=["paced", "kernel"])
+def fidelity(request: pytest.FixtureRequest) -> str:
+    if request.param == "kernel":
+        request.getfixturevalue("kernel_links")
+    return request.param
+
+
+def test_parent_killed_in_the_middle_of_a_job(fidelity: str, engine_jobs_folder: Path) -> None:
+    parent, about = start_parent(fidelity, _RUN, engine_jobs_folder)
+    with parent:
+        assert parent.stdout is not None
+        assert "step" in parent.stdout.readline()
+        assert traces(about)
+        parent.kill()
+        parent.wait()
+        assert wait_for_no_traces(about) == []
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)\n", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"])
+def test_parent_that_never_stops_its_engines(ending: str, engine_jobs_folder: Path) -> None:
+    parent, about = start_parent("paced", ending, engine_jobs_folder)
+    with parent:
+        parent.wait(20)
+        assert wait_for_no_traces(about) == []
+
+
+def test_parent_and_janitor_killed_together(engine_jobs_folder: Path) -> None:
+    parent, about = start_parent("paced", _RUN, engine_jobs_folder)
+    with parent:
+        os.kill(about["janitor"], signal.SIGKILL)
+        parent.kill()
+        parent.wait()
+        deadline_s = time.monotonic() + 5
+        while any(psutil.pid_exists(pid) for pid in about["engines"]) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        assert not any(psutil.pid_exists(pid) for pid in about["engines"])  # they watch their owner themselves
+        assert traces(about)  # the controller does not
+        sweep_stale_folders()
+        assert traces(about) == []
+
+
+def test_sweep_spares_the_living_and_the_unreadable() -> None:
+    mine = make_run_folder()
+    try:
+        (other := make_run_folder()).joinpath("owner.json").write_text("{")
+        sweep_stale_folders()
+        assert mine.exists()
+        assert other.exists()
+        dead = Owner.current()
+        other.joinpath("owner.json").write_text(
+            to_json(Owner(pid=dead.pid, started=dead.started + 1, boot=dead.boot, pid_namespace=dead.pid_namespace))
+        )
+        sweep_stale_folders()
+        assert not other.exists()
+    finally:
+        remove_run_folder(mine)
+        remove_run_folder(other)
+
+
+def test_process_identity() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = ProcessId.of(child.pid)
+        assert process.alive
+        assert not process._replace(started=process.started + 1).alive
+        assert not process.wait(0.05)
+        process.kill()
+        assert process.wait(5)
+        assert not process.alive  # although it is still a zombie
+
+
+def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_path: Path) -> None:
+    """A real ipykernel, with its running event loop: start, run, a function of the notebook, interrupt, run again."""
+    cells = [
+        _PARENT.format(folder=str(engine_jobs_folder), fidelity="paced"),
+        "print(engines.run(engine_jobs.all_reduce, [1, 1]))",
+        "def double(context, payload):\n    return 2 * payload + offset\noffset = 1\n",
+        "try:\n    print(engines.run(lambda context, payload: 2 * payload, [1, 2]))\nexcept Exception as error:\n    print(error)",
+        "import signal\ntry:\n"
+        "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: signal.raise_signal(signal.SIGINT))\n"
+        "except KeyboardInterrupt:\n    print('interrupted')",
+        "import os\nos.kill(engines.engine_pids[1], 9)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
+        "%px import os\nprint(len(engines.client[:].apply_sync(os.getpid)))".replace("%px import os\n", "import os\n"),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    saved = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = child_environment()["PYTHONPATH"]
+    try:
+        client.execute()
+    finally:
+        if saved is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = saved
+    printed = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert printed[1] == "[[3.0], [3.0]]\n"
+    assert printed[3] == "[2, 4]\n"
+    assert printed[4] == "interrupted\n"
+    assert printed[5] == "[[3.0], [3.0]]\n"
+    assert printed[6] == "2\n"
+    assert wait_for_no_traces(json.loads(printed[0])) == []

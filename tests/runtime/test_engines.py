@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import engine_jobs
+import pytest
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, PlanError, RuntimeSetupError
+from workbench.runtime.engines import EngineCluster, EnginePool
+from workbench.runtime.jobs import run_job
+from workbench.runtime.process_group import close_group
+
+WORLD_SIZE = 3
+
+
+def works_again(engines: EngineCluster) -> bool:
+    sums = engines.run(engine_jobs.all_reduce, [1] * WORLD_SIZE)
+    return sums == [[6.0]] * WORLD_SIZE
+
+
+def test_results_come_by_rank(engines: EngineCluster) -> None:
+    answers = engines.run(engine_jobs.who_am_i, ["a", "b", "c"])
+    assert [answer[:3] for answer in answers] == [(rank, 3, f"device-{rank}") for rank in range(3)]
+    assert tuple(answer[3] for answer in answers) == engines.engine_pids
+    assert [answer[4] for answer in answers] == ["a", "b", "c"]
+    assert engines.fidelity == "paced"
+
+
+def test_function_defined_where_engines_cannot_import_it(engines: EngineCluster) -> None:
+    assert engines.run(lambda context, payload: context.rank * payload, [1, 2, 3]) == [0, 2, 6]
+
+
+def test_all_events_arrive_in_order(engines: EngineCluster) -> None:
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    engines.run(engine_jobs.count, [50] * 3, on_event=lambda rank, event: seen[rank].append(event["step"]))
+    assert seen == {rank: list(range(50)) for rank in range(3)}
+
+
+def test_groups_open_again_and_again(engines: EngineCluster) -> None:
+    assert engines.run(engine_jobs.all_reduce, [3] * 3) == [[6.0] * 3] * 3
+    assert works_again(engines)
+
+
+def test_group_left_open_is_closed(engines: EngineCluster) -> None:
+    assert engines.run(engine_jobs.leave_group_open, [None] * 3) == [True] * 3
+    assert engines.run(engine_jobs.group_is_open, [None] * 3) == [False] * 3
+
+
+def test_clear_error_names_the_device_and_engines_live_on(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+    with pytest.raises(PlanError) as caught:
+        engines.run(engine_jobs.fail_clearly, [1] * 3)
+    assert caught.value.asked == "On device 'device-1': A plan was asked for."
+    assert caught.value.todo == "Add a device."
+    assert works_again(engines)
+    assert engines.engine_pids == pids
+
+
+def test_other_exception_keeps_its_type_and_tells_the_device(engines: EngineCluster) -> None:
+    with pytest.raises(LookupError, match="nothing there") as caught:
+        engines.run(engine_jobs.fail_otherwise, [2] * 3)
+    assert "device-2" in caught.value.__notes__[0]
+    assert "fail_otherwise" in caught.value.__notes__[0]
+
+
+def test_root_cause_is_told_not_what_the_peers_saw(engines: EngineCluster) -> None:
+    with pytest.raises(PlanError, match="device-1"):
+        engines.run(engine_jobs.fail_while_others_wait, [1] * 3)
+    assert works_again(engines)
+
+
+def test_wrong_payloads(engines: EngineCluster) -> None:
+    with pytest.raises(ConfigError, match="2 payloads"):
+        engines.run(engine_jobs.count, [1, 1])
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        engines.run(engine_jobs.count, [threading.Lock()] * 3)
+    assert works_again(engines)
+
+
+def test_one_job_at_a_time(engines: EngineCluster) -> None:
+    failures: list[Exception] = []
+
+    def start_another(rank: int, event: Any) -> None:
+        try:
+            engines.run(engine_jobs.count, [1] * 3)
+        except RuntimeSetupError as error:
+            failures.append(error)
+
+    engines.run(engine_jobs.count, [1] * 3, on_event=start_another)
+    assert len(failures) == 3
+
+
+def test_stop_is_asked_for_and_obeyed(engines: EngineCluster) -> None:
+    answers = engines.run(engine_jobs.train_for_ever, [20.0] * 3, on_event=lambda rank, event: event["step"] == 3 and engines.request_stop())
+    assert answers == ["stopped"] * 3
+
+
+def test_memory_beyond_the_budget(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+    assert engines.run(engine_jobs.fill_memory, [40_000_000] * 3) == [10_000_000] * 3
+    with pytest.raises(MemoryBudgetError, match="device-2"):
+        engines.run(engine_jobs.fill_memory, [4, 4, 800_000_000])
+    assert engines.engine_pids == pids
+    assert all(reading.rss_bytes > 50_000_000 for reading in engines.memory())
+
+
+def test_job_over_its_time(engines: EngineCluster) -> None:
+    with pytest.raises(RuntimeSetupError, match=r"given 1 s.*'device-0', 'device-2'"):
+        engines.run(engine_jobs.sleep_deaf, [60, 0, 60], timeout_s=1)
+    assert works_again(engines)
+
+
+def test_killed_engine_is_named_with_its_step(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+
+    def kill(rank: int, event: Any) -> None:
+        if event["step"] == 5 and rank == 0:
+            os.kill(pids[1], signal.SIGKILL)
+
+    started = time.monotonic()
+    with pytest.raises(DeviceLostError, match=r"'device-1' \(rank 1\).*epoch 1, step \d+"):
+        engines.run(engine_jobs.train_for_ever, [60.0] * 3, on_event=kill)
+    assert time.monotonic() - started < 10
+    assert works_again(engines)
+    assert not set(pids) & set(engines.engine_pids)
+
+
+def test_frozen_engine_is_named(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+
+    def freeze(rank: int, event: Any) -> None:
+        if event["step"] == 2 and rank == 0:
+            os.kill(pids[2], signal.SIGSTOP)
+
+    with pytest.raises(DeviceLostError, match=r"'device-2' .*fell silent"):
+        engines.run(engine_jobs.train_for_ever, [2.0] * 3, on_event=freeze)
+    assert works_again(engines)
+
+
+def test_engine_killed_between_runs_is_replaced(engines: EngineCluster) -> None:
+    os.kill(engines.engine_pids[0], signal.SIGKILL)
+    time.sleep(0.2)
+    assert works_again(engines)
+
+
+@pytest.mark.parametrize("job", [engine_jobs.train_for_ever, engine_jobs.sleep_deaf])
+def test_control_c(engines: EngineCluster, job: Callable[..., Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        engines.run(job, [60.0] * 3, on_event=lambda rank, event: signal.raise_signal(signal.SIGINT))
+    assert works_again(engines)
+
+
+@pytest.mark.usefixtures("kernel_links")
+def test_kernel_links_carry_a_group(make_cluster: Callable[..., Cluster]) -> None:
+    with EngineCluster.start(make_cluster(2)) as engines:
+        assert engines.fidelity == "kernel"
+        assert engines.run(engine_jobs.all_reduce, [2] * 2) == [[3.0, 3.0]] * 2
+
+
+def test_out_of_memory_kill_is_told_as_such(make_cluster: Callable[..., Cluster]) -> None:
+    try:
+        engines = EngineCluster.start(make_cluster(2, memory_bytes=100_000_000), fidelity="paced", hard_memory=True)
+    except RuntimeSetupError as error:
+        pytest.skip(f"no memory cgroups here: {error.found}")
+    with engines, pytest.raises(MemoryBudgetError, match=r"'device-1'.*step \d+.*out-of-memory"):
+        engines.run(engine_jobs.eat, [0, 600_000_000])
+
+
+def test_pool_keeps_engines(make_cluster: Callable[..., Cluster]) -> None:
+    pool = EnginePool(capacity=1)
+    try:
+        first = pool.acquire(make_cluster(1), "paced")
+        assert pool.acquire(make_cluster(1), "paced") is first
+        pids = first.engine_pids
+        other = pool.acquire(make_cluster(1, mbit_per_s=10), "paced")
+        assert other is not first
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    finally:
+        pool.stop()
+    assert other.engine_pids == ()
+
+
+def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(1)
+    real = replace(cluster, devices=(replace(cluster.devices[0], address="pi.local"),))
+    with pytest.raises(RuntimeSetupError, match="torchrun"):
+        EngineCluster.start(real)
+    with pytest.raises(ConfigError, match="auto, kernel, paced"):
+        EngineCluster.start(cluster, fidelity="exact")  # type: ignore[arg-type]
+
+
+def test_job_that_cannot_be_read_still_answers() -> None:
+    answer = pickle.loads(run_job(b"garbage", len, "ipc:///nowhere"))  # type: ignore[arg-type]
+    close_group()
+    assert isinstance(answer.error, pickle.UnpicklingError)

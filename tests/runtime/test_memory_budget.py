@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.core.errors import MemoryBudgetError
+from workbench.runtime.memory import MemoryBudget, as_memory_error, read_memory
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is enforced by Linux only")
+
+
+def test_reading_of_this_process_and_of_none() -> None:
+    before = read_memory()
+    kept = np.ones(20_000_000 // 8)
+    after = read_memory()
+    assert after.rss_bytes - before.rss_bytes > 15_000_000
+    assert kept.nbytes == 20_000_000
+    assert read_memory(2**22 + 1).rss_bytes == 0
+    assert read_memory(os.getppid()).rss_bytes > 0
+
+
+@linux_only
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        pytest.param(lambda: torch.ones(200_000_000 // 4), id="torch"),
+        pytest.param(lambda: np.ones(200_000_000 // 8), id="numpy"),
+        pytest.param(lambda: bytearray(200_000_000), id="python"),
+    ],
+)
+def test_allocation_beyond_the_budget_is_a_clear_error(allocate) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"'rpi-s'.*100 MB.*Lower"), MemoryBudget("rpi-s", 100_000_000):
+        allocate()
+    assert len(bytearray(200_000_000)) == 200_000_000  # the limit is lifted
+
+
+@linux_only
+def test_budget_counts_from_the_footprint() -> None:
+    with MemoryBudget("rpi-s", 100_000_000) as budget:
+        assert budget.enforced
+        kept = torch.ones(60_000_000 // 4)
+        assert 55_000_000 < budget.used_bytes < 90_000_000
+        assert kept.numel() == 15_000_000
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(KeyError), MemoryBudget("rpi-s", 10**12):
+        raise KeyError("x")
+    assert as_memory_error(RuntimeError("shape mismatch"), "rpi-s", 1) is None
+    assert as_memory_error(OSError(errno.ENOMEM, "Cannot allocate memory"), "rpi-s", 1) is not None
+    assert as_memory_error(RuntimeError("std::bad_alloc"), "rpi-s", 1) is not None

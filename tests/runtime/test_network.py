@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.core.cluster import Cluster, Link
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.serial import to_json
+from workbench.runtime.network import EmulatedNetwork, Endpoint, child_environment, probe
+
+# Runs inside an endpoint: prints its interfaces, its address and the rates of its HTB classes in bytes/s.
+_LOOK = """
+import json, socket, sys
+from workbench.core.serial import from_json
+from workbench.runtime.network import Endpoint
+end = from_json(sys.argv[1], Endpoint)
+end.enter()
+from pyroute2 import IPRoute
+with IPRoute() as netlink:
+    index = netlink.link_lookup(ifname=end.interface)[0]
+    rates = {}
+    for message in netlink.get_classes(index):
+        options = message.get_attr("TCA_OPTIONS")
+        rates[message["handle"]] = options.get_attr("TCA_HTB_RATE64") or options.get_attr("TCA_HTB_PARMS")["rate"]
+    filters = len(list(netlink.get_filters(index)))
+socket.create_server((end.address, 5000)).close()
+print(json.dumps([sorted(name for _, name in socket.if_nameindex()), sorted(rates.values()), filters]))
+"""
+
+
+def look(endpoint: Endpoint) -> tuple[list[str], list[int], int]:
+    answer = subprocess.run(
+        [sys.executable, "-c", _LOOK, to_json(endpoint)], env=child_environment(), capture_output=True, text=True, check=True
+    ).stdout
+    return tuple(json.loads(answer))  # type: ignore[return-value]
+
+
+def namespace_of(endpoint: Endpoint) -> int:
+    return os.stat(endpoint.network_path).st_ino
+
+
+def users_of(namespace: int) -> list[int]:
+    users = []
+    for entry in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if entry.stat().st_ino == namespace:
+                users.append(int(entry.parts[2]))
+        except OSError:
+            continue
+    return users
+
+
+def test_probe_says_what_works_and_why() -> None:
+    support = probe()
+    assert support.fidelity in ("kernel", "paced")
+    assert support.reason
+    assert support.remedy or support.latency or sys.platform != "linux"
+
+
+@pytest.mark.usefixtures("kernel_links")
+class TestKernelLinks:
+    def test_each_device_has_its_interface_address_and_rate(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+        cluster = make_cluster(3, mbit_per_s=100)
+        slow = replace(cluster.devices[2], link=Link(bytes_per_s=1.25e6))
+        cluster = replace(cluster, devices=(*cluster.devices[:2], slow), pairs={"device-0>device-1": Link(bytes_per_s=2.5e6)})
+        with EmulatedNetwork.create(cluster, tmp_path) as network:
+            assert len({namespace_of(endpoint) for endpoint in network.endpoints}) == 3
+            assert len({endpoint.address for endpoint in network.endpoints}) == 3
+            interfaces, rates, filters = look(network.endpoints[0])
+            assert {"lo", "eth0"} <= set(interfaces)
+            assert rates == [2_500_000, 12_500_000]
+            assert filters > 0
+            assert look(network.endpoints[2])[1] == [1_250_000]
+
+    def test_namespaces_vanish_with_the_holder(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+        network = EmulatedNetwork.create(make_cluster(2), tmp_path)
+        path = network.endpoints[0].network_path
+        namespace = namespace_of(network.endpoints[0])
+        holder = network.holder_pid
+        network.close()
+        assert not os.path.exists(path)
+        assert not os.path.exists(f"/proc/{holder}")
+        assert users_of(namespace) == []
+
+    def test_holder_ends_when_its_owner_closes_the_pipe(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+        with EmulatedNetwork.create(make_cluster(2), tmp_path) as network:
+            assert network._holder.stdin is not None
+            network._holder.stdin.close()
+            assert network._holder.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces need Linux")
+def test_refusal_is_a_clear_error(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    started = time.monotonic()
+    with pytest.raises(RuntimeSetupError, match="fidelity='paced'"):
+        EmulatedNetwork.create(make_cluster(2), tmp_path)
+    assert time.monotonic() - started < 15
+    assert probe().fidelity == "paced"

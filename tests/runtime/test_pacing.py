@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from workbench.core.errors import ConfigError
+from workbench.runtime.pacing import LinkPacer, Pacer
+
+
+class FakeTime:
+    """A clock that only moves when told to; sleeps overshoot by `overshoot_s`."""
+
+    def __init__(self, overshoot_s: float = 0.0) -> None:
+        self.now_s = 100.0
+        self.overshoot_s = overshoot_s
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + self.overshoot_s
+
+    def work(self, seconds: float) -> str:
+        self.now_s += seconds
+        return "done"
+
+
+def pacer(share: float, fake: FakeTime) -> Pacer:
+    return Pacer(share, clock=fake.clock, sleep=fake.sleep)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.27, 0.13])
+def test_operation_takes_its_cost_divided_by_the_share(share: float) -> None:
+    fake = FakeTime()
+    paced = pacer(share, fake).run(lambda: fake.work(0.01), 0.01)
+    assert paced.result == "done"
+    assert paced.end_s - paced.start_s == pytest.approx(0.01 / share)
+    assert paced.late_s == 0
+
+
+def test_overshoot_of_sleeps_does_not_add_up() -> None:
+    fake = FakeTime(overshoot_s=0.001)
+    device = pacer(0.5, fake)
+    start_s = fake.now_s
+    for _ in range(1000):
+        device.run(lambda: fake.work(0.002), 0.005)
+    assert fake.now_s - start_s == pytest.approx(1000 * 0.01 + 0.001)
+    assert device.overrun_share == 0
+
+
+def test_overrun_is_recorded() -> None:
+    fake = FakeTime()
+    device = pacer(0.5, fake)
+    paced = device.run(lambda: fake.work(0.03), 0.01)
+    assert paced.late_s == pytest.approx(0.01)
+    device.run(lambda: fake.work(0.01), 0.01)
+    assert device.num_late == 1
+    assert device.late_s == pytest.approx(0.01)
+    assert device.overrun_share == pytest.approx(0.01 / 0.05)
+
+
+def test_late_wake_up_is_an_overrun() -> None:
+    fake = FakeTime(overshoot_s=0.5)
+    paced = pacer(0.5, fake).run(lambda: None, 0.01)
+    assert paced.late_s == pytest.approx(0.5)
+
+
+def test_time_is_counted_from_when_the_device_could_have_begun() -> None:
+    fake = FakeTime()
+    paced = pacer(0.5, fake).run(lambda: fake.work(0.001), 0.01, fake.now_s - 0.005)
+    assert paced.end_s == pytest.approx(100.0 - 0.005 + 0.02)
+
+
+def test_share_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="host_share"):
+        Pacer(0.0)
+
+
+def test_with_the_real_clock() -> None:
+    device = Pacer(0.25)
+    start_s = time.monotonic()
+    for _ in range(5):
+        device.run(lambda: None, 0.005)
+    # Never shorter than the deadlines, but for the credit of the last sleep.
+    assert time.monotonic() - start_s >= 5 * 0.02 - 0.005
+
+
+def test_transfers_share_a_link_one_after_the_other() -> None:
+    fake = FakeTime()
+    link = LinkPacer(1e6, 0.01, clock=fake.clock)
+    assert link.book(1_000_000) == pytest.approx((100.0, 101.01))
+    assert link.book(500_000) == pytest.approx((101.0, 101.51))
+    assert link.book(500_000, ready_s=105.0) == pytest.approx((105.0, 105.51))

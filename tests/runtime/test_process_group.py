@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime.context import RankContext
+from workbench.runtime.network import child_environment
+from workbench.runtime.process_group import close_group, group, open_group
+
+_UNDER_TORCHRUN = """
+import torch, torch.distributed as dist
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.runtime.context import RankContext
+from workbench.runtime.process_group import group
+device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
+context = RankContext.from_torchrun(device, Cluster(name="pis", devices=(device,)))
+for name in ("first", "second"):
+    with group(context, 20.0, name):
+        tensor = torch.tensor([context.rank + 1.0])
+        dist.all_reduce(tensor)
+        assert tensor.item() == 3.0
+open(f"{OUT}/rank-{context.rank}", "w").write(context.fidelity)
+"""
+
+
+def alone(cluster: Cluster, folder: Path, world_size: int = 1) -> RankContext:
+    return RankContext(
+        rank=0, world_size=world_size, device=cluster.devices[0], cluster=cluster, fidelity="paced", rendezvous=str(folder), interface="lo"
+    )
+
+
+def test_a_group_of_one_opens_twice(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    context = alone(make_cluster(1), tmp_path)
+    for name in ("a", "b"):
+        with group(context, 5.0, name):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == 1.0
+        assert not dist.is_initialized()
+    close_group()
+
+
+def test_peers_that_do_not_come(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    with pytest.raises(RuntimeSetupError, match=r"'device-0' \(rank 0 of 2\).*0.5 s"):
+        open_group(alone(make_cluster(1), tmp_path, world_size=2), 0.5)
+    assert not dist.is_initialized()
+
+
+def test_without_torchrun(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    cluster = make_cluster(1)
+    with pytest.raises(RuntimeSetupError, match="torchrun"):
+        RankContext.from_torchrun(cluster.devices[0], cluster)
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"OUT = {str(tmp_path)!r}\n" + _UNDER_TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert finished.returncode == 0, finished.stderr
+    assert sorted(path.read_text() for path in tmp_path.glob("rank-*")) == ["real", "real"]

@@ -1,0 +1,61 @@
+"""Small plans, simulation with table costs, and golden files, for the tests of schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from workbench.core.costs import TableCosts
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.schedule import Op, Schedule
+from workbench.core.timeline import Timeline
+from workbench.schedules import check
+from workbench.simulator import simulate
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def plan_of(*groups: Sequence[int], layers: Sequence[int] = (), first_rank: int = 0) -> Plan:
+    """Return a plan with one stage per group; a group lists its ranks' samples, ranks are numbered on."""
+    stages, at, rank = [], 0, first_rank
+    for number, group in enumerate(groups):
+        num_layers = layers[number] if layers else 1
+        shares = tuple(Share(rank=rank + i, samples=samples) for i, samples in enumerate(group))
+        stages.append(Stage(start=at, stop=at + num_layers, shares=shares))
+        at += num_layers
+        rank += len(group)
+    return Plan(method="test", stages=tuple(stages), micro_batch_size=sum(groups[0]), num_micro_batches=1)
+
+
+def equal_plan(num_stages: int, samples: int = 1) -> Plan:
+    """Return a pipeline of single ranks."""
+    return plan_of(*[(samples,)] * num_stages)
+
+
+def timed(schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]) -> Timeline:
+    """Return the timeline at the given seconds by kind; what is not given is free."""
+    costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
+    return simulate(schedule, costs, device_names=[f"d{rank}" for rank in range(schedule.world_size)])
+
+
+def peaks(schedule: Schedule, name: str, **seconds: float | Callable[[int, Op], float]) -> tuple[int, ...]:
+    """Return for each rank the most values of one name alive at once."""
+    timeline = timed(schedule, {name: 1}, **seconds)
+    return tuple(timeline.peak_bytes(rank) for rank in range(schedule.world_size))
+
+
+def labels(schedule: Schedule, rank: int) -> list[str]:
+    """Return a rank's operations by label."""
+    return [op.label for op in schedule.ops[rank]]
+
+
+def assert_golden(name: str, schedule: Schedule) -> None:
+    """Compare with tests/golden/NAME.txt, after a check and a round trip.  UPDATE_GOLDEN=1 writes the file anew."""
+    check(schedule)
+    text = schedule.to_text()
+    assert Schedule.from_text(text) == schedule
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")

@@ -1,0 +1,60 @@
+"""Golden schedules of the five methods and the baselines: text out, text in."""
+
+from __future__ import annotations
+
+import pytest
+from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of
+
+from workbench.core.plan import Share
+from workbench.core.schedule import Schedule
+from workbench.schedules import (
+    adapter_broadcast,
+    asynchronous_1f1b,
+    cached_step,
+    gpipe,
+    hybrid_1f1b,
+    insert_transfers,
+    one_f_one_b,
+    query_step,
+    redistribution,
+    ring,
+    ring_allgather_gemm,
+    ring_gemm_reducescatter,
+    split_heads,
+)
+
+SCHEDULES = {
+    "gpipe_2_stages_3_micro_batches": lambda: insert_transfers(gpipe(equal_plan(2), (1, 1, 1))),
+    "1f1b_3_stages_4_micro_batches": lambda: insert_transfers(one_f_one_b(equal_plan(3), (1, 1, 1, 1))),
+    "1f1b_1_stage": lambda: one_f_one_b(equal_plan(1), (2, 1)),
+    "pac_plus_hybrid_2_1": lambda: insert_transfers(hybrid_1f1b(plan_of((3, 1), (4,)), (4, 4, 2))),
+    "pac_plus_hybrid_2_2": lambda: insert_transfers(hybrid_1f1b(plan_of((1, 3), (2, 2)), (4, 4))),
+    "pac_plus_cached_step": lambda: cached_step(plan_of((4, 2, 1)).stages[0], (4, 0, 2)),
+    "pac_plus_redistribution": lambda: redistribution([(0, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 3), (2, 0, 4), (2, 1, 5), (0, 1, 6)], 3),
+    "pac_plus_adapter_broadcast": lambda: adapter_broadcast(plan_of((2, 2), (4,)).stages, range(4)),
+    "confidant_asynchronous_1f1b": lambda: insert_transfers(asynchronous_1f1b(equal_plan(3), 5)),
+    "confidant_split_heads": lambda: split_heads((8, 4), num_layers=2),
+    "ringada_depth_1": lambda: insert_transfers(ring(equal_plan(3), unfrozen_layers=1, initiators=(0,), batches_per_initiator=3)),
+    "ringada_two_initiators": lambda: insert_transfers(
+        ring(plan_of((1,), (1,), (1,), layers=(2, 1, 1)), unfrozen_layers=3, initiators=(0, 1), batches_per_initiator=1)
+    ),
+    "galaxy_plus_allgather_overlapped": lambda: ring_allgather_gemm(4),
+    "galaxy_plus_allgather_sequential": lambda: ring_allgather_gemm(3, overlapped=False),
+    "galaxy_plus_reducescatter_overlapped": lambda: ring_gemm_reducescatter(3),
+    "p_rge_one_device": lambda: query_step((Share(rank=0, queries=2),)),
+    "p_rge_two_devices": lambda: insert_transfers(query_step((Share(rank=0, queries=2), Share(rank=1, queries=1)))),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_golden_schedule(name: str) -> None:
+    """Each builder still makes the schedule that was read and found right."""
+    assert_golden(name, SCHEDULES[name]())
+
+
+def test_every_golden_file_is_compared() -> None:
+    """No file lies there unread."""
+    ours = {path.stem for path in GOLDEN.glob("*.txt")}
+    assert set(SCHEDULES) <= ours
+    for path in GOLDEN.glob("*.txt"):
+        assert Schedule.from_text(path.read_text(encoding="utf-8")).to_text() == path.read_text(encoding="utf-8")

@@ -1,0 +1,56 @@
+"""GPipe and 1F1B: closed forms of time, contexts in flight, and data parallelism inside a stage."""
+
+from __future__ import annotations
+
+import pytest
+from schedule_plans import equal_plan, labels, peaks, plan_of, timed
+
+from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
+from workbench.schedules.pipeline import gpipe_order, one_f_one_b_order
+
+SHAPES = [(1, 1), (1, 4), (2, 2), (3, 5), (4, 4), (4, 16), (8, 8)]
+
+
+@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
+@pytest.mark.parametrize(("num_stages", "m"), SHAPES)
+def test_makespan_with_free_links(builder, num_stages: int, m: int) -> None:
+    """p equal stages and m >= p micro-batches last (m + p - 1)(f + b)."""
+    schedule = insert_transfers(builder(equal_plan(num_stages), (1,) * m))
+    assert timed(schedule, F=1.0, B=2.0).makespan_s == (m + num_stages - 1) * 3.0
+
+
+@pytest.mark.parametrize(("num_stages", "m"), [*SHAPES, (4, 2), (5, 1)])
+def test_contexts_in_flight(num_stages: int, m: int) -> None:
+    """GPipe keeps all m contexts; 1F1B at most min(p - rank, m), and with free links exactly that."""
+    plan, sizes = equal_plan(num_stages), (1,) * m
+    assert peaks(insert_transfers(gpipe(plan, sizes)), "ctx", F=1.0, B=2.0) == (m,) * num_stages
+    expected = tuple(min(num_stages - rank, m) for rank in range(num_stages))
+    assert peaks(insert_transfers(one_f_one_b(plan, sizes)), "ctx", F=1.0, B=2.0) == expected
+    slow_links = peaks(insert_transfers(one_f_one_b(plan, sizes)), "ctx", F=1.0, B=2.0, SEND=5.0)
+    assert all(count <= bound for count, bound in zip(slow_links, expected, strict=True))
+
+
+def test_bubble_fraction() -> None:
+    """(p - 1) / (m + p - 1) of the time is idle."""
+    timeline = timed(insert_transfers(one_f_one_b(equal_plan(4), (1,) * 8)), F=1.0, B=2.0)
+    assert timeline.bubble_fraction == pytest.approx(3 / 11)
+
+
+def test_orders() -> None:
+    """Every micro-batch goes forward once and back once, in order."""
+    assert one_f_one_b_order(3, 1, 3) == [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)]
+    assert one_f_one_b_order(5, 0, 2) == gpipe_order(5, 0, 2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
+
+
+def test_a_group_shares_a_stage() -> None:
+    """Two ranks of the first stage each hand their pieces on, and sum their gradients."""
+    schedule = check(insert_transfers(one_f_one_b(plan_of((3, 1), (4,)), (4,))))
+    assert labels(schedule, 1) == ["0F0", "0SEND0.1", "1RECV0.1", "0B0", "0ALLREDUCE", "0STEP"]
+    assert labels(schedule, 2)[-1] == "1STEP"
+    assert "1ALLREDUCE" not in labels(schedule, 2)
+
+
+def test_communication_is_not_free() -> None:
+    """Two stages, one micro-batch: f + s + f + b + s + b."""
+    schedule = insert_transfers(one_f_one_b(equal_plan(2), (1,)))
+    assert timed(schedule, F=1.0, B=2.0, SEND=0.5).makespan_s == 7.0

@@ -1,0 +1,92 @@
+"""Modules import only from lower floors or their own package, and the lower floors never import torch or transformers."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "workbench"
+
+# Each package or module of workbench stands on one floor; those of one floor do not import each other.
+FLOORS = (
+    ("core",),
+    ("schedules", "simulator", "planners", "plots", "convert", "network"),
+    ("fetch",),
+    ("models", "tasks", "profiler"),
+    ("runtime",),
+    ("methods",),
+    ("experiment",),
+    ("widgets", "cli", "bench"),
+    ("__main__",),
+)
+FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
+WITHOUT_TORCH = ("core", "schedules", "simulator", "planners", "plots", "convert", "network", "fetch", "cli", "__main__")
+HEAVY = {"torch", "transformers", "datasets", "evaluate"}
+
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that the file imports anywhere, also inside functions, as dotted names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def unit(module: str) -> str:
+    """The package (or single module) of workbench that a file belongs to."""
+    return module.split("/")[0].removesuffix(".py")
+
+
+def faults(module: str, names: set[str]) -> list[str]:
+    own, found = unit(module), []
+    for name in sorted(names):
+        parts = name.split(".")
+        if parts[0] == "workbench" and len(parts) > 1 and parts[1] in FLOOR and parts[1] != own and FLOOR[parts[1]] >= FLOOR[own]:
+            found.append(f"{module} (floor {FLOOR[own]}) imports {name} (floor {FLOOR[parts[1]]})")
+        if own in WITHOUT_TORCH and parts[0] in HEAVY:
+            found.append(f"{module} imports {name}, but {own} must work without it")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_imports_from_lower_floors_only(module: str) -> None:
+    assert unit(module) in FLOOR, f"{unit(module)} stands on no floor: add it to FLOORS"
+    assert faults(module, imported(PACKAGE / module)) == []
+
+
+def test_the_rule_can_fail() -> None:
+    assert faults("core/plan.py", {"workbench.plots.gantt"})
+    assert faults("plots/gantt.py", {"workbench.simulator"})
+    assert faults("plots/gantt.py", {"torch.nn"})
+    assert not faults("plots/gantt.py", {"workbench.core.timeline", "workbench.plots.style", "plotly"})
+
+
+def test_third_party_imports_are_declared() -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver
+    transitive = {"zmq", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas"}  # always come with a declared one
+    undeclared = {}
+    for module in MODULES:
+        for name in imported(PACKAGE / module):
+            top = name.split(".")[0]
+            known = top in sys.stdlib_module_names or top in transitive or top == "workbench"
+            if not known and canonicalize_name(distribution.get(top, top)) not in declared:
+                undeclared[module] = top
+    assert undeclared == {}

@@ -1,0 +1,1 @@
+"""The command line's commands; each imports what it needs when it runs, so that --help stays fast."""

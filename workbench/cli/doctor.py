@@ -1,0 +1,163 @@
+"""What this machine can do, what is degraded, and how to mend it.  No torch is imported: versions come from the metadata."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, NamedTuple
+
+HUB_TIMEOUT_S = 2.0
+ENOUGH_MEMORY_BYTES, ENOUGH_DISK_BYTES = 4e9, 3e9
+BUSY_LOAD_PER_CORE = 0.5  # above this an emulated run is likely to overrun its deadlines
+PACKAGES = ("torch", "transformers", "datasets", "evaluate", "ipyparallel", "plotly", "papermill", "jupyterlab")
+
+
+class Check(NamedTuple):
+    """One finding.  state: ok; degraded (it works, with less); missing (something that is needed is not there)."""
+
+    name: str
+    state: Literal["ok", "degraded", "missing"]
+    found: str
+    todo: str = ""
+
+
+def examine() -> list[Check]:
+    """Return all findings about this machine, in a few seconds."""
+    return [check for probe in PROBES for check in _guarded(probe)]
+
+
+def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return probe()
+    except Exception as error:  # the doctor's duty is to go on and say what failed
+        name = probe.__name__.strip("_")
+        return [Check(name, "degraded", f"the check failed: {type(error).__name__}: {error}", "Report this.")]
+
+
+def _python() -> list[Check]:
+    found = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
+    old = sys.version_info < (3, 11)
+    return [Check("python", "missing" if old else "ok", found, "Install Python 3.11 or newer." if old else "")]
+
+
+def _packages() -> list[Check]:
+    found, absent = [], []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            absent.append(package)
+    if absent:
+        return [Check("packages", "missing", f"not installed: {', '.join(absent)}", "Run: make setup")]
+    return [Check("packages", "ok", ", ".join(found))]
+
+
+def _privileges() -> list[Check]:
+    if not hasattr(os, "geteuid"):
+        return [Check("privileges", "degraded", "no POSIX user", "Use Linux, macOS or WSL for emulated devices.")]
+    return [Check("privileges", "ok", "root" if os.geteuid() == 0 else f"unprivileged user {os.geteuid()}")]
+
+
+def _links() -> list[Check]:
+    from workbench.runtime.network import probe
+
+    support = probe()
+    degraded = support.fidelity != "kernel" or bool(support.remedy)
+    return [Check("emulated links", "degraded" if degraded else "ok", f"{support.fidelity}: {support.reason}", support.remedy)]
+
+
+def _cgroups() -> list[Check]:
+    from workbench.core.errors import RuntimeSetupError
+    from workbench.runtime.cgroups import MemoryCgroup
+
+    try:
+        cgroup = MemoryCgroup.create(f"workbench-doctor-{os.getpid()}")
+    except RuntimeSetupError as error:
+        todo = "Nothing must be done: budgets are enforced by the allocator's limit. As root, devices can also be killed like real ones."
+        return [Check("memory cgroups", "degraded", error.found.rstrip("."), todo)]
+    version_name = "2" if cgroup.unified else "1"
+    cgroup.remove()
+    return [Check("memory cgroups", "ok", f"version {version_name}: a device that exceeds its memory can be killed like a real one")]
+
+
+def _memory() -> list[Check]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    if memory.available < ENOUGH_MEMORY_BYTES:
+        return [Check("memory", "degraded", found, "Close programs: four emulated devices and the notebook need about 4 GB.")]
+    return [Check("memory", "ok", found)]
+
+
+def _cores() -> list[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    found = f"{cores} cores, load {load:.1f} over the last minute"
+    if cores < 2:
+        return [Check("cores", "degraded", found, "Emulate slower devices (smaller host_share): together they must fit the cores.")]
+    if load > BUSY_LOAD_PER_CORE * cores:
+        return [Check("cores", "degraded", found, "Wait until the machine is quiet: runs on a busy host are marked invalid.")]
+    return [Check("cores", "ok", found)]
+
+
+def _chromium() -> list[Check]:
+    from workbench.plots.export import browser_path
+
+    path = browser_path()
+    if path is None:
+        todo = "Install Chromium, or run: .venv/bin/plotly_get_chrome.  Figures are written as HTML without it."
+        return [Check("chromium", "degraded", "none found, so no PNG figures", todo)]
+    return [Check("chromium", "ok", path)]
+
+
+def _assets() -> list[Check]:
+    from workbench.core.errors import MissingDataError
+    from workbench.fetch import ASSETS, asset_path
+
+    present, absent = [], []
+    for name in ASSETS:
+        try:
+            asset_path(name)
+            present.append(name)
+        except MissingDataError:
+            absent.append(name)
+    if absent:
+        return [Check("weights and data", "missing", f"not fetched: {', '.join(absent)}", "Run: workbench fetch")]
+    return [Check("weights and data", "ok", ", ".join(present))]
+
+
+def _disk() -> list[Check]:
+    from workbench.fetch import cache_folder
+
+    folder = cache_folder()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / 1e9:.1f} GB free for {folder}"
+    if not os.access(existing, os.W_OK):
+        return [Check("disk", "missing", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.")]
+    if free < ENOUGH_DISK_BYTES:
+        return [Check("disk", "degraded", found, "Free some space, or set WORKBENCH_CACHE to another disk.")]
+    return [Check("disk", "ok", found)]
+
+
+def _hub() -> list[Check]:
+    from workbench.network import hub_endpoint, hub_is_reachable
+
+    outcome: list[bool] = []
+    # Name resolution knows no timeout: a thread of its own is left behind rather than waited for.
+    thread = threading.Thread(target=lambda: outcome.append(hub_is_reachable(HUB_TIMEOUT_S)), daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT_S)
+    if outcome == [True]:
+        return [Check("hub", "ok", f"{hub_endpoint()} answers")]
+    todo = "The embedded model and data work without it; others need a local folder (--model FOLDER, --data FOLDER)."
+    return [Check("hub", "degraded", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)]
+
+
+PROBES = (_python, _packages, _privileges, _links, _cgroups, _memory, _cores, _chromium, _assets, _disk, _hub)

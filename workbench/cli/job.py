@@ -1,0 +1,47 @@
+"""The options that make a job, shared by the commands that take one; their defaults are the Job's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.core.catalogue import DEFAULT_CLUSTER
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+
+DEFAULTS = Job()
+
+Method = Annotated[str, typer.Option(help="Method, such as pac_plus.")]
+ClusterName = Annotated[str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")]
+Model = Annotated[str, typer.Option(help="Model: an embedded name, a folder, or a hub name.")]
+TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
+Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
+Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
+BatchSize = Annotated[int, typer.Option(help="Samples of one optimizer step.")]
+MicroBatches = Annotated[int, typer.Option(help="How many a mini-batch is cut into.")]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
+MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
+Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
+Data = Annotated[str | None, typer.Option(help="Local folder for a task that is not embedded.")]
+Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method; may be repeated.")]
+WorkFolder = Annotated[Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="chosen")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
+
+CLUSTER = DEFAULT_CLUSTER
+
+
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text."""
+    options: dict[str, Any] = {}
+    for word in given or ():
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", "Write, for example, --option reduction=8.")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options

@@ -1,0 +1,75 @@
+"""What the commands print: results on stdout (tables, or JSON with --json), everything else on stderr; errors in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from workbench.core.errors import WorkbenchError
+from workbench.core.serial import to_builtins
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+def _remember_json(context: typer.Context, wanted: bool) -> bool:
+    context.find_root().meta["json"] = wanted
+    return wanted
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result (or the error) as JSON.", callback=_remember_json, is_eager=True)]
+
+
+class Commands(TyperGroup):
+    """A group of commands whose user errors are one line on stderr and exit code 2, and whose Ctrl-C is 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except WorkbenchError as error:
+            report_error(error, as_json=bool(ctx.meta.get("json")))
+            raise typer.Exit(USER_ERROR) from None
+        except KeyboardInterrupt:
+            say("Interrupted.")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `workbench ... | head` is no error; the rest of the output has no reader
+            sys.stdout = None
+            raise typer.Exit(0) from None
+
+
+def report_error(error: WorkbenchError, *, as_json: bool) -> None:
+    """Print a user error: one line on stderr, or its three parts as JSON on stdout."""
+    if as_json:
+        print_json({"error": type(error).__name__, "asked": error.asked, "found": error.found, "todo": error.todo})
+    else:
+        # Some messages carry a grid; the first line says it all, so it comes first and whole.
+        say(f"{type(error).__name__}: {error}")
+
+
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a dataclass, or dicts and lists of them, as JSON on stdout."""
+    print(json.dumps(to_builtins(value), indent=1, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
+    """Print a table on stdout.  right: the indices of columns that are set flush right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(markup=False, highlight=False).print(table)

@@ -1,0 +1,43 @@
+"""Run the quickstart notebook headless through papermill and say what came out: what `make quickstart` calls."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from workbench.cli.show import summary
+from workbench.core.report import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
+FOLDER = ROOT / "figures" / "quickstart"
+REPORT = FOLDER / "report.json"  # the notebook writes it, and the figures beside it
+
+
+def main() -> int:
+    """Run the notebook; return the exit code: 0, 1 if a cell failed, 130 if interrupted."""
+    began = time.time()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    REPORT.unlink(missing_ok=True)  # an old report must not pass for this run's
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    print(f"Running {NOTEBOOK.relative_to(ROOT)} ...", flush=True)
+    try:
+        papermill.execute_notebook(
+            NOTEBOOK, FOLDER / NOTEBOOK.name, cwd=NOTEBOOK.parent, kernel_name="python3", progress_bar=sys.stderr.isatty()
+        )
+    except PapermillExecutionError as error:
+        print(f"Cell {error.exec_count} of {NOTEBOOK.name} failed: {error.ename}: {error.evalue}", file=sys.stderr)
+        print(f"The whole trace is in {FOLDER / NOTEBOOK.name}. `workbench doctor` says what this machine lacks.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted. `make quickstart` starts again.", file=sys.stderr)
+        return 130
+    print(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(Report.read(REPORT), figures=FOLDER)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

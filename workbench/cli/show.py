@@ -1,0 +1,114 @@
+"""Plans, reports and clusters as tables for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.cli.output import print_table
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.report import EpochRecord, Report
+
+
+def show_cluster(cluster: Cluster) -> None:
+    """Print a cluster's devices."""
+    print_table(
+        f"{cluster.name}: {cluster.description or f'{cluster.world_size} devices'}",
+        ("rank", "device", "model", "GFLOP/s", "of a core", "MB", "Mbit/s", "ms", "watts"),
+        (
+            (
+                rank,
+                device.name,
+                device.model or "-",
+                f"{device.flops_per_s / 1e9:.1f}",
+                "-" if device.host_share is None else f"{device.host_share:g}",
+                f"{device.memory_bytes / 1e6:.0f}",
+                f"{device.link.bytes_per_s * 8e-6:g}",
+                f"{device.link.latency_s * 1e3:g}",
+                f"{device.watts_idle:g}-{device.watts_busy:g}" if device.watts_busy else "-",
+            )
+            for rank, device in enumerate(cluster.devices)
+        ),
+        right=(0, 3, 4, 5, 6, 7),
+    )
+
+
+def show_plan(plan: Plan, cluster: Cluster) -> None:
+    """Print where each layer and each sample goes, and what the planner expects of it."""
+    rows = [
+        (f"{index}", f"{stage.start}-{stage.stop - 1}", ", ".join(f"{cluster.devices[s.rank].name}: {s.samples}" for s in stage.shares))
+        for index, stage in enumerate(plan.stages)
+    ]
+    if plan.cached is not None:
+        rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))
+    micro = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"
+    print_table(
+        f"Plan {plan.partition()} {plan.grouping()} of {plan.method}, {micro}", ("stage", "layers", "samples of each micro-batch"), rows
+    )
+    if plan.predicted_s:
+        parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
+        print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
+    for note in plan.notes:
+        print(note)
+
+
+def summary(report: Report, *, figures: Path | None = None) -> str:
+    """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and measured step."""
+    lines = [
+        f"Devices     {', '.join(_device(report.cluster, rank) for rank in range(report.cluster.world_size))}",
+        f"Plan        layers {report.plan.partition()} on device groups {report.plan.grouping()}, "
+        f"{report.plan.num_micro_batches} micro-batches of {report.plan.micro_batch_size}",
+    ]
+    if report.metrics:
+        lines.append("Test        " + ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())))
+    full = [epoch for epoch in report.epochs if not epoch.cached]
+    cached = [epoch for epoch in report.epochs if epoch.cached]
+    if full:
+        lines.append(f"Epoch       {_seconds(full)} through the backbone ({report.label})")
+    if cached:
+        ratio = f", {_mean(full) / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
+        lines.append(f"            {_seconds(cached)} from the activation cache{ratio}")
+    lines += _steps(report)
+    if not report.valid:
+        lines.append(
+            f"Invalid     the host was too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine"
+        )
+    lines += [f"Note        {note}" for note in report.notes]
+    if figures is not None:
+        lines.append(f"Figures     {figures / 'index.html'}")
+    return "\n".join(lines)
+
+
+def _device(cluster: Cluster, rank: int) -> str:
+    device = cluster.devices[rank]
+    return device.name if device.host_share is None else f"{device.name} ({device.host_share:g} of a core)"
+
+
+def _steps(report: Report) -> list[str]:
+    lines = []
+    for cached, name in ((False, "first epoch"), (True, "from the cache")):
+        steps = [step for step in report.steps if step.cached == cached]
+        predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
+        measured = [step.measured_s for step in steps if step.measured_s is not None]
+        words = [f"{_median(predicted) * 1e3:.0f} ms predicted (simulated)"] if predicted else []
+        words += [f"{_median(measured) * 1e3:.0f} ms measured ({report.label})"] if measured else []
+        if words:
+            lines.append(f"Step        {', '.join(words)}, {name}")
+    swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
+    if swept:
+        lines.append(f"Prediction  median deviation {_median(swept):.1%} over {len(swept)} plans")
+    return lines
+
+
+def _mean(epochs: list[EpochRecord]) -> float:
+    return sum(epoch.seconds for epoch in epochs) / len(epochs)
+
+
+def _seconds(epochs: list[EpochRecord]) -> str:
+    return f"{_mean(epochs):.1f} s"
+
+
+def _median(values: list[float]) -> float:
+    from statistics import median
+
+    return median(values)

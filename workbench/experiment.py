@@ -1,0 +1,167 @@
+"""run(job, cluster, mode) -> Report: the one entry point that notebooks, papermill and the command line call."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.report import Report, SweepPoint
+from workbench.core.serial import to_json
+from workbench.fetch import cache_folder
+from workbench.methods import load_method
+from workbench.methods.base import Event, Outcome, Prediction, ignore
+
+Mode = Literal["simulate", "execute"]
+Fidelity = Literal["auto", "kernel", "paced"]
+
+BUSY_OVERRUN_SHARE = 0.05
+"""Above this share of late time, emulated times mean nothing: the host was too busy to keep the devices' deadlines."""
+
+
+def plan(job: Job, cluster: Cluster, *, progress: Callable[[Event], None] | None = None) -> Plan:
+    """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits."""
+    method = load_method(job.method)
+    prepared = method.prepare(job, progress or ignore)
+    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore), cluster)
+
+
+def profile(job: Job, cluster: Cluster, *, progress: Callable[[Event], None] | None = None) -> Profile:
+    """Return what every layer costs on every device: measured on this host and scaled, or computed from the catalogue."""
+    method = load_method(job.method)
+    return method.profile(method.prepare(job, progress or ignore), cluster, progress or ignore)
+
+
+def run(
+    job: Job,
+    cluster: Cluster,
+    mode: Mode = "execute",
+    *,
+    progress: Callable[[Event], None] | None = None,
+    workdir: Path | None = None,
+    resume: bool = False,
+    fidelity: Fidelity = "auto",
+    chosen_plan: Plan | None = None,
+) -> Report:
+    """Plan, simulate and (mode 'execute') run a job on a cluster.
+
+    workdir: where the run keeps checkpoints, cache and the trained adapter; by default a folder of its own under the cache folder.
+    resume: continue an interrupted run of the very same job from its last finished epoch.
+    chosen_plan: run this plan instead of the planner's.
+    Raises WorkbenchError for whatever a user can cause; an interrupted run leaves its workdir for `resume`.
+    """
+    if mode not in ("simulate", "execute"):
+        raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
+    notify = progress or ignore
+    method = load_method(job.method)
+    prepared = method.prepare(job, notify)
+    costs = method.profile(prepared, cluster, notify)
+    notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
+    decided = chosen_plan or method.plan(prepared, costs, cluster)
+    prediction = method.predict(prepared, costs, cluster, decided)
+    if mode == "simulate":
+        return _report(job, cluster, decided, prediction, None)
+
+    from workbench.runtime.engines import default_pool
+
+    folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
+    notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+    begin = time.monotonic()
+    engines = default_pool().acquire(cluster, fidelity)
+    outcome = method.execute(prepared, costs, cluster, decided, engines, folder=folder, resume=resume, notify=notify)
+    return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
+
+
+def sweep(
+    job: Job,
+    cluster: Cluster,
+    plans: dict[str, Plan],
+    mode: Mode = "execute",
+    *,
+    num_steps: int = 8,
+    fidelity: Fidelity = "auto",
+    progress: Callable[[Event], None] | None = None,
+) -> tuple[SweepPoint, ...]:
+    """Return the step time of some first-epoch steps under each plan: simulated, and measured if mode is 'execute'."""
+    notify = progress or ignore
+    method = load_method(job.method)
+    prepared = method.prepare(job, notify)
+    costs = method.profile(prepared, cluster, notify)
+    engines = None
+    if mode == "execute":
+        from workbench.runtime.engines import default_pool
+
+        engines = default_pool().acquire(cluster, fidelity)
+    folder = cache_folder() / "runs" / f"sweep-{os.getpid()}"
+    return method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+
+
+def run_name(job: Job, cluster: Cluster) -> str:
+    """Return the name of the folder in which a run of this job on this cluster keeps its state."""
+    digest = hashlib.sha256((to_json(job) + to_json(cluster)).encode()).hexdigest()[:12]
+    return f"{job.method}-{job.task}-{digest}".replace("/", "_")
+
+
+def environment() -> dict[str, str]:
+    """Return what the numbers were obtained with."""
+    from importlib.metadata import version
+
+    load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "load average": load,
+    }
+
+
+def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, outcome: Outcome | None, wall_s: float = 0.0) -> Report:
+    report = Report(
+        mode="simulate" if outcome is None else "execute",
+        source="simulated",
+        job=job,
+        cluster=cluster,
+        plan=decided,
+        steps=prediction.steps,
+        epochs=prediction.epochs,
+        timelines=dict(prediction.timelines),
+        phases_s=prediction.phases_s,
+        bytes=prediction.bytes,
+        environment=environment(),
+    )
+    if outcome is None:
+        return report
+    busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
+    notes = outcome.notes
+    if busy:
+        notes += (
+            f"Host too busy: {outcome.overrun_share:.0%} of the emulated devices' time was late (at most {BUSY_OVERRUN_SHARE:.0%} is valid).",
+        )
+    return replace(
+        report,
+        source="emulated",
+        fidelity=outcome.fidelity,
+        steps=outcome.steps,
+        epochs=outcome.epochs,
+        timelines=report.timelines | outcome.timelines,
+        metrics=outcome.metrics,
+        phases_s={f"{name}, predicted": seconds for name, seconds in prediction.phases_s.items()}
+        | outcome.phases_s
+        | {"whole run": wall_s},
+        bytes=prediction.bytes | outcome.bytes,
+        overrun_share=outcome.overrun_share,
+        valid=not busy,
+        notes=notes,
+        artifacts=outcome.artifacts,
+    )

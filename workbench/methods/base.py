@@ -1,0 +1,122 @@
+"""What a method is to the rest of the workbench: it prepares, profiles, plans, predicts and executes a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.report import EpochRecord, StepRecord, SweepPoint
+from workbench.core.timeline import Timeline
+
+
+class Event(NamedTuple):
+    """Something that a user who waits wants to know.  kind: 'phase' (message), 'step' or 'epoch'.  epoch, step: from 0."""
+
+    kind: str
+    rank: int = -1
+    epoch: int = -1
+    step: int = -1
+    num_steps: int = 0
+    loss: float | None = None
+    seconds: float | None = None
+    message: str = ""
+
+
+Notify = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the simulator says of a whole job.  steps[i].predicted_s is set; phases_s: what happens beside the epochs."""
+
+    steps: tuple[StepRecord, ...]
+    epochs: tuple[EpochRecord, ...]
+    timelines: dict[str, Timeline]
+    phases_s: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of executing a job: the measured side of a Report."""
+
+    fidelity: str
+    steps: tuple[StepRecord, ...] = ()
+    epochs: tuple[EpochRecord, ...] = ()
+    timelines: dict[str, Timeline] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    overrun_share: float = 0.0
+    notes: tuple[str, ...] = ()
+    artifacts: dict[str, str] = field(default_factory=dict)
+
+
+class Engines(Protocol):
+    """The running devices (runtime.engines.EngineCluster, or a stand-in in tests)."""
+
+    @property
+    def fidelity(self) -> Any:
+        """Return 'kernel' or 'paced'."""
+        ...
+
+    def run(self, function: Callable[[Any, Any], Any], payloads: Any, *, on_event: Callable[[int, Any], None] | None = None) -> list[Any]:
+        """Run function(context, payload) on every device."""
+        ...
+
+
+class Prepared(Protocol):
+    """A job with its data and model found; made by Method.prepare."""
+
+    job: Job
+
+
+class Method(Protocol):
+    """One published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
+
+    def prepare(self, job: Job, notify: Notify) -> Any:
+        """Find model and data.  Raises ConfigError or MissingDataError."""
+        ...
+
+    def profile(self, prepared: Any, cluster: Cluster, notify: Notify) -> Profile:
+        """Measure the host and scale to emulated devices, or compute from the catalogue."""
+        ...
+
+    def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
+        """Run the method's planner.  Raises PlanError if nothing fits."""
+        ...
+
+    def predict(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+        """Simulate every step of the job."""
+        ...
+
+    def execute(
+        self,
+        prepared: Any,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
+        """Run the job on the engines and evaluate what was trained."""
+        ...
+
+    def sweep(
+        self, prepared: Any, profile: Profile, cluster: Cluster, plans: dict[str, Plan], engines: Engines | None, *, num_steps: int, folder: Path
+    ) -> tuple[SweepPoint, ...]:
+        """Simulate, and on engines measure, some steps of each plan."""
+        ...

@@ -1,0 +1,1 @@
+"""PAC+: Parallel Adapters, activation cache, hybrid parallelism planned for unequal devices."""

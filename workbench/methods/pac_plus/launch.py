@@ -1,0 +1,242 @@
+"""The parent's side of a PAC+ run: make the initial adapter, start the ranks, put together what they send back."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import CacheError
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
+from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.serial import to_json, write_text
+from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.methods.base import Event, Notify, Prediction
+from workbench.methods.pac_plus.predict import traced_step
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.methods.pac_plus.session import RankJob, RankResult, StepTrace
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.initialization import initialize
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
+from workbench.tasks.tokenize import collate
+
+CALIBRATION_SAMPLES = 256
+
+
+def fingerprint(prepared: PreparedJob, stack: LayerStack, plan: Plan) -> str:
+    """Return what the activations depend on: backbone weights, tokens, storage type, and who keeps which samples."""
+    digest = hashlib.sha256()
+    for name, parameter in stack.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    job = prepared.job
+    digest.update(prepared.data_digest().encode())
+    digest.update(repr((prepared.options.cache_dtype, job.seed, job.batch_size, job.micro_batches)).encode())
+    digest.update(to_json(plan).encode())
+    return digest.hexdigest()
+
+
+def initial_adapter(prepared: PreparedJob, stack: LayerStack) -> ParallelAdapter:
+    """Return the adapter as training begins: initialised, and calibrated on some training samples (section IV-C)."""
+    adapter = ParallelAdapter(prepared.adapter)
+    initialize(adapter, prepared.options.initialization, stack=stack)
+    train = prepared.train
+    chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
+    batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]
+    set_statistics(adapter, calibrate(stack, batches))
+    return adapter
+
+
+def rank_job(
+    prepared: PreparedJob,
+    cluster: Cluster,
+    plan: Plan,
+    host_layers: tuple[LayerProfile, ...] | None,
+    *,
+    folder: Path,
+    identity: str,
+    start_epoch: int,
+) -> RankJob:
+    """Return the message that starts every rank."""
+    return RankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        host_layers=host_layers,
+        adapter=prepared.adapter,
+        split=prepared.train,
+        folder=folder,
+        fingerprint=identity,
+        cache_dtype=prepared.options.cache_dtype,
+        start_epoch=start_epoch,
+    )
+
+
+def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
+    """Write the adapter with which every rank begins."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in adapter.state_dict().items()}, folder / "initial.safetensors")
+
+
+def load_checkpoint(prepared: PreparedJob, folder: Path, epoch: int) -> ParallelAdapter:
+    """Return the adapter as it was after an epoch."""
+    adapter = ParallelAdapter(prepared.adapter)
+    state = load_file(folder / "initial.safetensors")
+    tensors = load_file(folder / "checkpoints" / f"epoch-{epoch}.safetensors")
+    state |= {name.removeprefix("weight/"): tensor for name, tensor in tensors.items() if name.startswith("weight/")}
+    adapter.load_state_dict(state)
+    return adapter.eval()
+
+
+def finished_epochs(folder: Path, identity: str, epochs: int) -> int:
+    """Return how many epochs an interrupted run of the very same job has finished.
+
+    Raises CacheError if the folder holds another job's run.
+    """
+    try:
+        kept = (folder / "fingerprint.txt").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return 0
+    if kept != identity:
+        raise CacheError(
+            f"Resuming the run in '{folder}' was asked for.",
+            "It was made by another job, plan, model or dataset.",
+            "Run without --resume, or repeat the interrupted run's own settings.",
+        )
+    count = 0
+    while count < epochs and (folder / "checkpoints" / f"epoch-{count}.safetensors").is_file():
+        count += 1
+    return count
+
+
+def begin_folder(folder: Path, identity: str) -> None:
+    """Empty the run's folder and note whose it is."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_text(folder / "fingerprint.txt", identity + "\n")
+
+
+class Progress:
+    """Adds up the ranks' parts of each step's loss and passes whole steps on."""
+
+    def __init__(self, plan: Plan, notify: Notify) -> None:
+        self._notify = notify
+        last = plan.stages[-1]
+        self._expected = {False: len(last.shares), True: len(plan.cached.shares) if plan.cached else 0}
+        self._reporters = {False: set(last.ranks), True: set(plan.cached.ranks) if plan.cached else set()}
+        self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
+        """Take an engine's event."""
+        cached = bool(event.get("cached"))
+        if "loss" not in event or rank not in self._reporters[cached]:
+            return
+        epoch, step = int(event["epoch"]), int(event["step"])  # type: ignore[call-overload]
+        losses = self._losses[epoch, step]
+        losses.append(float(event["loss"]))  # type: ignore[arg-type]
+        if len(losses) == self._expected[cached]:
+            self._notify(Event("step", rank, epoch, step, int(event["num_steps"]), sum(self._losses.pop((epoch, step)))))  # type: ignore[call-overload]
+
+
+def measured_steps(results: Iterable[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Return the predicted steps with what was measured: loss, and the time from one step's end to the next's."""
+    by_step: dict[tuple[int, int], list[StepTrace]] = defaultdict(list)
+    for result in results:
+        for trace in result.steps:
+            by_step[trace.epoch, trace.step].append(trace)
+    records, previous = [], None
+    for record in predicted:
+        traces = by_step.get((record.epoch, record.step))
+        if not traces:
+            continue
+        end = max(trace.end_s for trace in traces)
+        begin = previous if previous is not None and record.step > 0 else min(trace.start_s for trace in traces)
+        previous = end
+        records.append(
+            StepRecord(
+                epoch=record.epoch,
+                step=record.step,
+                samples=record.samples,
+                cached=record.cached,
+                predicted_s=record.predicted_s,
+                measured_s=end - begin,
+                loss=sum(trace.loss for trace in traces),
+            )
+        )
+    return tuple(records)
+
+
+def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
+    """Return the epochs' seconds and mean losses."""
+    records = []
+    for epoch in sorted({step.epoch for step in steps}):
+        own = [step for step in steps if step.epoch == epoch]
+        samples = sum(step.samples for step in own)
+        records.append(
+            EpochRecord(
+                epoch=epoch,
+                cached=own[0].cached,
+                seconds=sum(step.measured_s or 0.0 for step in own),
+                loss=sum((step.loss or 0.0) * step.samples for step in own) / samples,
+            )
+        )
+    return tuple(records)
+
+
+def measured_timelines(
+    results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
+) -> dict[str, Timeline]:
+    """Return the timelines of the same steps that the prediction shows.  resident[cached][rank]: bytes that stay."""
+    timelines = {}
+    for name, cached in (("first epoch", False), ("cached epoch", True)):
+        count = sum(1 for step in prediction.steps if step.epoch == int(cached))
+        chosen = [
+            [trace for trace in result.steps if (trace.epoch, trace.step) == (int(cached), traced_step(count)) and trace.spans]
+            for result in results
+        ]
+        if not any(chosen):
+            continue
+        begin = min(trace.start_s for traces in chosen for trace in traces)
+        spans, memory = [], []
+        for rank, traces in enumerate(chosen):
+            for trace in traces:
+                spans += [span._replace(start_s=span.start_s - begin, end_s=span.end_s - begin) for span in trace.spans]
+            own = [MemorySample(0.0, resident[cached][rank])]
+            own += [
+                MemorySample(max(0.0, sample.time_s - begin), sample.nbytes + resident[cached][rank])
+                for trace in traces
+                for sample in trace.memory
+            ]
+            memory.append(tuple(own))
+        timelines[f"{name}, measured"] = Timeline(
+            source="emulated",
+            fidelity=fidelity,  # type: ignore[arg-type]
+            device_names=tuple(device.name for device in cluster.devices),
+            spans=tuple(sorted(spans, key=_span_order)),
+            memory=tuple(memory),
+            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
+            title=prediction.timelines[f"{name}, predicted"].title,
+        )
+    return timelines
+
+
+def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:
+    """Return each phase's seconds from the first rank's begin to the last rank's end."""
+    names = {name: None for result in results for name in result.phases_s}
+    return {
+        name: max(result.phases_s[name][1] for result in results if name in result.phases_s)
+        - min(result.phases_s[name][0] for result in results if name in result.phases_s)
+        for name in names
+    }
+
+
+def _span_order(span: Span) -> tuple[int, float]:
+    return span.rank, span.start_s

@@ -1,0 +1,207 @@
+"""PAC+ as a Method: what experiment.run calls, in the order in which it calls it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.report import SweepPoint
+from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.pac_plus import launch
+from workbench.methods.pac_plus.measure import measure_layers, scale_to_cluster
+from workbench.methods.pac_plus.predict import Predictor, predict
+from workbench.methods.pac_plus.prepare import PreparedJob, prepare
+from workbench.methods.pac_plus.prices import resident_bytes
+from workbench.methods.pac_plus.session import RankResult
+from workbench.methods.pac_plus.sweep import RankSweep, records_of, run_sweep, sweep_steps
+from workbench.methods.pac_plus.worker import run_rank
+from workbench.models.evaluation import predict_all
+from workbench.models.loading import load_stack
+from workbench.models.saving import save_adapter
+from workbench.planners import candidates, plan_cached
+from workbench.planners.memory import check
+from workbench.profiler.analytic import MODELS, analytic_profile
+from workbench.profiler.cache import cached_profile
+from workbench.runtime.activation_cache import require_disk
+from workbench.tasks.metrics import compute
+from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
+
+
+class PacPlus:
+    """Parallel Adapters with an activation cache, planned for unequal devices."""
+
+    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
+        """Find model and data (see Method)."""
+        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
+        return prepare(job)
+
+    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify) -> Profile:
+        """Measure this host and scale to the emulated devices; devices that are not emulated are computed from the catalogue."""
+        if any(device.host_share is None for device in cluster.devices) and prepared.job.model in MODELS:
+            return analytic_profile(
+                prepared.job.model,
+                cluster,
+                technique="parallel_adapters",
+                reduction=prepared.options.reduction,
+                sequence_lengths=(prepared.typical_length,),
+            )
+        return scale_to_cluster(self.host_layers(prepared, notify), cluster, model=prepared.job.model)
+
+    def host_layers(self, prepared: PreparedJob, notify: Notify) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        key = {
+            "model": prepared.job.model,
+            "adapter": str(replace(prepared.adapter, seed=0)),
+            "cache_dtype": prepared.options.cache_dtype,
+            "max_length": max(prepared.train.lengths),
+        }
+
+        def measure() -> Profile:
+            notify(Event("phase", message="Profiling this machine (once)"))
+            layers = measure_layers(
+                load_stack(prepared.job.model), prepared.adapter, dtype=prepared.options.cache_dtype, max_length=max(prepared.train.lengths)
+            )
+            return Profile(model=prepared.job.model, method="pac_plus", source="measured", layers=(layers,))
+
+        profile, _ = cached_profile(key, measure)
+        return profile.layers[0]
+
+    def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+        """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
+        job, options = prepared.job, prepared.options
+        found = candidates(
+            profile,
+            cluster,
+            batch_size=job.batch_size,
+            micro_batches=job.micro_batches,
+            sequence_length=prepared.typical_length,
+            order="all" if options.order == "all" else None,
+            objective="paper" if options.objective == "simulated" else options.objective,
+        )
+        chosen = found[0]
+        if options.objective == "simulated":
+            steps = sweep_steps(prepared, 1)
+            chosen = min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(steps[0]))
+        if chosen.cached is None:
+            cached = plan_cached(profile, cluster, batch_size=job.batch_size, sequence_length=prepared.typical_length)
+            chosen = replace(chosen, cached=cached)
+        return chosen
+
+    def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+        """Simulate every step (see Method)."""
+        return predict(prepared, profile, cluster, plan)
+
+    def execute(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
+        """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
+        job = prepared.job
+        check(profile, cluster, plan, sequence_length=max(prepared.train.lengths))
+        if job.epochs > 1:
+            # Tapes and shards lie beside each other while they are redistributed.
+            require_disk(folder, 2 * prepared.cache_bytes)
+        stack = load_stack(job.model)
+        identity = launch.fingerprint(prepared, stack, plan)
+        start = launch.finished_epochs(folder, identity, job.epochs) if resume else 0
+        if start == 0:
+            launch.begin_folder(folder, identity)
+            launch.save_initial(launch.initial_adapter(prepared, stack), folder)
+        host_layers = self.host_layers(prepared, notify)
+        prediction = predict(prepared, profile, cluster, plan)
+        message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=start)
+        notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
+        results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
+
+        steps = launch.measured_steps(results, prediction.steps)
+        epochs = list(launch.epoch_records(steps))
+        notify(Event("phase", message="Scoring every epoch on the validation split"))
+        adapters = [launch.load_checkpoint(prepared, folder, epoch) for epoch in range(job.epochs)]
+        for epoch, predictions in enumerate(predict_all(stack, adapters, evaluation_batches(prepared.validation))):
+            epochs[epoch] = replace(epochs[epoch], metrics=self._score(prepared, prepared.validation, predictions))
+        best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
+        notify(Event("phase", message="Scoring the chosen epoch on the test split"))
+        adapter_folder = folder / "adapter"
+        save_adapter(adapter_folder, adapters[best], model=job.model)
+        metrics = self._score(prepared, prepared.test, predict_all(stack, [adapters[best]], evaluation_batches(prepared.test))[0])
+
+        if not prepared.options.keep_cache:
+            for rank in range(cluster.world_size):
+                shutil.rmtree(folder / f"rank-{rank}", ignore_errors=True)
+        paced = sum(result.paced_s for result in results)
+        resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in range(cluster.world_size)] for cached in (False, True)}
+        return Outcome(
+            fidelity=engines.fidelity,
+            steps=steps,
+            epochs=tuple(epochs),
+            timelines=launch.measured_timelines(results, cluster, prediction, engines.fidelity, resident),
+            metrics=metrics | {"chosen epoch": best + 1},
+            phases_s={name: seconds for name, seconds in launch.phase_seconds(results).items() if name.startswith(("sharing", "filling"))},
+            bytes=_bytes(results, cluster),
+            overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+            notes=tuple(note for result in results for note in result.notes),
+            artifacts={"adapter": str(adapter_folder)},
+        )
+
+    def sweep(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plans: Mapping[str, Plan],
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> tuple[SweepPoint, ...]:
+        """Simulate, and on engines measure, some steps of the first epoch under each plan (see Method)."""
+        steps = sweep_steps(prepared, num_steps)
+        points = []
+        if engines is not None:
+            stack = load_stack(prepared.job.model)
+            launch.begin_folder(folder, "sweep")
+            launch.save_initial(launch.initial_adapter(prepared, stack), folder)
+        for name, plan in plans.items():
+            predictor = Predictor(profile, cluster, plan)
+            predicted = [predictor.hybrid_s(step) for step in steps]
+            point = SweepPoint(name=name, plan=plan, predicted_s=median(predicted), num_steps=num_steps)
+            if engines is not None:
+                host_layers = self.host_layers(prepared, ignore)
+                message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity="sweep", start_epoch=0)
+                results = engines.run(run_sweep, [RankSweep(rank_job=message, steps=steps)] * cluster.world_size)
+                records = launch.measured_steps(results, records_of(steps, predicted))
+                paced = sum(result.paced_s for result in results)
+                point = replace(
+                    point,
+                    measured_s=median(record.measured_s or 0.0 for record in records),
+                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+                )
+            points.append(point)
+        if engines is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        return tuple(points)
+
+    def _score(self, prepared: PreparedJob, split: TokenizedSplit, logits: Tensor) -> dict[str, float]:
+        return compute(prepared.task.metrics, decide(logits, prepared.task.kind), split.labels)
+
+
+def _bytes(results: Sequence[RankResult], cluster: Cluster) -> dict[str, int]:
+    """Return every rank's readings by name."""
+    return {
+        f"{cluster.devices[result.rank].name}: {name}": nbytes for result in results for name, nbytes in result.nbytes.items()
+    }

@@ -1,0 +1,63 @@
+"""Some steps of the first epoch under any plan: to lay predicted and measured step times beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.core.report import StepRecord
+from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, train_first_epoch
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession
+from workbench.methods.pac_plus.worker import build_stage
+from workbench.runtime.context import RankContext
+from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.process_group import group
+from workbench.tasks.batching import epoch_batches
+
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSweep:
+    """A plan and the steps to run under it."""
+
+    rank_job: RankJob
+    steps: tuple[PlannedStep, ...]
+
+
+def sweep_steps(prepared: PreparedJob, num_steps: int) -> tuple[PlannedStep, ...]:
+    """Return `num_steps` mini-batches of the first epoch whose length is closest to the mean, the same for every plan."""
+    job, lengths = prepared.job, prepared.train.lengths
+    steps = plan_steps(epoch_batches(lengths, job.batch_size, job.seed, 0), lengths, job.micro_batches)
+    whole = [step for step in steps if step.shape.samples == job.batch_size] or list(steps)
+    typical = prepared.typical_length
+    return tuple(sorted(whole, key=lambda step: abs(max(step.shape.lengths) - typical))[:num_steps])
+
+
+def records_of(steps: Sequence[PlannedStep], predicted_s: Sequence[float]) -> tuple[StepRecord, ...]:
+    """Return the steps' records with what was predicted; the warm-up comes first and is dropped later."""
+    return tuple(
+        StepRecord(epoch=0, step=number, samples=step.shape.samples, cached=False, predicted_s=seconds)
+        for number, (step, seconds) in enumerate(zip(steps, predicted_s, strict=True))
+    )
+
+
+def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
+    """Run the steps on this rank, some of them twice at the beginning as a warm-up."""
+    rank_job = sweep.rank_job
+    with (
+        MemoryBudget(context.device.name, context.device.memory_bytes),
+        group(context, rank_job.timeout_s) as process_group,
+        RankSession(context, rank_job, process_group) as session,
+    ):
+        result = RankResult(rank=context.rank)
+        compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), len(sweep.steps))
+        config = rank_job.adapter
+        sizes = {"hidden_size": config.hidden_size, "side_width": config.width}
+        session.barrier()
+        train_first_epoch(session, sweep.steps[:WARM_UP_STEPS], compute, optimizer, None, **sizes)
+        session.pacer.reset()
+        result.steps = train_first_epoch(session, sweep.steps, compute, optimizer, None, **sizes)
+        result.overrun_share, result.late_s, result.paced_s = session.pacer.overrun_share, session.pacer.late_s, session.pacer.paced_s
+        return result

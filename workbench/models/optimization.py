@@ -1,0 +1,36 @@
+"""AdamW and its learning rate: warm-up, then linear decay, each step's rate a pure function of its number.
+
+No gradient clipping by a global norm: stages on different devices would have to agree on the norm in every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.parallel_adapter import parameter_groups
+
+
+def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: float) -> float:
+    """Return the learning rate of step `step` (from 0) of `num_steps`.
+
+    It rises linearly over the warm-up's steps, is `peak` at its end, and falls linearly to one last small step above zero.
+    """
+    if not 0 <= step < num_steps:
+        raise ConfigError(f"The learning rate of step {step} was asked for.", f"There are {num_steps}.", "Count the steps again.")
+    warmup = int(warmup_fraction * num_steps)
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    return peak * (num_steps - step) / (num_steps - warmup)
+
+
+def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW over the trainable parameters (a stage's, or all); set its rate in each step by set_learning_rate."""
+    return torch.optim.AdamW(parameter_groups(module, weight_decay), lr=0.0, betas=(0.9, 0.999), fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

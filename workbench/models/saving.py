@@ -1,0 +1,86 @@
+"""Save an adapter as safetensors and JSON, whole or not at all, and load it in a fresh process to predict the same."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
+
+WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterDescription:
+    """What a saved adapter is for.  model: the backbone's name.  notes: anything worth keeping (metrics, epoch, version)."""
+
+    config: ParallelAdapterConfig
+    model: str
+    task: str
+    max_length: int
+    notes: dict[str, float | int | str] = field(default_factory=dict)
+    schema_version: int = 1
+
+
+def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: AdapterDescription) -> Path:
+    """Write a whole adapter's state_dict (or the union of its stages') and return the folder.
+
+    Raises ConfigError if the state is not whole.  Weights go first: a folder with a description is complete.
+    """
+    folder = Path(folder)
+    # Loading checks names and shapes, so that nobody finds out later.
+    _build(description.config, state, f"The adapter for '{folder}'")
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=WEIGHTS, suffix=".part")
+    os.close(handle)
+    try:
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, name)
+        os.chmod(name, 0o644)
+        os.replace(name, folder / WEIGHTS)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    write_text(folder / DESCRIPTION, to_json(description) + "\n")
+    return folder
+
+
+def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescription]:
+    """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
+    folder = Path(folder)
+    asked = f"The adapter '{folder}' was asked for."
+    try:
+        description = from_json((folder / DESCRIPTION).read_bytes(), AdapterDescription, source=f"'{folder / DESCRIPTION}'")
+        state = load_file(folder / WEIGHTS)
+    except OSError as error:
+        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / WEIGHTS}'.", "Check the folder.") from error
+    except SafetensorError as error:
+        raise ConfigError(asked, f"Its {WEIGHTS} is damaged: {error}.", "Train it again, or take a copy.") from error
+    return _build(description.config, state, f"The adapter '{folder}'").eval(), description
+
+
+def stage_state(state: Mapping[str, Tensor], start: int, stop: int, num_layers: int) -> dict[str, Tensor]:
+    """Return what the stage [start, stop) needs of a whole adapter's state_dict."""
+    prefixes = {f"layers.{index}." for index in range(start, stop)}
+    prefixes |= {"first."} if start == 0 else set()
+    prefixes |= {"last."} if stop == num_layers else set()
+    return {name: tensor for name, tensor in state.items() if name.startswith(tuple(prefixes))}
+
+
+def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str) -> ParallelAdapter:
+    adapter = ParallelAdapter(config)
+    try:
+        adapter.load_state_dict(dict(state))
+    except RuntimeError as error:
+        first = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
+        raise ConfigError(f"{what} was asked for.", f"Its weights do not fit its description: {first}", "Check the folder.") from error
+    return adapter

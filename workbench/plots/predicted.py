@@ -1,0 +1,154 @@
+"""Predicted against measured step times: is the simulator right?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from workbench.core.report import Report
+from workbench.plots.style import BLUE, DARK_GREY, ORANGE, busy_note, empty, finish, median, time_unit
+
+BAND = 0.10  # the deviation that the shaded band allows
+MAX_NAMED_POINTS = 14
+CHART_PIXELS, HEIGHT_PIXELS = 1000, 470  # what the axes have, roughly: decides which names collide
+NAME_PIXELS = (6.3, 15)  # width of a character, height of a line
+
+
+class Point(NamedTuple):
+    """One plan of a sweep or one step: the simulated and the measured seconds."""
+
+    name: str
+    group: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def deviation(self) -> float:
+        """Return |predicted - measured| / measured."""
+        return abs(self.predicted_s - self.measured_s) / self.measured_s
+
+
+def points(report: Report) -> list[Point]:
+    """Return the sweep's plans that were measured; without any, the steps that were."""
+    swept = [Point(point.name, "plan", point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
+    if swept:
+        return swept
+    return [
+        Point(
+            f"epoch {step.epoch + 1}, step {step.step + 1}",
+            "step from the cache" if step.cached else "step through the backbone",
+            step.predicted_s,
+            step.measured_s,
+        )
+        for step in report.steps
+        if step.predicted_s and step.measured_s
+    ]
+
+
+def predicted_against_measured(report: Report) -> go.Figure:
+    """Return measured over predicted step times, with y = x and a band of 10 % to both sides."""
+    title = "Predicted against measured step time"
+    note = busy_note(report)
+    found = points(report)
+    if not found:
+        return empty(title=title, label=report.label, why="Nothing was measured: run with --mode execute to compare.", note=note)
+    longest = max(max(point.predicted_s, point.measured_s) for point in found)
+    shortest = min(min(point.predicted_s, point.measured_s) for point in found)
+    unit = time_unit(longest)
+    logarithmic = longest > 20 * shortest
+    margin = 1.3 if logarithmic else 1.15
+    low, high = shortest * unit.factor / margin, longest * unit.factor * margin
+    figure = go.Figure()
+    figure.add_trace(
+        go.Scatter(
+            x=[low, high, high, low],
+            y=[low * (1 + BAND), high * (1 + BAND), high * (1 - BAND), low * (1 - BAND)],
+            fill="toself",
+            fillcolor="rgba(153,153,153,0.22)",
+            line={"width": 0},
+            mode="lines",
+            name=f"within {BAND:.0%}",
+            hoverinfo="skip",
+        )
+    )
+    figure.add_trace(
+        go.Scatter(x=[low, high], y=[low, high], mode="lines", line={"color": DARK_GREY, "dash": "dash"}, name="equal", hoverinfo="skip")
+    )
+    groups: dict[str, list[Point]] = defaultdict(list)
+    for point in found:
+        groups[point.group].append(point)
+    named = len(found) <= MAX_NAMED_POINTS
+    scale: Callable[[float], float] = math.log if logarithmic else float
+
+    def along(seconds: float) -> float:
+        return (scale(seconds * unit.factor) - scale(low)) / (scale(high) - scale(low))
+
+    places = dict.fromkeys(found, "middle right")
+    if named:
+        places = _label_places({point: (along(point.predicted_s), along(point.measured_s)) for point in found})
+    for (group, members), colour, symbol in zip(groups.items(), (BLUE, ORANGE), ("circle", "diamond"), strict=False):
+        figure.add_trace(
+            go.Scatter(
+                x=[point.predicted_s * unit.factor for point in members],
+                y=[point.measured_s * unit.factor for point in members],
+                mode="markers+text" if named else "markers",
+                text=["" if named and not places[point] else point.name for point in members],
+                hovertext=[point.name for point in members],
+                textposition=[places[point] or "middle right" for point in members],
+                textfont={"size": 11},
+                marker={"size": 11 if named else 7, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
+                name=group,
+                customdata=[[point.deviation] for point in members],
+                hovertemplate=(
+                    f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}"
+                    "<br>deviation %{customdata[0]:.1%}<extra></extra>"
+                ),
+            )
+        )
+    axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
+    figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
+    figure.update_yaxes(title=f"measured, {report.label} ({unit.name})", zeroline=False, **axis)
+    figure.update_layout(legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"})
+    within = sum(point.deviation <= BAND for point in found)
+    kind = "plans" if report.sweep and found[0].group == "plan" else "steps"
+    return finish(
+        figure,
+        title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}",
+        label=f"simulated against {report.label}",
+        subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}",
+        note=note,
+        height=620,
+    )
+
+
+def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
+    """Return where each point's name goes so that no two collide; '' where there is no room (the hover has it).
+
+    at: where each point is, as shares of both axes.
+    """
+    wide, high = NAME_PIXELS
+    taken = [(x * CHART_PIXELS - 7, x * CHART_PIXELS + 7, y * HEIGHT_PIXELS - 7, y * HEIGHT_PIXELS + 7) for x, y in at.values()]
+    places: dict[Point, str] = {}
+    for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
+        places[point] = ""
+        width, across, up = wide * len(point.name), x * CHART_PIXELS, y * HEIGHT_PIXELS
+        # The upper left and the lower right are clear of the diagonal.
+        for place, left, bottom in (
+            ("middle right", across + 8, up - high / 2),
+            ("middle left", across - 8 - width, up - high / 2),
+            ("bottom right", across + 5, up - 7 - high),
+            ("top left", across - 5 - width, up + 7),
+            ("bottom center", across - width / 2, up - 7 - high),
+            ("top center", across - width / 2, up + 7),
+        ):
+            box = (left, left + width, bottom, bottom + high)
+            inside = box[0] >= 0 and box[1] <= CHART_PIXELS and box[2] >= 0 and box[3] <= HEIGHT_PIXELS
+            if inside and not any(box[0] < t[1] and t[0] < box[1] and box[2] < t[3] and t[2] < box[3] for t in taken):
+                places[point] = place
+                taken.append(box)
+                break
+    return places

@@ -1,0 +1,107 @@
+"""Keep measured profiles on disk, keyed by machine, versions, model and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import ConfigError
+from workbench.core.profile import Profile
+from workbench.core.serial import from_builtins, to_builtins, write_text
+
+FORMAT = 1
+VERSIONED = ("torch", "transformers", "numpy")
+
+
+def cache_folder() -> Path:
+    """Return the folder of everything cached: WORKBENCH_CACHE, else ~/.cache/edge-llm-workbench."""
+    return Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/edge-llm-workbench").expanduser()
+
+
+def host_fingerprint() -> dict[str, str]:
+    """Return what a measurement depends on: processor, cores, system, Python and library versions."""
+    return {
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        **{name: _version(name) for name in VERSIONED},
+    }
+
+
+def cached_profile(
+    key: Mapping[str, Any],
+    measure: Callable[[], Profile],
+    *,
+    folder: Path | None = None,
+    refresh: bool = False,
+    now: Callable[[], float] = time.time,
+) -> tuple[Profile, str]:
+    """Return the profile kept under `key` on this machine, or measure and keep it; and a note on where it is from and how old.
+
+    key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  An unreadable file is
+    measured anew, and a folder that cannot be written to costs only the note.
+    """
+    whole = {"host": host_fingerprint(), "key": dict(key)}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
+    path = (folder or cache_folder() / "profiles") / f"{digest}.json"
+    why = "asked for"
+    if not refresh:
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept.get("format") != FORMAT or kept.get("whole") != json.loads(json.dumps(whole)):
+                raise ValueError("made by another version")
+            profile = from_builtins(kept["profile"], Profile, source=f"'{path}'")
+            return profile, f"Profile measured {_age(now() - kept['measured_at'])} ago on this machine ({_date(kept['measured_at'])})."
+        except FileNotFoundError:
+            why = "none was kept"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            why = f"the kept one was unreadable: {error}"
+    profile = measure()
+    text = json.dumps({"format": FORMAT, "whole": whole, "measured_at": now(), "profile": to_builtins(profile)})
+    try:
+        write_text(path, text + "\n")
+    except OSError as error:
+        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.strerror}."
+    return profile, f"Profile measured now ({why})."
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for name in ("model name", "Hardware", "Model"):
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return platform.processor() or platform.machine()

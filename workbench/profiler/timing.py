@@ -1,0 +1,185 @@
+"""Time layers robustly on one thread of a machine that others use too (PAC+, section V-A, 'Profiling').
+
+Everything to be compared is timed in turn, round after round, so that a drift of the clock or a busy neighbour hits all alike;
+each result is a low quantile of its rounds, since disturbances only ever add.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from workbench.core.errors import ConfigError
+from workbench.core.profile import Grid
+
+K = TypeVar("K", bound=Hashable)
+Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
+"""What is timed: a function, or (prepare, run), of which only run(prepare()) is timed."""
+
+QUANTILE = 0.25
+SHORTEST_S = 2e-4
+MOST_LOOPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One call's seconds: seconds, the lower quartile of the rounds; lowest_s, median_s, highest_s; rounds counted."""
+
+    seconds: float
+    lowest_s: float
+    median_s: float
+    highest_s: float
+    rounds: int
+
+
+def time_calls(
+    calls: Mapping[K, Call],
+    *,
+    repeats: int = 9,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = time.perf_counter,
+    threads: int | None = 1,
+) -> dict[K, Timing]:
+    """Return the timing of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
+
+    A call shorter than 0.2 ms runs several times a round.  threads: torch threads to run with, None to leave them as they are.
+    """
+    if not calls or repeats < 1:
+        raise ConfigError(f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them.")
+    began = clock()
+    with one_torch_thread(threads):
+        loops = {key: _warm_up(call, clock) for key, call in calls.items()}
+        samples: dict[K, list[float]] = {key: [] for key in calls}
+        for round_number in range(repeats):
+            if round_number and clock() - began > budget_s:
+                break
+            # Every other round backwards: what warms the next call's caches is not always the same.
+            keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
+            for key in keys:
+                samples[key].append(_measure(calls[key], loops[key], clock))
+    return {key: _summary(values) for key, values in samples.items()}
+
+
+def time_grids(
+    make_calls: Mapping[str, Callable[[int, int], Call]],
+    batch_sizes: Sequence[int],
+    sequence_lengths: Sequence[int],
+    *,
+    repeats: int = 9,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = time.perf_counter,
+    threads: int | None = 1,
+) -> dict[str, Grid]:
+    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns what to time.
+
+    All kinds and sizes are timed in turn.  Small dents are ironed out: more samples or tokens never cost less.
+    """
+    calls = {
+        (kind, batch, length): make(batch, length)
+        for kind, make in make_calls.items()
+        for batch in batch_sizes
+        for length in sequence_lengths
+    }
+    timings = time_calls(calls, repeats=repeats, budget_s=budget_s, clock=clock, threads=threads)
+    return {
+        kind: Grid(
+            batch_sizes=tuple(batch_sizes),
+            sequence_lengths=tuple(sequence_lengths),
+            seconds=monotone([[timings[kind, batch, length].seconds for length in sequence_lengths] for batch in batch_sizes]),
+        )
+        for kind in make_calls
+    }
+
+
+def time_grid(
+    make_call: Callable[[int, int], Call],
+    batch_sizes: Sequence[int],
+    sequence_lengths: Sequence[int],
+    *,
+    repeats: int = 9,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = time.perf_counter,
+    threads: int | None = 1,
+) -> Grid:
+    """Return the Grid of one kind of call (see time_grids)."""
+    return time_grids({"": make_call}, batch_sizes, sequence_lengths, repeats=repeats, budget_s=budget_s, clock=clock, threads=threads)[""]
+
+
+def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """Return cells that fall neither along rows nor along columns: each run that falls becomes its mean.
+
+    The columns' pass does not spoil the rows': it keeps the order of columns that are in order.
+    """
+    rows = [_rising(row) for row in cells]
+    columns = [_rising([row[index] for row in rows]) for index in range(len(rows[0]))]
+    # Rounding may leave a last difference of a few units in the last place.
+    result = [[column[index] for column in columns] for index in range(len(rows))]
+    for i, row in enumerate(result):
+        for j in range(len(row)):
+            row[j] = max(row[j], row[j - 1] if j else 0.0, result[i - 1][j] if i else 0.0)
+    return tuple(tuple(row) for row in result)
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the closest rising sequence in least squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (high, many), (low, few) = pools[-2:]
+            pools[-2:] = [((high * many + low * few) / (many + few), many + few)]
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+@contextmanager
+def one_torch_thread(threads: int | None = 1) -> Iterator[None]:
+    """Run with `threads` torch threads and give back the old number afterwards; None does nothing."""
+    if threads is None:
+        yield
+        return
+    import torch  # only who times tensors pays for the import
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
+    if isinstance(call, tuple):
+        prepare, run = call
+        total = 0.0
+        for _ in range(loops):
+            given = prepare()
+            began = clock()
+            run(given)
+            total += clock() - began
+        return total / loops
+    began = clock()
+    for _ in range(loops):
+        call()
+    return (clock() - began) / loops
+
+
+def _warm_up(call: Call, clock: Callable[[], float]) -> int:
+    """Run a call twice and return how often a round should run it."""
+    _measure(call, 1, clock)
+    once = _measure(call, 1, clock)
+    return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))
+
+
+def _summary(values: list[float]) -> Timing:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+
+    def quantile(share: float) -> float:
+        low = math.floor(share * last)
+        return ordered[low] + (share * last - low) * (ordered[min(low + 1, last)] - ordered[low])
+
+    return Timing(seconds=quantile(QUANTILE), lowest_s=ordered[0], median_s=quantile(0.5), highest_s=ordered[-1], rounds=len(ordered))

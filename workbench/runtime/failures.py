@@ -1,0 +1,96 @@
+"""Choose, among what went wrong on several ranks, the cause to tell; name the device and the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.core.errors import DeviceLostError, MemoryBudgetError, RuntimeSetupError, WorkbenchError
+from workbench.runtime.jobs import Outcome
+
+_PEERS_FAULT = 3
+
+
+def where(event: Any) -> str:
+    """Return 'epoch 1, step 7' from a rank's last dict event that says so, else an empty text."""
+    if not isinstance(event, Mapping):
+        return ""
+    return ", ".join(f"{name} {event[name]}" for name in ("epoch", "step") if event.get(name) is not None)
+
+
+def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> DeviceLostError:
+    """Return the error for an engine whose process ended in the middle of a job."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
+        f"Its engine (process {pid}) was killed or crashed.",
+        "The other devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
+def memory_killed(name: str, rank: int, budget_bytes: int, last_event: Any) -> MemoryBudgetError:
+    """Return the error for an engine that the kernel ended because its memory cgroup was full."""
+    place = where(last_event)
+    return MemoryBudgetError(
+        f"Device '{name}' (rank {rank}) needed more memory{f' at {place}' if place else ''}.",
+        f"The kernel ended it: its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint (out-of-memory kill).",
+        "Lower the micro-batch size, give the device fewer layers, or raise its memory_bytes.",
+    )
+
+
+def silent_device(name: str, rank: int, job: str, last_event: Any) -> DeviceLostError:
+    """Return the error for an engine that lives but no longer answers, so that its peers gave up on it."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ''}.",
+        "It fell silent: its peers waited for it until the group's timeout.",
+        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
+def unfinished(names: list[str], job: str, timeout_s: float) -> RuntimeSetupError:
+    """Return the error for a job that did not end in time."""
+    return RuntimeSetupError(
+        f"The job {job} was given {timeout_s:g} s.",
+        f"It had not ended on {', '.join(repr(name) for name in names)}.",
+        "Raise timeout_s, or look for what these devices wait for.",
+    )
+
+
+def root_cause(failures: Mapping[int, BaseException], died: frozenset[int] = frozenset()) -> int:
+    """Return the rank whose error explains the others.
+
+    A process that died comes first, then what a device says of itself, then what it says of its peers.
+    """
+    return min(failures, key=lambda rank: (rank not in died, _remoteness(failures[rank]), rank))
+
+
+def only_peers_blamed(failures: Mapping[int, BaseException]) -> bool:
+    """Return whether every error tells of a peer that did not answer, and none of a fault of the device's own."""
+    return all(_remoteness(error) == _PEERS_FAULT for error in failures.values())
+
+
+def error_of(outcome: Outcome, name: str) -> BaseException:
+    """Return a rank's error with the device named: in a WorkbenchError's first part, otherwise in a note."""
+    error = outcome.error
+    assert error is not None
+    if isinstance(error, WorkbenchError):
+        if f"'{name}'" not in str(error):
+            named = type(error)(f"On device '{name}': {error.asked}", error.found, error.todo)
+            named.add_note(outcome.text)
+            return named
+        error.add_note(outcome.text)
+        return error
+    error.add_note(f"On device '{name}' (rank {outcome.rank}):\n{outcome.text}")
+    return error
+
+
+def _remoteness(error: BaseException) -> int:
+    """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
+    text = str(error).lower()
+    peers_fault = (
+        "gloo" in text or "connection closed by peer" in text or "connection reset" in text or type(error).__name__.startswith("Dist")
+    )
+    if isinstance(error, DeviceLostError) or peers_fault:
+        return _PEERS_FAULT
+    return 1 if isinstance(error, WorkbenchError) else 2

@@ -1,0 +1,33 @@
+"""Plan -> Schedule: the orders of the five papers and their baselines, lowering passes, checks."""
+
+from workbench.schedules.asynchronous import asynchronous_1f1b
+from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
+from workbench.schedules.checks import check
+from workbench.schedules.heads import split_heads
+from workbench.schedules.hybrid import hybrid_1f1b
+from workbench.schedules.lowering import insert_allreduce, insert_transfers
+from workbench.schedules.pieces import Piece, boundary_pieces
+from workbench.schedules.pipeline import gpipe, one_f_one_b
+from workbench.schedules.queries import query_step
+from workbench.schedules.ring import ring
+from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
+
+__all__ = [
+    "Piece",
+    "adapter_broadcast",
+    "asynchronous_1f1b",
+    "boundary_pieces",
+    "cached_step",
+    "check",
+    "gpipe",
+    "hybrid_1f1b",
+    "insert_allreduce",
+    "insert_transfers",
+    "one_f_one_b",
+    "query_step",
+    "redistribution",
+    "ring",
+    "ring_allgather_gemm",
+    "ring_gemm_reducescatter",
+    "split_heads",
+]

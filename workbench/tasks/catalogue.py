@@ -1,0 +1,37 @@
+"""Load a task by name: one literal table, one entry for a new task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.core.errors import ConfigError
+from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
+from workbench.tasks.glue import GLUE, load_glue
+from workbench.tasks.task import Task
+
+EMBEDDED: dict[str, Callable[[Path | None], Task]] = {"sentiment": load_sentiment, "sentiment-rating": load_sentiment_rating}
+TASKS = (*EMBEDDED, *GLUE)
+
+
+def load_task(
+    name: str,
+    *,
+    data: Path | str | None = None,
+    train_samples: int | None = None,
+    validation_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Task:
+    """Return a task: sentiment and sentiment-rating need no network; mrpc, stsb, sst2 and qnli take `data` or the hub.
+
+    data: a folder (see load_glue); None takes the embedded data or the hub.  *_samples: at most so many, by a fixed seed.
+    Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.
+    """
+    if name in EMBEDDED:
+        folder = None if data is None else Path(data).expanduser()
+        task = EMBEDDED[name](folder)
+    elif name in GLUE:
+        task = load_glue(name, data)
+    else:
+        raise ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", "Choose one of them.")
+    return task.limited(train_samples, validation_samples, test_samples)

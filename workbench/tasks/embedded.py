@@ -1,0 +1,105 @@
+"""The embedded tasks: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a package's data.
+
+The movie reviews are Pang and Lee's sentences: other published sets overlap them, so never train on one and test on another.
+"""
+
+from __future__ import annotations
+
+import html
+import random
+from pathlib import Path
+
+from workbench.core.errors import MissingDataError
+from workbench.fetch import asset_path
+from workbench.tasks.task import Split, Task
+
+MOVIE_REVIEWS = "movieReviewSnippets"
+SOURCES = (MOVIE_REVIEWS, "tweets", "amazonReviewSnippets", "nytEditorialSnippets")
+MOVIE_TRAIN, MOVIE_TEST = 8000, 2000
+TEST_SHARE, VALIDATION_SHARE = 0.19, 0.05
+
+
+def load_sentiment(folder: Path | None = None) -> Task:
+    """Return the binary task: is a movie-review sentence's mean rating above zero?  8,000 train, 2,000 test, the rest validation.
+
+    Sentences rated exactly zero (37) have no class and are left out, as are repeated sentences (2).
+    """
+    train, validation, test = _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0))
+    parts = {
+        name: Split(texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids)
+        for name, part in (("train", train), ("validation", validation), ("test", test))
+    }
+    source = "vaderSentiment 3.3.2, movie reviews"
+    return Task(name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), source=source, **parts)
+
+
+def load_sentiment_rating(folder: Path | None = None) -> Task:
+    """Return the regression task: the mean rating (-4 to 4) of sentences from movie reviews, tweets, product reviews and editorials.
+
+    The movie reviews are divided exactly as in the binary task (those that it leaves out join the training split), the other
+    sources in the same proportion.
+    """
+    columns: list[list[Split]] = [[], [], []]
+    first_id = 0
+    for source in SOURCES:
+        samples = _read(folder, source, first_id=first_id)
+        first_id += len(samples)
+        if source == MOVIE_REVIEWS:
+            divided = _movie_split(samples)
+            taken = {index for part in divided for index in part.sample_ids}
+            columns[0].append(samples.take([index for index in samples.sample_ids if index not in taken]))
+        else:
+            order = _permutation(list(range(len(samples))), source)
+            test, validation = round(TEST_SHARE * len(order)), round(VALIDATION_SHARE * len(order))
+            divided = _cut(samples, order, test, validation)
+        for column, part in zip(columns, divided, strict=True):
+            column.append(part)
+    train, validation_split, test_split = (_join(column) for column in columns)
+    source = "vaderSentiment 3.3.2, all four sources"
+    return Task(
+        name="sentiment-rating", kind="regression", num_outputs=1, metrics=("pearson", "spearman"), source=source,
+        train=train, validation=validation_split, test=test_split,
+    )  # fmt: skip
+
+
+def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
+    path = (folder or asset_path("vader-ratings")) / f"{source}_GroundTruth.txt"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        rows = [line.strip().split("\t", 2) for line in lines if line.strip()]
+        ratings = tuple(float(row[1]) for row in rows)
+        texts = tuple(html.unescape(row[2]) for row in rows)
+    except (OSError, ValueError, IndexError) as error:
+        raise MissingDataError(
+            f"The ratings '{source}' were asked for.",
+            f"'{path}' does not read: {error}.",
+            "Delete its folder and run: python -m workbench fetch",
+        ) from error
+    return Split(texts=texts, labels=ratings, sample_ids=tuple(range(first_id, first_id + len(rows))))
+
+
+def _movie_split(samples: Split) -> list[Split]:
+    first: dict[str, int] = {}
+    for index, text in enumerate(samples.texts):
+        first.setdefault(text, index)
+    usable = [index for index in first.values() if samples.labels[index] != 0]
+    return _cut(samples, _permutation(usable, MOVIE_REVIEWS), MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
+
+
+def _permutation(indices: list[int], source: str) -> list[int]:
+    random.Random(source).shuffle(indices)
+    return indices
+
+
+def _cut(samples: Split, order: list[int], test: int, validation: int) -> list[Split]:
+    """Return train, validation and test."""
+    cuts = (order[test + validation :], order[test : test + validation], order[:test])
+    return [samples.take(sorted(cut)) for cut in cuts]
+
+
+def _join(splits: list[Split]) -> Split:
+    return Split(
+        texts=tuple(text for split in splits for text in split.texts),
+        labels=tuple(float(label) for split in splits for label in split.labels),
+        sample_ids=tuple(index for split in splits for index in split.sample_ids),
+    )

@@ -1,0 +1,204 @@
+"""GLUE tasks from a local folder (official TSV files or a saved dataset) or from the hub (PAC+, section VI-A)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.network import hub_endpoint, hub_is_reachable
+from workbench.tasks.task import Kind, Split, Task
+
+VALIDATION_FROM_TRAIN = 1000
+"""At most this many training samples (and at most a tenth) become the validation split where the test labels are secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlueTask:
+    """How a task's files look.
+
+    folder: the official folder's name.  first, second, label: names of the columns, in any spelling that occurs.
+    positions: of (first, second or None, label) in files without a header, by the number of columns.
+    """
+
+    folder: str
+    kind: Kind
+    metrics: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    classes: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[int, tuple[int, int | None, int]] = field(default_factory=dict)
+
+
+GLUE: dict[str, GlueTask] = {
+    "mrpc": GlueTask(
+        folder="MRPC", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
+        first=("#1 String", "sentence1"), second=("#2 String", "sentence2"), label=("Quality", "label"), positions={5: (3, 4, 0)},
+    ),
+    "stsb": GlueTask(
+        folder="STS-B", kind="regression", metrics=("pearson", "spearman"),
+        first=("sentence1",), second=("sentence2",), label=("score", "label"), positions={10: (7, 8, 9)},
+    ),
+    "sst2": GlueTask(
+        folder="SST-2", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
+        first=("sentence",), positions={2: (0, None, 1)},
+    ),
+    "qnli": GlueTask(
+        folder="QNLI", kind="classification", metrics=("accuracy", "f1"), classes={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
+        first=("question",), second=("sentence",), positions={4: (1, 2, 3)},
+    ),
+}  # fmt: skip
+
+Rows = list[tuple[str, str | None, int | float | None]]
+
+
+def load_glue(name: str, data: Path | str | None = None) -> Task:
+    """Return a GLUE task.
+
+    data: a folder that holds train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None takes the hub.
+    Where a labelled test split exists, all three are as published; otherwise the published validation split is the test, and
+    the validation split is drawn from the training split by a fixed seed.
+    Raises MissingDataError if the data cannot be had, ConfigError naming the line if a file is malformed.
+    """
+    glue = GLUE[name]
+    parts = _from_hub(name) if data is None else _from_folder(name, glue, Path(data).expanduser())
+    columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
+    if any(label is None for _, _, label in columns.get("test", [])):
+        del columns["test"]
+    first_id, splits = 0, {}
+    for split in ("train", "validation", "test"):
+        if split in columns:
+            splits[split] = _split(columns[split], glue, first_id)
+            first_id += len(columns[split])
+    if "test" not in splits:
+        splits["test"] = splits["validation"]
+        order = list(range(len(splits["train"])))
+        random.Random(name).shuffle(order)
+        count = min(VALIDATION_FROM_TRAIN, len(order) // 10)
+        splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
+    return Task(
+        name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
+        source="the hub" if data is None else f"folder '{Path(data).name}'", **splits,
+    )  # fmt: skip
+
+
+def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
+    candidates = [
+        folder,
+        folder / glue.folder,
+        folder / "glue" / glue.folder,
+        folder / "GLUE" / glue.folder,
+        folder / name,
+        folder / "glue" / name,
+    ]
+    for place in candidates:
+        if (place / "dataset_dict.json").is_file():
+            return _from_saved(place)
+        if (place / "train.tsv").is_file() and (place / "dev.tsv").is_file():
+            files = {"train": place / "train.tsv", "validation": place / "dev.tsv", "test": place / "test.tsv"}
+            return {split: read_tsv(path, glue) for split, path in files.items() if path.is_file()}
+    raise MissingDataError(
+        f"The task '{name}' was asked for from '{folder}'.",
+        f"Neither it nor its {glue.folder}/ or glue/{glue.folder}/ holds train.tsv and dev.tsv, or a saved dataset.",
+        "Check --data.",
+    )
+
+
+def read_tsv(path: Path, glue: GlueTask) -> Rows:
+    """Return (first, second, label) of each line; label is None where the file has none (the secret test labels).
+
+    Quotes are characters like any other in these files; there may be a byte-order mark, CRLF, and a header or none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingDataError(f"'{path}' was to be read.", f"{error}.", "Check the file.") from error
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    cells = [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not cells:
+        return []
+    header = [cell.strip() for cell in cells[0][1]]
+    first, second, label = (_find(header, names) for names in (glue.first, glue.second, glue.label))
+    if first is not None and (second is not None or not glue.second):
+        cells = cells[1:]
+    elif first is None and len(header) in glue.positions:
+        first, second, label = glue.positions[len(header)]
+    else:
+        raise ConfigError(
+            f"'{path}' was to be read as {glue.folder}.", f"Line 1 has {len(header)} unknown columns.", "Use the official files."
+        )
+    rows: Rows = []
+    if label is None and path.name != "test.tsv":
+        raise ConfigError(f"'{path}' was to be read.", f"It has no column {' or '.join(glue.label)}: {header}.", "Use the official files.")
+    for number, row in cells:
+        if len(row) != len(header):
+            raise ConfigError(f"'{path}' was to be read.", f"Line {number} has {len(row)} columns, not {len(header)}.", "Mend the line.")
+        parsed = None if label is None else _label(row[label].strip(), glue, f"'{path}', line {number},")
+        rows.append((row[first], None if second is None else row[second], parsed))
+    return rows
+
+
+def _find(header: list[str], names: tuple[str, ...]) -> int | None:
+    return next((header.index(name) for name in names if name in header), None)
+
+
+def _from_saved(folder: Path) -> dict[str, Any]:
+    from datasets import load_from_disk
+
+    try:
+        saved: Any = load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise MissingDataError(f"The dataset '{folder}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
+    return dict(saved)
+
+
+def _from_hub(name: str) -> dict[str, Any]:
+    asked, todo = f"The task '{name}' was asked for.", "Connect to the network, or pass --data FOLDER with the official TSV files."
+    import datasets
+
+    reachable = hub_is_reachable()
+    if not reachable:
+        # The library's own offline mode looks into its cache only and answers at once.
+        offline, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
+    try:
+        return dict(datasets.load_dataset("nyu-mll/glue", name))
+    except (OSError, ValueError) as error:
+        found = f"The hub said: {error}." if reachable else f"It is not in the local cache, and {hub_endpoint()} cannot be reached."
+        raise MissingDataError(asked, found, todo) from error
+    finally:
+        if not reachable:
+            datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
+    if isinstance(table, list):
+        return table
+    columns = list(table.column_names)
+    first, second, label = (next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label))
+    if first is None or label is None or (glue.second and second is None):
+        raise ConfigError(f"A saved dataset was to be read as '{name}'.", f"Its columns are {columns}.", "Use the hub's column names.")
+    seconds = table[second] if second else [None] * len(table)
+    # The hub writes the secret test labels as -1, which is neither a class nor a similarity.
+    labels = (None if value == -1 else _label(str(value), glue, f"Row {row}") for row, value in enumerate(table[label]))
+    return list(zip(table[first], seconds, labels, strict=True))
+
+
+def _split(rows: Rows, glue: GlueTask, first_id: int) -> Split:
+    return Split(
+        texts=tuple(first for first, _, _ in rows),
+        pairs=tuple(str(second) for _, second, _ in rows) if glue.second else None,
+        labels=tuple(label for _, _, label in rows),  # type: ignore[arg-type]
+        sample_ids=tuple(range(first_id, first_id + len(rows))),
+    )
+
+
+def _label(text: str, glue: GlueTask, place: str) -> int | float:
+    try:
+        return float(text) if glue.kind == "regression" else glue.classes[text]
+    except (ValueError, KeyError):
+        known = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
+        raise ConfigError(f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {known}.", "Mend the line.") from None

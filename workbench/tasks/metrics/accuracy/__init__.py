@@ -1,0 +1,1 @@
+"""The metric 'accuracy' as a module of the evaluate library."""

@@ -1,0 +1,1 @@
+"""The metric 'f1' as a module of the evaluate library."""

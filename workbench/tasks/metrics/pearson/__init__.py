@@ -1,0 +1,1 @@
+"""The metric 'pearson' as a module of the evaluate library."""

@@ -1,0 +1,1 @@
+"""The metric 'spearman' as a module of the evaluate library."""
