@@ -54,7 +54,8 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "A virtual environment was asked for. '$$chosen' cannot make one. On Debian and Ubuntu: apt install python3-venv" >&2; \
 		exit 2; \
 	fi
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test]"
+	@echo "Installing the versions of constraints.txt; the first time takes some minutes"
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test]"
 	@touch $(STAMP)
 
 clean:

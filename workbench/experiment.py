@@ -145,9 +145,8 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     notes = outcome.notes
     if busy:
-        notes += (
-            f"Host too busy: {outcome.overrun_share:.0%} of the emulated devices' time was late (at most {BUSY_OVERRUN_SHARE:.0%} is valid).",
-        )
+        late = f"{outcome.overrun_share:.0%} of the emulated devices' time was late, at most {BUSY_OVERRUN_SHARE:.0%} is valid"
+        notes += (f"Host too busy: {late}. Close other programs and run again.",)
     return replace(
         report,
         source="emulated",

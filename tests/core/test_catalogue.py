@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from workbench.core import catalogue
@@ -102,13 +104,13 @@ def test_a_link_may_hold_both_ways(tmp_path):
 
 
 def test_an_unknown_cluster_names_the_known_ones_and_the_nearest():
-    with pytest.raises(ConfigError, match="galaxy-env-a, .*laptop.*Did you mean 'laptop'"):
+    with pytest.raises(ConfigError, match=r"galaxy-env-a, .*laptop.*Did you mean 'laptop'"):
         load_cluster("lapptop")
 
 
 def test_an_unknown_device_model_names_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'jetson-nano-h'"):
-        load_device("jetson-nano-x")
+        load_device("jetson-nano-hh")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,6 @@ def test_an_unknown_device_model_names_the_nearest():
     ],
 )
 def test_a_file_that_cannot_be_meant_is_answered_in_one_line(tmp_path, text, expected):
-    import re
-
     assert re.search(expected, refusal(tmp_path, text))
 
 

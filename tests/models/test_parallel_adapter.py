@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.models.helpers import small_batch, small_config
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
@@ -11,6 +10,8 @@ from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, TapProjection, parameter_groups, task_loss
 from workbench.models.reference import reference_loss
+
+from .helpers import small_batch, small_config
 
 SPLITS = ([6], [3, 3], [2, 2, 1, 1])
 

@@ -12,9 +12,7 @@ SEQUENCE_LENGTH = 4
 
 def grid(per_sample_s: float, fixed_s: float = 0.0) -> Grid:
     """Return fixed + per sample x batch, the same at any sequence length."""
-    return Grid(
-        batch_sizes=(1, 2), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((fixed_s + per_sample_s,), (fixed_s + 2 * per_sample_s,))
-    )
+    return Grid(batch_sizes=(1, 2), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((fixed_s + per_sample_s,), (fixed_s + 2 * per_sample_s,)))
 
 
 def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0.0, **sizes: int) -> LayerProfile:

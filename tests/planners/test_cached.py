@@ -1,5 +1,6 @@
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -65,17 +66,18 @@ def test_one_slow_link_is_avoided():
 
 
 def test_the_plan_is_the_best_of_all_divisions():
-    import random
-
     draw = random.Random(4)
     left_out = 0
     for _ in range(60):
         count, batch = draw.randint(1, 4), draw.randint(1, 6)
         rows = [
-            [cached_layer(draw.uniform(0.5, 3), fixed_s=draw.choice((0, draw.uniform(0, 4))), step_s=draw.uniform(0, 1))] for _ in range(count)
+            [cached_layer(draw.uniform(0.5, 3), fixed_s=draw.choice((0, draw.uniform(0, 4))), step_s=draw.uniform(0, 1))]
+            for _ in range(count)
         ]
         devices = [
-            device(f"d{i}", bytes_per_s=draw.choice((20.0, 100.0, 1e6)), latency_s=draw.uniform(0, 0.2), memory_bytes=draw.choice((650, 10**6)))
+            device(
+                f"d{i}", bytes_per_s=draw.choice((20.0, 100.0, 1e6)), latency_s=draw.uniform(0, 0.2), memory_bytes=draw.choice((650, 10**6))
+            )
             for i in range(count)
         ]
         profile, cluster = profile_of(rows), cluster_of(*devices)

@@ -78,7 +78,7 @@ def test_memory_is_checked_unless_told_otherwise(dispatch):
     profile, cluster = equal(6, 2)
     tight = replace(cluster, devices=(cluster.devices[0], device("rpi-s", memory_bytes=1000)))
     form = {"layers": (3, 3), "groups": ((0,), (1,)), **JOB, "dispatch": dispatch}
-    with pytest.raises(PlanError, match="'rpi-s' has 1.0 kB; stage 1"):
+    with pytest.raises(PlanError, match=r"'rpi-s' has 1\.0 kB; stage 1"):
         fixed_plan(profile, tight, **form)
     assert fixed_plan(profile, tight, **form, check_memory=False).grouping() == "[1-1]"
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from workbench.core.errors import PlanError
@@ -51,8 +53,6 @@ def test_cached_epochs_release_the_backbone():
 
 
 def test_check_names_device_stage_and_bytes():
-    from dataclasses import replace
-
     profile, cluster = equal(4, 2)
     small = replace(cluster, devices=(cluster.devices[0], device("rpi-s", memory_bytes=2000)))
     stages = tuple(Stage(start=2 * s, stop=2 * s + 2, shares=(Share(rank=s, samples=1),)) for s in range(2))

@@ -61,9 +61,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
                 best = candidates(profile, cluster, **job, objective=objective)[0]
             except PlanError:
                 continue
-            cost = price(
-                profile, cluster, best.stages, num_micro_batches=job["micro_batches"], sequence_length=SEQUENCE_LENGTH
-            )
+            cost = price(profile, cluster, best.stages, num_micro_batches=job["micro_batches"], sequence_length=SEQUENCE_LENGTH)
             value = cost.total_s if objective == "paper" else cost.bottleneck_s
             found.append(value / exhaustive(profile, cluster, **job, objective=objective).value_s)
     for found in gaps.values():
@@ -118,6 +116,20 @@ def test_in_flight_contexts_decide_what_fits():
     assert [made.partition() for made in found] == ["[2, 4]"]
 
 
+def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
+    profile, cluster = equal(6, 2, context_bytes_per_token=1000)
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
+    job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
+    typical = candidates(profile, tight, **job, max_group=1)[0]
+    longest = candidates(profile, tight, **job, max_group=1, memory_length=SEQUENCE_LENGTH)[0]
+    assert (typical.partition(), longest.partition()) == ("[3, 3]", "[2, 4]")
+    memory.check(profile, tight, longest, sequence_length=SEQUENCE_LENGTH)
+    with pytest.raises(PlanError):
+        memory.check(profile, tight, typical, sequence_length=SEQUENCE_LENGTH)
+    with pytest.raises(PlanError, match="cached epochs"):
+        plan(profile, tight, **job, memory_length=SEQUENCE_LENGTH)
+
+
 def test_equal_devices_and_ample_memory_share_the_data():
     profile, cluster = equal(4, 4)
     made = plan(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
@@ -148,17 +160,17 @@ def test_a_slow_device_that_does_not_help_is_left_idle():
 
 
 def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
-    # The first layer is heavy: with one device a stage, the fast one should come first.
+    # The first layer is heavy and no device holds all three: the fast one should come first.
     rows = [[layer(8.0, 8.0), layer(), layer()], [layer(1.0, 1.0), layer(0.125, 0.125), layer(0.125, 0.125)]]
     profile = profile_of(rows)
-    cluster = Cluster(name="c", devices=(device("slow", memory_bytes=4800), device("fast", memory_bytes=4800)))
+    cluster = Cluster(name="c", devices=(device("slow", memory_bytes=4000), device("fast", memory_bytes=4000)))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     given = candidates(profile, cluster, **job, objective="bottleneck")[0]
     swapped = candidates(profile, cluster, **job, objective="bottleneck", order=(1, 0))[0]
     every = candidates(profile, cluster, **job, objective="bottleneck", order="all")[0]
     assert bottleneck_s(profile, given) == 16
     assert swapped.stages[0].ranks == (1,)
-    assert bottleneck_s(profile, every) == bottleneck_s(profile, swapped) == 4
+    assert bottleneck_s(profile, every) == bottleneck_s(profile, swapped) == 2.25
     best = exhaustive(profile, cluster, **job, orders=True, objective="bottleneck")
     assert best is not None
     assert best.plan.stages == every.stages
@@ -212,6 +224,12 @@ def test_a_profile_of_another_cluster_is_refused():
     _, cluster = equal(4, 3)
     with pytest.raises(ConfigError, match="covers 2"):
         plan(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+
+
+def test_groups_too_small_for_the_devices_are_refused():
+    profile, cluster = equal(2, 5)
+    with pytest.raises(ConfigError, match="5 devices need more than the 2 layers"):
+        candidates(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH, max_group=2)
 
 
 def test_every_order_of_many_devices_is_refused():

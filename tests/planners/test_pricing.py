@@ -67,12 +67,12 @@ def test_eq_5_misses_a_bottleneck_that_is_not_the_last_stage():
     assert cost.total_s == pytest.approx(4 + 16 + 4)
     assert cost.slowest_stage == 0
     assert cost.bottleneck_s == pytest.approx(64)
-    assert true == pytest.approx(66)  # and 2 s more: the first micro-batch's way through stage 1, not overlapped by the one-deep warm-up
+    assert true == pytest.approx(64)
 
 
 def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
     draw = random.Random(0)
-    closer = 0
+    closer, ratios = 0, []
     for _ in range(300):
         p, m = draw.randint(1, 5), draw.randint(1, 8)
         forward, backward = ([draw.uniform(0.1, 3) for _ in range(p)] for _ in range(2))
@@ -81,7 +81,9 @@ def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
         true = replay(forward, backward, send, back, m)
         assert cost.total_s - 1e-9 <= cost.bottleneck_s <= true + 1e-9
         closer += cost.bottleneck_s > 1.001 * cost.total_s
-    assert closer > 100  # the correction matters for unequal stages
+        ratios.append(true / cost.bottleneck_s)
+    assert closer > 60  # the correction matters for unequal stages
+    assert sorted(ratios)[150] < 1.05  # and the bound is near: what it leaves out is waiting
 
 
 def test_a_ring_of_all_reduce_is_paced_by_its_slowest_link():
@@ -104,7 +106,9 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
     assert pricing.boundary_s(cluster, first, second, 0, 4) == 0
     # Two groups of equal cuts exchange side by side.
     side = Stage(start=1, stop=2, shares=(Share(rank=2, samples=2), Share(rank=1, samples=2)))
-    assert pricing.boundary_s(cluster, Stage(start=0, stop=1, shares=first.shares[:1]), Stage(start=1, stop=2, shares=side.shares), 10, 4) > 0
+    assert (
+        pricing.boundary_s(cluster, Stage(start=0, stop=1, shares=first.shares[:1]), Stage(start=1, stop=2, shares=side.shares), 10, 4) > 0
+    )
 
 
 def test_a_stage_takes_as_long_as_its_slowest_rank():

@@ -125,8 +125,8 @@ def test_breakdown_has_one_legend_entry_per_class() -> None:
 
 def test_cluster_shows_speed_memory_and_link() -> None:
     figure = cluster_figure(cluster())
-    assert [list(trace.x) for trace in figure.data] == [[0.5, 0.25], [400, 400], [1000, 1000]]
-    assert "to be emulated" in figure.layout.title.text
+    assert [list(trace.x) for trace in figure.data] == [[0.5, 0.25], [5, 2.5], [400, 400], [1000, 1000]]
+    assert [trace.name for trace in figure.data][:2] == ["share of a core (emulated)", "sustained GFLOP/s (fp32)"]
 
 
 def test_described_cluster_is_not_called_measured() -> None:

@@ -24,7 +24,8 @@ def make_cluster() -> Callable[[int], Cluster]:
     def make(num_devices: int, *, mbit_per_s: float = 1000.0, memory_bytes: int = 400_000_000) -> Cluster:
         link = Link(bytes_per_s=mbit_per_s * 125e3, latency_s=2e-4)
         devices = tuple(
-            Device(name=f"device-{rank}", flops_per_s=1e10, memory_bytes=memory_bytes, link=link, host_share=0.5) for rank in range(num_devices)
+            Device(name=f"device-{rank}", flops_per_s=1e10, memory_bytes=memory_bytes, link=link, host_share=0.5)
+            for rank in range(num_devices)
         )
         return Cluster(name=f"test of {num_devices}", devices=devices)
 

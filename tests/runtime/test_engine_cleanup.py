@@ -75,7 +75,7 @@ def test_parent_killed_in_the_middle_of_a_job(fidelity: str, engine_jobs_folder:
         assert wait_for_no_traces(about) == []
 
 
-@pytest.mark.parametrize("ending", ["", "sys.exit(3)\n", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"])
+@pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"])
 def test_parent_that_never_stops_its_engines(ending: str, engine_jobs_folder: Path) -> None:
     parent, about = start_parent("paced", ending, engine_jobs_folder)
     with parent:
@@ -132,13 +132,13 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     cells = [
         _PARENT.format(folder=str(engine_jobs_folder), fidelity="paced"),
         "print(engines.run(engine_jobs.all_reduce, [1, 1]))",
-        "def double(context, payload):\n    return 2 * payload + offset\noffset = 1\n",
-        "try:\n    print(engines.run(lambda context, payload: 2 * payload, [1, 2]))\nexcept Exception as error:\n    print(error)",
+        "def double(context, payload):\n    return 2 * payload\n",
+        "print(engines.run(double, [1, 2]))",
         "import signal\ntry:\n"
         "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: signal.raise_signal(signal.SIGINT))\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
-        "import os\nos.kill(engines.engine_pids[1], 9)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
-        "%px import os\nprint(len(engines.client[:].apply_sync(os.getpid)))".replace("%px import os\n", "import os\n"),
+        "import os, time\nos.kill(engines.engine_pids[1], 9)\ntime.sleep(0.5)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
+        "engines.client[:].activate()\n%px import os; mine = os.getpid()\nprint(engines.client[:]['mine'] == list(engines.engine_pids))",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
@@ -156,5 +156,5 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[3] == "[2, 4]\n"
     assert printed[4] == "interrupted\n"
     assert printed[5] == "[[3.0], [3.0]]\n"
-    assert printed[6] == "2\n"
+    assert "True\n" in printed[6]
     assert wait_for_no_traces(json.loads(printed[0])) == []

@@ -99,7 +99,9 @@ def test_one_job_at_a_time(engines: EngineCluster) -> None:
 
 
 def test_stop_is_asked_for_and_obeyed(engines: EngineCluster) -> None:
-    answers = engines.run(engine_jobs.train_for_ever, [20.0] * 3, on_event=lambda rank, event: event["step"] == 3 and engines.request_stop())
+    answers = engines.run(
+        engine_jobs.train_for_ever, [20.0] * 3, on_event=lambda rank, event: event["step"] == 3 and engines.request_stop()
+    )
     assert answers == ["stopped"] * 3
 
 
@@ -131,6 +133,18 @@ def test_killed_engine_is_named_with_its_step(engines: EngineCluster) -> None:
     assert time.monotonic() - started < 10
     assert works_again(engines)
     assert not set(pids) & set(engines.engine_pids)
+
+
+def test_killed_engine_is_named_while_the_others_hang(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+
+    def kill(rank: int, event: Any) -> None:
+        if rank == 1:
+            os.kill(pids[1], signal.SIGKILL)
+
+    with pytest.raises(DeviceLostError, match=r"'device-1' .*epoch 2, step 5"):
+        engines.run(engine_jobs.sleep_deaf, [60] * 3, on_event=kill)
+    assert works_again(engines)
 
 
 def test_frozen_engine_is_named(engines: EngineCluster) -> None:

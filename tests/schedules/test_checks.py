@@ -114,7 +114,11 @@ FAULTS = {
         "Rank 0 was asked to run 0F1 (operation 1). x:0 is never written, on no rank. Write it, or name it among the inputs.",
         ">0F1<",
     ),
-    "an output never written": ("rank 0\n0F0 () -> ()\nout x\n", "The output x was asked for on rank 0. x is never written, on no rank.", ">0F0<"),
+    "an output never written": (
+        "rank 0\n0F0 () -> ()\nout x\n",
+        "The output x was asked for on rank 0. x is never written, on no rank.",
+        ">0F0<",
+    ),
     "an output of an empty rank": ("rank 0\nout x\n", "The output x was asked for on rank 0.", "rank 0"),
     "written twice": (
         "rank 0\n0F0 () -> (x)\n0F1 () -> (x)\n",
@@ -125,11 +129,14 @@ FAULTS = {
     "written twice by one operation": ("rank 0\n0F0 () -> (x x)\n", "x is written twice on rank 0: 0F0 has it already.", ">0F0<"),
     "cycle on one stream": (
         "rank 0\n0F0 (b) -> (a)\n0B0 (a) -> (b)\n",
-        "It is a cycle within one rank: rank 0's 0F0 waits for b, which rank 0's 0B0 writes; "
-        "rank 0's 0B0 waits for",
+        "It is a cycle within one rank: rank 0's 0F0 waits for b, which rank 0's 0B0 writes; rank 0's 0B0 waits for",
         ">0F0<",
     ),
-    "reads what it writes": ("rank 0\n0F0 (a) -> (a)\n", "It is a cycle within one rank: rank 0's 0F0 waits for a, which rank 0's 0F0 writes.", ">0F0<"),
+    "reads what it writes": (
+        "rank 0\n0F0 (a) -> (a)\n",
+        "It is a cycle within one rank: rank 0's 0F0 waits for a, which rank 0's 0F0 writes.",
+        ">0F0<",
+    ),
     "deadlock of two ranks": (
         """
         rank 0
@@ -175,7 +182,8 @@ FAULTS = {
         1F0 (a) -> (c)
         1SEND 1>0 (c) -> () @send
         """,
-        "the transfer of a from rank 0 to rank 1 waits for the transfer of b from rank 0 to rank 1, which comes before it in the channel 0>1",
+        "the transfer of a from rank 0 to rank 1 waits for the transfer of b from rank 0 to rank 1, "
+        "which comes before it in the channel 0>1",
         "rank 1",
     ),
     "collectives in two orders": (
@@ -187,7 +195,8 @@ FAULTS = {
         1ALLREDUCE 0+1 () -> () @collective
         0ALLREDUCE 0+1 () -> () @collective
         """,
-        "It deadlocks: the 0ALLREDUCE of ranks 0, 1 waits for the 1ALLREDUCE of ranks 0, 1, which comes before it on rank 1's stream collective",
+        "It deadlocks: the 0ALLREDUCE of ranks 0, 1 waits for the 1ALLREDUCE of ranks 0, 1, "
+        "which comes before it on rank 1's stream collective",
         ">0ALLREDUCE<",
     ),
 }

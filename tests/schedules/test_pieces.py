@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_plans import plan_of
 
@@ -28,6 +28,7 @@ def test_a_rank_without_samples_has_no_piece() -> None:
 groups = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(lambda shares: sum(shares) > 0)
 
 
+@settings(deadline=None)
 @given(groups, groups, st.integers(1, 20))
 def test_pieces_tile_the_micro_batch(first: list[int], second: list[int], size: int) -> None:
     """Numbered from 0 in sample order, without gap or overlap, each inside one range of either stage."""

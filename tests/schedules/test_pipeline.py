@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from schedule_plans import equal_plan, labels, peaks, plan_of, timed
 
+from workbench.core.schedule import Op
 from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
 from workbench.schedules.pipeline import gpipe_order, one_f_one_b_order
 
@@ -54,3 +55,17 @@ def test_communication_is_not_free() -> None:
     """Two stages, one micro-batch: f + s + f + b + s + b."""
     schedule = insert_transfers(one_f_one_b(equal_plan(2), (1,)))
     assert timed(schedule, F=1.0, B=2.0, SEND=0.5).makespan_s == 7.0
+
+
+def test_a_big_pipeline_needs_each_price_once() -> None:
+    """256 stages, 32 micro-batches: the closed form still holds, and every activity is priced exactly once."""
+    asked: list[Op] = []
+
+    def forward(rank: int, op: Op) -> float:
+        asked.append(op)
+        return 1.0
+
+    schedule = insert_transfers(one_f_one_b(equal_plan(256), (1,) * 32))
+    # Fewer micro-batches than stages: the last stage begins after p - 1 forwards and ends before p - 1 backwards.
+    assert timed(schedule, F=forward, B=2.0).makespan_s == (32 + 255) * 3.0
+    assert len(asked) == 256 * 32

@@ -67,7 +67,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    print(title)
+    table = Table(box=SIMPLE_HEAD)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:

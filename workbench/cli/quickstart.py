@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from workbench.cli.show import summary
+from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("Interrupted. `make quickstart` starts again.", file=sys.stderr)
         return 130
-    print(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(Report.read(REPORT), figures=FOLDER)}")
+    try:
+        report = Report.read(REPORT)
+    except ConfigError as error:
+        print(f"{NOTEBOOK.name} ran, but left no report: {error}", file=sys.stderr)
+        return 1
+    print(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(report, figures=FOLDER)}")
     return 0
 
 

@@ -69,10 +69,8 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
         ratio = f", {_mean(full) / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
         lines.append(f"            {_seconds(cached)} from the activation cache{ratio}")
     lines += _steps(report)
-    if not report.valid:
-        lines.append(
-            f"Invalid     the host was too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine"
-        )
+    if not report.valid and not any(note.startswith("Host too busy") for note in report.notes):
+        lines.append(f"Invalid     host too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine")
     lines += [f"Note        {note}" for note in report.notes]
     if figures is not None:
         lines.append(f"Figures     {figures / 'index.html'}")

@@ -116,7 +116,15 @@ class Method(Protocol):
         ...
 
     def sweep(
-        self, prepared: Any, profile: Profile, cluster: Cluster, plans: dict[str, Plan], engines: Engines | None, *, num_steps: int, folder: Path
+        self,
+        prepared: Any,
+        profile: Profile,
+        cluster: Cluster,
+        plans: dict[str, Plan],
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
     ) -> tuple[SweepPoint, ...]:
         """Simulate, and on engines measure, some steps of each plan."""
         ...

@@ -38,7 +38,7 @@ def locate(name: str) -> Path | str:
         assert name in ASSETS
         return asset_path(name)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"The model folder '{name}' was asked for.", "It has no config.json.", "Give a Hugging Face model folder.")
         return folder

@@ -12,6 +12,7 @@ import torch
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.hub import from_hub, known_models, locate
+from workbench.models.partial_loading import parameters_on_meta, read_stage, stored_tensors
 from workbench.models.stack import BackboneStage, LayerStack, family_of
 from workbench.models.tokenizer import TextTokenizer, tiny_tokenizer
 
@@ -79,8 +80,33 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
 
 
 def load_stage(name: str, start: int, stop: int, dtype: torch.dtype = torch.float32) -> BackboneStage:
-    """Return layers [start, stop) of a model; the other layers' memory is released before this returns."""
+    """Return layers [start, stop) of a model.
+
+    Of a folder with safetensors only these layers are read; of anything else the whole is loaded and the rest released.
+    """
+    place = None if _is_tiny(name) else locate(name)
+    if isinstance(place, Path):
+        try:
+            tensors = stored_tensors(place)
+        except (OSError, ValueError, KeyError) as error:
+            raise MissingDataError(
+                f"The model '{name}' was asked for.", f"Its weights do not load: {error}.", "Check its files."
+            ) from error
+        if tensors is not None:
+            config = _config(name)
+            separator_id = load_tokenizer(name).separator_id if family_of(config.model_type).has_token_types else None
+            with parameters_on_meta():
+                model = _from_config(config)
+            stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype)
+            if stage is not None:
+                return stage
     return load_stack(name, dtype).stage(start, stop)
+
+
+def import_family(name: str) -> None:
+    """Import what loading the model needs, so that a memory budget that begins afterwards counts the model alone."""
+    with parameters_on_meta():
+        _from_config(_config(name))
 
 
 def load_tokenizer(name: str) -> TextTokenizer:

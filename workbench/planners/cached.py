@@ -19,17 +19,26 @@ SAMPLE_KINDS = ("LOAD", "SF", "SB")
 MAX_DEVICES_IN_EVERY_SUBSET = 10
 
 
-def plan_cached(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, ranks: Sequence[int] | None = None) -> Stage:
+def plan_cached(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    ranks: Sequence[int] | None = None,
+    memory_length: int | None = None,
+) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
     The all-reduce costs more the more devices take part, so a device may be left out: every subset of up to 10 devices
     is tried, beyond that the fastest n for every n.  ranks: the devices that may take part (default: all).
-    Raises PlanError if the adapters do not fit.
+    memory_length: the longest sequence, which must fit (default: sequence_length).  Raises PlanError if the adapters do not.
     """
     if batch_size < 1:
         raise ConfigError(f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size.")
+    longest = sequence_length if memory_length is None else memory_length
     usable = sorted(range(cluster.world_size) if ranks is None else ranks)
-    costs = {rank: _costs(profile, cluster, rank, batch_size, sequence_length) for rank in usable}
+    costs = {rank: _costs(profile, cluster, rank, batch_size, sequence_length, longest) for rank in usable}
     steps = {rank: _step_s(profile, rank, sequence_length) for rank in usable}
     nbytes = sum(layer.trainable_bytes for layer in profile.layers[0])
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
@@ -40,7 +49,7 @@ def plan_cached(profile: Profile, cluster: Cluster, *, batch_size: int, sequence
         if seconds < best[0] * (1 - 1e-9):
             best = (seconds, chosen)
     if not best[1]:
-        raise _refusal(profile, cluster, usable, batch_size, sequence_length)
+        raise _refusal(profile, cluster, usable, batch_size, longest)
     _, samples = dispatch([[math.inf, *costs[rank][1:].tolist()] for rank in best[1]], batch_size)
     shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(best[1], samples, strict=True))
     return Stage(start=0, stop=profile.num_layers, shares=shares)
@@ -63,12 +72,12 @@ def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
     return sum(layer.seconds("STEP", 1, sequence_length) for layer in profile.layers[rank])
 
 
-def _costs(profile: Profile, cluster: Cluster, rank: int, batch_size: int, sequence_length: int) -> np.ndarray:
+def _costs(profile: Profile, cluster: Cluster, rank: int, batch_size: int, sequence_length: int, memory_length: int) -> np.ndarray:
     """Return (batch_size + 1,) seconds, infinite where the device runs out of memory."""
     budget = cluster.devices[rank].memory_bytes
     seconds = [0.0]
     for samples in range(1, batch_size + 1):
-        need = cached_need(profile, rank, samples=samples, sequence_length=sequence_length)
+        need = cached_need(profile, rank, samples=samples, sequence_length=memory_length)
         seconds.append(math.inf if need.total_bytes > budget else _sample_s(profile, rank, samples, sequence_length))
     return np.array(seconds)
 

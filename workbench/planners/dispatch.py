@@ -39,6 +39,7 @@ class StageTimes:
 
     Ranges [x, y) with x < y are numbered by `index`.  Memory depends on how many micro-batches are in flight, so every
     time exists once per `in_flight` from 1 to `max_in_flight`.  A rank that gets no sample costs and holds nothing.
+    memory_length: the sequence length that memory must hold, if not the one that is timed.
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
@@ -50,6 +51,7 @@ class StageTimes:
         micro_batch_size: int,
         sequence_length: int,
         max_in_flight: int,
+        memory_length: int | None = None,
         excess: bool = False,
     ) -> None:
         num_layers = profile.num_layers
@@ -59,7 +61,7 @@ class StageTimes:
         self.index = np.full((num_layers + 1, num_layers + 1), -1)
         self.index[self.starts, self.stops] = np.arange(len(starts))
         seconds = [self._seconds(profile, rank, sequence_length) for rank in range(profile.world_size)]
-        over = [self._over(profile, cluster, rank, sequence_length, max_in_flight) for rank in range(profile.world_size)]
+        over = [self._over(profile, cluster, rank, memory_length or sequence_length, max_in_flight) for rank in range(profile.world_size)]
         # When memory is plentiful the in-flight counts do not differ, and are computed once.
         masks = np.stack([(device > 0) for device in over], axis=1).reshape(max_in_flight, -1)
         self._variant = [0]

@@ -1,27 +1,21 @@
 """Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
 
-Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y; for
-s = 1 it is T(1 -> y, D_n), which Eq. 3's 1 <= m < n leaves out and Algorithm 1's m = n brings back; for s > 1 no stage is
-empty of layers or devices (q >= s - 1 and n - m >= s - 1).  The maximum does not care from which end the pipeline is cut, so
-we build it from the back: the front stage of a suffix of s stages holds exactly min(s, M) micro-batches under 1F1B,
-so that the memory test is exact instead of a guess, and W(0 -> L, D, s) is the same.
+Eq. 3 and its reading are in balance.py, Eq. 4 in dispatch.py, Eq. 5-6 in pricing.py.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
-
-import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.planners import memory
+from workbench.planners.balance import Balanced, balance
 from workbench.planners.cached import plan_cached
 from workbench.planners.dispatch import StageTimes
 from workbench.planners.pricing import Price, price
@@ -41,11 +35,13 @@ def plan(
     objective: Objective = "paper",
     method: str = "pac_plus",
     cached: bool = True,
+    memory_length: int | None = None,
 ) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
     order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every order of up to 6 devices.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
+    sequence_length: of a typical batch, which is timed.  memory_length: of the longest, which must fit (default: the same).
     Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
     best = candidates(
@@ -57,11 +53,12 @@ def plan(
         order=order,
         objective=objective,
         method=method,
+        memory_length=memory_length,
     )[0]
     if not cached:
         return best
     ranks = None if order is None or isinstance(order, str) else order
-    stage = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks)
+    stage = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks, memory_length=memory_length)
     return replace(best, cached=stage)
 
 
@@ -76,21 +73,31 @@ def candidates(
     objective: Objective = "paper",
     method: str = "pac_plus",
     max_group: int | None = None,
+    memory_length: int | None = None,
 ) -> list[Plan]:
     """Return W_s for every number of stages s that fits, cheapest by the objective first, for re-ranking by simulation.
 
-    max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
+    max_group: the most devices of a group (1: a plain pipeline).  memory_length: see plan.  Raises PlanError if nothing fits.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    longest = sequence_length if memory_length is None else memory_length
     times = StageTimes(
         profile,
         cluster,
         micro_batch_size=size,
         sequence_length=sequence_length,
+        memory_length=longest,
         max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
     )
     best: dict[int, tuple[float, Plan]] = {}
-    for ranks in _orders(profile, cluster, order):
+    orders = _orders(profile, cluster, order)
+    if max_group is not None and max_group * profile.num_layers < len(orders[0]):
+        raise ConfigError(
+            f"Groups of at most {max_group} devices were asked for.",
+            f"{len(orders[0])} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
+            "Raise max_group, or name fewer devices in order.",
+        )
+    for ranks in orders:
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
             cost = price(profile, cluster, balanced.stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
             value = objective_s(cost, objective)
@@ -106,75 +113,11 @@ def candidates(
                 )
                 best[len(balanced.stages)] = (value, made)
     if not best:
-        raise _refusal(profile, cluster, size, micro_batches, sequence_length, _first_order(cluster, order), max_group)
+        raise _refusal(profile, cluster, size, micro_batches, longest, _first_order(cluster, order), max_group)
     ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))
     for _, made in ranked:
-        memory.check(profile, cluster, made, sequence_length=sequence_length)
+        memory.check(profile, cluster, made, sequence_length=longest)
     return [made for _, made in ranked]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balanced:
-    """W_s: stages, and bottleneck_s, the time W(0 -> L, D, s) of the slowest."""
-
-    stages: tuple[Stage, ...]
-    bottleneck_s: float
-
-
-def balance(
-    times: StageTimes, num_layers: int, ranks: Sequence[int], micro_batches: int, *, max_group: int | None = None
-) -> Iterator[Balanced]:
-    """Yield W_s of Eq. 3 for every number of stages s that fits, the devices in the order of `ranks`."""
-    count = len(ranks)
-    widest = count if max_group is None else max_group
-    groups = {(a, c): times.group(ranks[a : c + 1]) for a in range(count) for c in range(a, min(count, a + widest))}
-    # slowest[x, a]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
-    slowest = np.full((num_layers + 1, count + 1), np.inf)
-    whole = np.full((num_layers + 1, count + 1), np.inf)
-    choices: list[dict[tuple[int, int], tuple[int, int]]] = []
-    for s in range(1, min(num_layers, count) + 1):
-        variant = times.variant(min(s, micro_batches))
-        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
-        choice: dict[tuple[int, int], tuple[int, int]] = {}
-        for x in range(num_layers - s + 1):
-            for a in range(count - s + 1):
-                stops = np.arange(x + 1, num_layers + 1) if s > 1 else np.array([num_layers])
-                lasts = range(a, min(count, a + widest)) if s > 1 else [count - 1]
-                lasts = [c for c in lasts if (a, c) in groups]
-                if not lasts:
-                    continue
-                own = np.stack([groups[a, c][variant][times.index[x, stops]] for c in lasts])
-                if s > 1:
-                    columns = np.array(lasts) + 1
-                    rest, rest_whole = slowest[stops][:, columns].T, whole[stops][:, columns].T
-                else:
-                    rest, rest_whole = np.zeros_like(own), np.zeros_like(own)
-                value = np.maximum(own, rest)
-                best = value.min()
-                if not math.isfinite(best):
-                    continue
-                sums = np.where(value <= best * (1 + 1e-12), own + rest_whole, np.inf)
-                at = np.unravel_index(np.argmin(sums), sums.shape)
-                next_slowest[x, a], next_whole[x, a] = best, sums[at]
-                choice[x, a] = (int(stops[at[1]]), lasts[at[0]])
-        slowest, whole = next_slowest, next_whole
-        choices.append(choice)
-        if math.isfinite(slowest[0, 0]):
-            yield Balanced(stages=_stages(times, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0]))
-
-
-def _stages(
-    times: StageTimes, ranks: Sequence[int], choices: list[dict[tuple[int, int], tuple[int, int]]], micro_batches: int
-) -> tuple[Stage, ...]:
-    stages, start, first = [], 0, 0
-    for s in range(len(choices), 0, -1):
-        stop, last = choices[s - 1][start, first]
-        group = ranks[first : last + 1]
-        samples = times.shares(start, stop, group, min(s, micro_batches))
-        shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
-        stages.append(Stage(start=start, stop=stop, shares=shares))
-        start, first = stop, last + 1
-    return tuple(stages)
 
 
 def objective_s(cost: Price, objective: Objective) -> float:

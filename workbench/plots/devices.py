@@ -6,55 +6,35 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.cluster import Cluster
-from workbench.plots.style import BLUE, GREEN, ORANGE, byte_unit, finish, shown_ranks
+from workbench.plots.style import BLUE, GREEN, ORANGE, SKY_BLUE, byte_unit, finish, shown_ranks
 
 
 def cluster(cluster: Cluster) -> go.Figure:
     """Return bars of speed, memory budget and link rate for each device of a cluster."""
     ranks = shown_ranks(cluster.world_size)
     devices = [cluster.devices[rank] for rank in ranks]
-    shares = all(device.host_share is not None for device in devices)
     memory = byte_unit(max(device.memory_bytes for device in devices))
-    panels: list[tuple[str, list[float], list[str], str]] = [
-        (
-            (
-                "share of one core of the host",
-                [device.host_share or 0.0 for device in devices],
-                [f"{device.host_share:g}" for device in devices],
-                BLUE,
-            )
-            if shares
-            else (
-                "sustained GFLOP/s (fp32)",
-                [device.flops_per_s / 1e9 for device in devices],
-                [f"{device.flops_per_s / 1e9:.3g}" for device in devices],
-                BLUE,
-            )
-        ),
-        (
-            f"memory budget ({memory.name})",
-            [device.memory_bytes * memory.factor for device in devices],
-            [f"{device.memory_bytes * memory.factor:.3g}" for device in devices],
-            ORANGE,
-        ),
-        (
-            "link (Mbit/s)",
-            [device.link.bytes_per_s * 8e-6 for device in devices],
-            [f"{device.link.bytes_per_s * 8e-6:.4g}" for device in devices],
-            GREEN,
-        ),
+    panels = [
+        ("sustained GFLOP/s (fp32)", BLUE, [device.flops_per_s / 1e9 for device in devices]),
+        (f"memory budget ({memory.name})", ORANGE, [device.memory_bytes * memory.factor for device in devices]),
+        ("link (Mbit/s)", GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
     ]
-    figure = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels])
-    for column, (name, values, texts, colour) in enumerate(panels, start=1):
+    shares = [device.host_share for device in devices if device.host_share is not None]
+    if len(shares) == len(devices):
+        panels.insert(0, ("share of a core (emulated)", SKY_BLUE, shares))
+    figure = make_subplots(
+        rows=1, cols=len(panels), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels]
+    )
+    for column, (name, colour, values) in enumerate(panels, start=1):
         figure.add_trace(
             go.Bar(
                 orientation="h",
                 y=list(range(len(devices))),
                 x=values,
-                text=texts,
+                text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
                 textposition="auto",
                 textangle=0,
-                insidetextfont={"color": "black" if colour == ORANGE else "white"},
+                insidetextfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
                 name=name,
                 marker={"color": colour},
                 showlegend=False,
@@ -76,11 +56,10 @@ def cluster(cluster: Cluster) -> go.Figure:
     subtitle = cluster.description or f"{cluster.world_size} devices"
     if cluster.world_size > len(ranks):
         subtitle += f"; {len(ranks)} of {cluster.world_size:,} devices shown"
-    what = "to be emulated on this machine" if shares else "as described, not measured"
     finish(
         figure,
         title=f"Cluster '{cluster.name}'",
-        label=what,
+        label="as described, not measured",
         subtitle=subtitle,
         height=170 + (34 if len(devices) <= 8 else 20) * len(devices),
     )

@@ -132,13 +132,13 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
 
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
-    notes = [note for note in (busy_note(report), *report.notes, why_none) if note]
+    notes = [note for note in dict.fromkeys((busy_note(report), *report.notes, why_none)) if note]
     rows = "\n".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(fact))}</td></tr>" for name, fact in _facts(report))
     remarks = "\n".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes)
     parts = "\n".join(
         f"<figure><figcaption>{html.escape(caption)} <a href='{name}.html'>alone</a></figcaption>"
         f"<iframe src='{name}.html' title='{html.escape(caption, quote=True)}' loading='lazy' "
-        f"style='height:{int(figure.layout.height) + 16}px'></iframe></figure>"
+        f"style='height:{int(figure.layout.height) + 40}px'></iframe></figure>"
         for name, caption, figure in drawn
     )
     title = html.escape(f"{report.job.method} on {report.cluster.name} ({report.label})")

@@ -96,6 +96,9 @@ def busy_note(report: Report) -> str:
     """Return the note that an invalid run's figures carry, '' for a valid one."""
     if report.valid:
         return ""
+    said = [note for note in report.notes if note.startswith("Host too busy")]
+    if said:
+        return said[0]
     return f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
 
 

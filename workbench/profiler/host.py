@@ -37,11 +37,11 @@ class HostProfile:
     processor: str
 
 
-def measure_host(*, seconds: float = 1.0, folder: Path | None = None) -> HostProfile:
-    """Return this machine's profile: `seconds` for arithmetic, as long for memory, and a file of 64 MiB in `folder` for a moment."""
+def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes: int = READ_BYTES) -> HostProfile:
+    """Return this machine's profile: `seconds` for arithmetic, as long for memory, and a file of read_bytes in `folder` for a moment."""
     if not seconds > 0:
         raise ConfigError(f"A measurement of {seconds} s was asked for.", "It must take some time.", "Raise seconds.")
-    storage, cold = storage_rate(folder)
+    storage, cold = storage_rate(folder, nbytes=read_bytes)
     fingerprint = host_fingerprint()
     return HostProfile(
         gemm_flops_per_s=gemm_rate(seconds=seconds),
@@ -91,7 +91,7 @@ def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tup
                 elapsed = time.perf_counter() - began
     except OSError as error:
         raise ConfigError(
-            f"Measuring the read rate of '{where}' was asked for.", f"{error.strerror}.", "Name a folder with 64 MiB to spare."
+            f"Measuring the read rate of '{where}' was asked for.", f"{error.strerror}.", f"Name a folder with {nbytes >> 20} MiB to spare."
         ) from error
     return total / max(elapsed, 1e-9), cold
 

@@ -27,6 +27,7 @@ class EventChannel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.linger = 1000  # ms; a parent that has gone must not keep us
+        self._socket.sndhwm = 100_000  # messages
         self._socket.connect(address)
 
     def send(self, kind: str, event: Any) -> None:

@@ -46,7 +46,7 @@ def main() -> None:
     threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
 
     import torch
-    import torch.distributed  # noqa: F401  (part of the footprint, not of a job's budget)
+    import torch.distributed  # part of the footprint, not of a job's budget
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)

@@ -85,6 +85,13 @@ class EngineSession:
         """Start everything (about 5 s).  Raises RuntimeSetupError; nothing is left running then."""
         try:
             self._open()
+        except OSError as error:
+            self.close()
+            raise RuntimeSetupError(
+                f"Engines for cluster '{self.cluster.name}' were being started.",
+                f"The system refused: {error}.",
+                "Free some space in the temporary folder, or set TMPDIR to another one.",
+            ) from error
         except BaseException:
             self.close()
             raise

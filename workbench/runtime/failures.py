@@ -88,9 +88,7 @@ def error_of(outcome: Outcome, name: str) -> BaseException:
 def _remoteness(error: BaseException) -> int:
     """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
     text = str(error).lower()
-    peers_fault = (
-        "gloo" in text or "connection closed by peer" in text or "connection reset" in text or type(error).__name__.startswith("Dist")
-    )
-    if isinstance(error, DeviceLostError) or peers_fault:
+    from_gloo = any(mark in text for mark in ("gloo", "connection closed by peer", "connection reset"))
+    if isinstance(error, DeviceLostError) or from_gloo or type(error).__name__.startswith("Dist"):
         return _PEERS_FAULT
     return 1 if isinstance(error, WorkbenchError) else 2

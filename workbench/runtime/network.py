@@ -166,8 +166,8 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 def _hold() -> None:
     """Body of the holder: read a cluster, set its links up, say where they are, wait for the end of stdin."""
-    from workbench.runtime.veth import build_links
     from workbench.runtime.namespaces import become_root_of_new_user_namespace, has_network_privilege
+    from workbench.runtime.veth import build_links
 
     cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")
     unprivileged = not has_network_privilege()

@@ -33,9 +33,7 @@ class Pacer:
     Not for use by several threads at once: give each compute stream its own.
     """
 
-    def __init__(
-        self, share: float, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, share: float, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         if not share > 0:
             raise ConfigError(f"A device with host_share = {share} was asked for.", "It must be above 0.", "Set host_share, such as 0.5.")
         self.share = share

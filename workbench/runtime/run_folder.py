@@ -17,6 +17,7 @@ from workbench.runtime.processes import ProcessId, kill_processes_of
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
 _CGROUPS = "cgroups"
+_MAX_BASE_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def make_run_folder() -> Path:
     Its path is short: unix sockets in it may have 107 characters (103 on macOS).
     """
     sweep_stale_folders()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
     write_text(folder / _OWNER, to_json(Owner.current()))
     return folder
 
@@ -72,7 +73,7 @@ def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
 def sweep_stale_folders() -> None:
     """Clean up after owners that died and whose janitor died too."""
     current = Owner.current()
-    for folder in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    for folder in _base().glob(_PREFIX + "*"):
         with contextlib.suppress(OSError, WorkbenchError):
             if os.name == "posix" and folder.stat().st_uid != os.geteuid():
                 continue
@@ -80,3 +81,9 @@ def sweep_stale_folders() -> None:
             same_place = (owner.boot, owner.pid_namespace) == (current.boot, current.pid_namespace)
             if owner.boot != current.boot or (same_place and not owner.process.alive):
                 remove_run_folder(folder)
+
+
+def _base() -> Path:
+    """Return where run folders are made: the temporary folder, or /tmp when its path is too long for sockets."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual)) <= _MAX_BASE_LENGTH or os.name != "posix" else Path("/tmp")

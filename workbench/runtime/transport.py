@@ -21,6 +21,8 @@ from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
 from workbench.core.timeline import Span
 from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 
+_SEE_FIRST = "See the first device that failed."
+
 
 class TensorSpec(NamedTuple):
     """What a receiver must know beforehand."""
@@ -59,7 +61,7 @@ class Mailbox:
                     f"Value {value} was awaited.", f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
                 )
             if value not in self._values:
-                raise DeviceLostError(f"Value {value} was awaited.", f"Its sender failed: {self._failure}.", "See the first device that failed.")
+                raise DeviceLostError(f"Value {value} was awaited.", f"Its transfer failed: {self._failure}.", _SEE_FIRST)
             return self._values[value]
 
     def drop(self, value: Value) -> None:
@@ -83,7 +85,7 @@ class Mailbox:
     def raise_failure(self) -> None:
         """Raise DeviceLostError if a communication thread has failed."""
         if self._failure is not None:
-            raise DeviceLostError("A transfer was under way.", f"It failed: {self._failure}.", "See the first device that failed.")
+            raise DeviceLostError("A transfer was under way.", f"It failed: {self._failure}.", _SEE_FIRST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

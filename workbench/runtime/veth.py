@@ -87,32 +87,15 @@ def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> 
     for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
         latency &= _add_class(netlink, index, number, own)
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
-        netlink.tc(
-            "add-filter",
-            "u32",
-            index,
-            parent=_ROOT,
-            prio=1,
-            protocol=_ETHERNET_IP,
-            target=_ROOT | number,
-            keys=[f"{packed:#x}/0xffffffff+16"],
-        )
+        keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
+        netlink.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=keys)
     return latency
 
 
 def _add_class(netlink: IPRoute, index: int, number: int, rate: Rate) -> bool:
     bits = max(1000, int(rate.bytes_per_s * 8))
-    netlink.tc(
-        "add-class",
-        "htb",
-        index,
-        _ROOT | number,
-        parent=_ROOT,
-        rate=f"{bits}bit",
-        ceil=f"{bits}bit",
-        burst=_BURST_BYTES,
-        cburst=_BURST_BYTES,
-    )
+    speed = f"{bits}bit"
+    netlink.tc("add-class", "htb", index, _ROOT | number, parent=_ROOT, rate=speed, ceil=speed, burst=_BURST_BYTES, cburst=_BURST_BYTES)
     if rate.latency_s == 0:
         return True
     try:

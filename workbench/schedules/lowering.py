@@ -17,21 +17,23 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     an input there).  The RECV comes right before the first read, or earlier where a value that is sent later on the same channel is
     read earlier, so that both sides of a channel have one order.  A value that nobody has is left for `check` to name.
     """
-    homes = _homes(schedule)
-    transfers: list[tuple[int, int, Value, int, int]] = []  # (source, index of the write, value, destination, index of the first read)
+    missing: list[tuple[Value, int, int]] = []  # (value, destination, index of the first read)
     for rank, ops in enumerate(schedule.ops):
         present = set(schedule.inputs[rank])
         for op in ops:
             present.update(op.writes)
         for index, op in enumerate(ops):
             for value in op.reads:
-                if value not in present and value in homes:
+                if value not in present:
                     present.add(value)
-                    transfers.append((*homes[value], value, rank, index))
+                    missing.append((value, rank, index))
         for value in schedule.outputs[rank]:
-            if value not in present and value in homes:
+            if value not in present:
                 present.add(value)
-                transfers.append((*homes[value], value, rank, len(ops)))
+                missing.append((value, rank, len(ops)))
+    homes = _homes(schedule, {value for value, _, _ in missing})
+    # (source, index of the write, value, destination, index of the first read)
+    transfers = [(*homes[value], value, rank, index) for value, rank, index in missing if value in homes]
     transfers.sort()
 
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
@@ -91,15 +93,16 @@ def _label(op: Op) -> Op:
     return Op(op.kind, op.stage, op.microbatch, op.part)
 
 
-def _homes(schedule: Schedule) -> dict[Value, tuple[int, int]]:
+def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int]]:
     """Return (rank, index of the write) that others get a value from: the lowest rank that computes it, else has it as an input (-1)."""
     homes: dict[Value, tuple[int, int]] = {}
     for rank, ops in enumerate(schedule.ops):
         for index, op in enumerate(ops):
-            if op.kind != RECV:
-                for value in op.writes:
+            for value in op.writes:
+                if value in wanted and op.kind != RECV:
                     homes.setdefault(value, (rank, index))
     for rank, values in enumerate(schedule.inputs):
         for value in values:
-            homes.setdefault(value, (rank, -1))
+            if value in wanted:
+                homes.setdefault(value, (rank, -1))
     return homes

@@ -83,6 +83,12 @@ def _movie_split(samples: Split) -> list[Split]:
     for index, text in enumerate(samples.texts):
         first.setdefault(text, index)
     usable = [index for index in first.values() if samples.labels[index] != 0]
+    if len(usable) <= MOVIE_TRAIN + MOVIE_TEST:
+        raise MissingDataError(
+            "The movie reviews were asked for.",
+            f"Their file has {len(usable)} usable sentences, not over {MOVIE_TRAIN + MOVIE_TEST}.",
+            "Delete its folder and run: python -m workbench fetch",
+        )
     return _cut(samples, _permutation(usable, MOVIE_REVIEWS), MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
 
 

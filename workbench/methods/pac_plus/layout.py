@@ -13,7 +13,6 @@ from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import Piece, boundary_pieces
 
-
 PAD_TO_MULTIPLE = 8
 
 

@@ -34,7 +34,7 @@ def measure_layers(
     all layers is what the whole stack takes. Embedding and head count to the first and last layer.
     """
     count = stack.num_layers
-    lengths = tuple(length for length in SEQUENCE_LENGTHS if length < max_length) + (max_length,)
+    lengths = (*(length for length in SEQUENCE_LENGTHS if length < max_length), max_length)
     spans = {"whole": (0, count), "first": (0, 1), "last": (count - 1, count)}
     makers: dict[str, Callable[[int, int], Call]] = {}
     benches = {}

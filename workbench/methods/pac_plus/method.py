@@ -22,16 +22,17 @@ from workbench.methods.pac_plus.prices import resident_bytes
 from workbench.methods.pac_plus.session import RankResult
 from workbench.methods.pac_plus.sweep import RankSweep, records_of, run_sweep, sweep_steps
 from workbench.methods.pac_plus.worker import run_rank
-from workbench.models.evaluation import predict_all
+from workbench.models.evaluation import Predictions
+from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
-from workbench.models.saving import save_adapter
+from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.planners import candidates, plan_cached
 from workbench.planners.memory import check
 from workbench.profiler.analytic import MODELS, analytic_profile
 from workbench.profiler.cache import cached_profile
 from workbench.runtime.activation_cache import require_disk
 from workbench.tasks.metrics import compute
-from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
+from workbench.tasks.tokenize import evaluation_batches
 
 
 class PacPlus:
@@ -132,19 +133,22 @@ class PacPlus:
         epochs = list(launch.epoch_records(steps))
         notify(Event("phase", message="Scoring every epoch on the validation split"))
         adapters = [launch.load_checkpoint(prepared, folder, epoch) for epoch in range(job.epochs)]
-        for epoch, predictions in enumerate(predict_all(stack, adapters, evaluation_batches(prepared.validation))):
-            epochs[epoch] = replace(epochs[epoch], metrics=self._score(prepared, prepared.validation, predictions))
+        for epoch, predictions in enumerate(predict_split(stack, adapters, evaluation_batches(prepared.validation))):
+            epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, predictions))
         best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-        adapter_folder = folder / "adapter"
-        save_adapter(adapter_folder, adapters[best], model=job.model)
-        metrics = self._score(prepared, prepared.test, predict_all(stack, [adapters[best]], evaluation_batches(prepared.test))[0])
+        metrics = _score(prepared, predict_split(stack, [adapters[best]], evaluation_batches(prepared.test))[0])
+        description = AdapterDescription(
+            config=prepared.adapter, model=job.model, task=job.task, max_length=job.max_length, notes={"epoch": best + 1, **metrics}
+        )
+        saved = save_adapter(folder / "adapter", adapters[best].state_dict(), description)
 
         if not prepared.options.keep_cache:
             for rank in range(cluster.world_size):
                 shutil.rmtree(folder / f"rank-{rank}", ignore_errors=True)
         paced = sum(result.paced_s for result in results)
-        resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in range(cluster.world_size)] for cached in (False, True)}
+        ranks = range(cluster.world_size)
+        resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in ranks] for cached in (False, True)}
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
@@ -155,7 +159,7 @@ class PacPlus:
             bytes=_bytes(results, cluster),
             overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
             notes=tuple(note for result in results for note in result.notes),
-            artifacts={"adapter": str(adapter_folder)},
+            artifacts={"adapter": str(saved)},
         )
 
     def sweep(
@@ -196,12 +200,11 @@ class PacPlus:
             shutil.rmtree(folder, ignore_errors=True)
         return tuple(points)
 
-    def _score(self, prepared: PreparedJob, split: TokenizedSplit, logits: Tensor) -> dict[str, float]:
-        return compute(prepared.task.metrics, decide(logits, prepared.task.kind), split.labels)
+
+def _score(prepared: PreparedJob, predictions: Predictions) -> dict[str, float]:
+    return compute(prepared.task.metrics, predictions.answers(prepared.task.kind), predictions.references())
 
 
 def _bytes(results: Sequence[RankResult], cluster: Cluster) -> dict[str, int]:
     """Return every rank's readings by name."""
-    return {
-        f"{cluster.devices[result.rank].name}: {name}": nbytes for result in results for name, nbytes in result.nbytes.items()
-    }
+    return {f"{cluster.devices[result.rank].name}: {name}": nbytes for result in results for name, nbytes in result.nbytes.items()}

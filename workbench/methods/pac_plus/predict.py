@@ -108,9 +108,7 @@ def _redistribution_s(
 ) -> dict[str, float]:
     world_size = cluster.world_size
     names = tuple(device.name for device in cluster.devices)
-    adapter_bytes = tuple(
-        3 * sum(layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop]) for stage in plan.stages
-    )
+    adapter_bytes = tuple(3 * sum(layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop]) for stage in plan.stages)
     chunks = chunks_of(
         plan,
         steps,

@@ -88,9 +88,7 @@ def prepare(job: Job) -> PreparedJob:
         seed=job.seed,
     )
     train, validation, test = (tokenize(split, tokenizer, max_length=max_length) for split in (task.train, task.validation, task.test))
-    return PreparedJob(
-        job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter
-    )
+    return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
 
 
 def _options(job: Job) -> PacPlusOptions:
@@ -99,7 +97,7 @@ def _options(job: Job) -> PacPlusOptions:
     known = PacPlusOptions.__dataclass_fields__
     for name in job.options:
         if name not in known:
-            raise ConfigError(f"The option '{name}' of pac_plus was asked for.", f"Known options: {', '.join(known)}.", "Choose one of these.")
+            raise ConfigError(f"The option '{name}' of pac_plus was asked for.", f"Known: {', '.join(known)}.", "Choose one of these.")
     try:
         options = msgspec.convert(job.options, PacPlusOptions, strict=False)
     except msgspec.ValidationError as error:

@@ -61,7 +61,14 @@ def share_adapter(
 
 
 def chunks_of(
-    plan: Plan, steps: Sequence[PlannedStep], owners: Sequence[int], lengths: Sequence[int], *, world_size: int, hidden_size: int, itemsize: int
+    plan: Plan,
+    steps: Sequence[PlannedStep],
+    owners: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    world_size: int,
+    hidden_size: int,
+    itemsize: int,
 ) -> tuple[Chunk, ...]:
     """Return every message of the redistribution, the same on all ranks."""
     chunks = []

@@ -10,6 +10,7 @@ from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, trai
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession
 from workbench.methods.pac_plus.worker import build_stage
+from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.process_group import group
@@ -46,6 +47,7 @@ def records_of(steps: Sequence[PlannedStep], predicted_s: Sequence[float]) -> tu
 def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
     """Run the steps on this rank, some of them twice at the beginning as a warm-up."""
     rank_job = sweep.rank_job
+    import_family(rank_job.job.model)
     with (
         MemoryBudget(context.device.name, context.device.memory_bytes),
         group(context, rank_job.timeout_s) as process_group,

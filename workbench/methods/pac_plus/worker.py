@@ -20,7 +20,7 @@ from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, pla
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import load_stage
+from workbench.models.loading import import_family, load_stage
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.context import RankContext
@@ -32,6 +32,7 @@ from workbench.tasks.batching import epoch_batches
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
     """Do this rank's part of the job.  Checkpoints go to rank_job.checkpoints, epoch by epoch."""
+    import_family(rank_job.job.model)
     with (
         MemoryBudget(context.device.name, context.device.memory_bytes),
         group(context, rank_job.timeout_s) as process_group,
@@ -94,9 +95,7 @@ class _Run:
         self._result.nbytes["resident with the backbone"] = read_memory().rss_bytes
         tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
         session.barrier()
-        traces = train_first_epoch(
-            session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width
-        )
+        traces = train_first_epoch(session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width)
         self._keep_steps(0, traces)
         if tape is not None:
             tape.finish()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import nbformat
+import pytest
+from made_up_report import report
+from nbformat import v4
+
+from workbench.cli import quickstart
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    """A notebook of one cell in a project folder of its own; call it with the cell's source."""
+
+    def write(source: str) -> None:
+        path = tmp_path / "notebooks" / "00_quickstart.ipynb"
+        path.parent.mkdir()
+        cell = v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+        nbformat.write(v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}}), path)
+        monkeypatch.setattr(quickstart, "ROOT", tmp_path)
+        monkeypatch.setattr(quickstart, "NOTEBOOK", path)
+        monkeypatch.setattr(quickstart, "FOLDER", tmp_path / "figures")
+        monkeypatch.setattr(quickstart, "REPORT", tmp_path / "figures" / "report.json")
+
+    return write
+
+
+def test_runs_the_notebook_and_sums_up_its_report(notebook, tmp_path, capsys) -> None:
+    made = report().write(tmp_path / "made.json")
+    notebook(f"import shutil; shutil.copy({str(made)!r}, '../figures/report.json')")
+    assert quickstart.main() == 0
+    said = capsys.readouterr().out
+    assert "fast (0.5 of a core), slow (0.25 of a core)" in said
+    assert "accuracy 0.800" in said
+    assert str(tmp_path / "figures" / "index.html") in said
+    assert (tmp_path / "figures" / "00_quickstart.ipynb").is_file()
+
+
+def test_failing_cell_is_named_and_an_old_report_does_not_pass_for_this_run(notebook, tmp_path, capsys) -> None:
+    notebook("raise RuntimeError('too hot')")
+    report().write(tmp_path / "figures" / "report.json")
+    assert quickstart.main() == 1
+    captured = capsys.readouterr()
+    assert "Cell 1 of 00_quickstart.ipynb failed: RuntimeError: too hot" in captured.err
+    assert "Quickstart," not in captured.out
+    assert not (tmp_path / "figures" / "report.json").exists()
+
+
+def test_notebook_that_leaves_no_report_is_an_error(notebook, capsys) -> None:
+    notebook("1 + 1")
+    assert quickstart.main() == 1
+    assert "report.json" in capsys.readouterr().err

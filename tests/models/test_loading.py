@@ -1,0 +1,92 @@
+"""Names of models: embedded, tiny, folders, the hub; and what is said when they cannot be had."""
+
+import time
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.models.families import FAMILIES
+from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_facts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_agree_with_the_weights(family):
+    name = f"tiny-{family}-4"
+    facts, stack = model_facts(name), load_stack(name)
+    assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size) == (4, 32, 4, 64)
+    assert facts.layer_parameters == sum(parameter.numel() for parameter in stack.layers[0].parameters())
+    parts = [stack.embedding, stack.layers, *([stack.final] if stack.final else [])]
+    assert facts.num_parameters == sum(parameter.numel() for part in parts for parameter in part.parameters())
+    assert facts.is_causal == stack.is_causal == (family in ("gpt2", "llama"))
+    assert facts.is_gated == (family == "llama")
+    assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size()
+
+
+def test_tiny_models_are_seeded_and_leave_the_random_state_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, other = load_stack("tiny-llama"), load_stack("tiny-llama")
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_folder_loads_as_itself(family, tmp_path):
+    from workbench.models import loading
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = loading._from_config(loading._config(f"tiny-{family}-2"))
+    model.save_pretrained(tmp_path)
+    load_tokenizer(f"tiny-{family}").backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[PAD]", "sep_token": {"content": "[SEP]"}}')
+    stack, tiny = load_stack(str(tmp_path)), load_stack(f"tiny-{family}-2")
+    ids, mask = torch.tensor([[2, 300, 500, 3]]), torch.ones(1, 4, dtype=torch.long)
+    torch.testing.assert_close(stack(ids, mask)[0], tiny(ids, mask)[0])
+    assert load_tokenizer(str(tmp_path)).separator_id == 3
+    assert model_facts(str(tmp_path)).num_layers == 2
+    half = load_stack(str(tmp_path), torch.bfloat16)
+    assert half(ids, mask)[0].dtype == torch.bfloat16
+
+
+def test_a_stage_alone():
+    stage, stack = load_stage("tiny-gpt2", 4, 6), load_stack("tiny-gpt2")
+    hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.long)
+    torch.testing.assert_close(stage(hidden, mask)[0], stack.stage(4, 6)(hidden, mask)[0])
+
+
+@pytest.mark.parametrize("name", ["nonsense", "tiny-t5", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""])
+def test_unknown_names_list_the_known_ones(name):
+    with pytest.raises(ConfigError, match="all-MiniLM-L6-v2") as caught:
+        load_stack(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "someone/some-model"])
+def test_without_the_hub_the_answer_comes_at_once(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    begin = time.monotonic()
+    for load in (load_stack, load_tokenizer, model_facts):
+        with pytest.raises(MissingDataError, match="cannot be reached"):
+            load(name)
+    assert time.monotonic() - begin < 60  # minutes of retries are the fault that this guards against
+
+
+def test_folders_that_are_no_models(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load_stack(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ConfigError, match="family 't5'"):
+        load_stack(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}')
+    with pytest.raises(MissingDataError, match="does not load"):
+        load_stack(str(tmp_path))
+
+
+def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    with pytest.raises(MissingDataError, match="python -m workbench fetch"):
+        load_stack("all-MiniLM-L6-v2")

@@ -1,0 +1,102 @@
+"""A saved adapter predicts the same in a fresh process; a damaged one is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.evaluation import predict
+from workbench.models.loading import load_stack
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.saving import DESCRIPTION, WEIGHTS, AdapterDescription, load_adapter, save_adapter, stage_state
+
+from .helpers import small_batch, small_config
+
+FRESH = """
+import sys, torch
+from workbench.models.loading import load_stack
+from workbench.models.saving import load_adapter
+adapter, description = load_adapter(sys.argv[1])
+stack = load_stack(description.model)
+ids, mask = torch.load(sys.argv[2])
+_, taps = stack(ids, mask)
+print(adapter.predict(taps, mask, torch.arange(len(ids))).flatten().tolist())
+"""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    stack, batch = load_stack("tiny-gpt2"), small_batch()
+    adapter = ParallelAdapter(small_config(stack))
+    set_statistics(adapter, calibrate(stack, [batch]))
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    description = AdapterDescription(config=adapter.config, model="tiny-gpt2", task="sentiment", max_length=64, notes={"accuracy": 0.5})
+    save_adapter(tmp_path / "adapter", adapter.state_dict(), description)
+    return tmp_path / "adapter", stack, adapter, batch, description
+
+
+def test_a_fresh_process_predicts_the_same(saved, tmp_path):
+    folder, stack, adapter, batch, _ = saved
+    torch.save((batch.input_ids, batch.attention_mask), tmp_path / "batch.pt")
+    done = subprocess.run([sys.executable, "-c", FRESH, folder, tmp_path / "batch.pt"], capture_output=True, text=True, check=True)
+    (expected,) = predict(stack, [adapter], [batch])
+    found = [float(number) for number in done.stdout.strip().strip("[]").split(",")]
+    torch.testing.assert_close(torch.tensor(found), expected.logits.flatten(), rtol=1e-5, atol=1e-6)
+
+
+def test_everything_comes_back(saved):
+    folder, _, adapter, _, description = saved
+    loaded, found = load_adapter(folder)
+    assert found == description and not loaded.training
+    assert all(torch.equal(tensor, adapter.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
+
+
+def test_stage_states_make_up_the_whole(saved):
+    state = saved[2].state_dict()
+    parts = [stage_state(state, start, stop, 6) for start, stop in ((0, 2), (2, 5), (5, 6))]
+    assert sum(map(len, parts)) == len(state) and set().union(*parts) == set(state)
+
+
+def test_half_an_adapter_is_not_saved(saved, tmp_path):
+    _, _, adapter, _, description = saved
+    with pytest.raises(ConfigError, match="do not fit"):
+        save_adapter(tmp_path / "half", stage_state(adapter.state_dict(), 0, 2, 6), description)
+    assert not (tmp_path / "half").exists()
+
+
+def _truncate(folder):
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _mistype(folder):
+    path = folder / DESCRIPTION
+    path.write_text(path.read_text().replace('"reduction": 4', '"reduction": "four"'))
+
+
+def _other_shape(folder):
+    path = folder / DESCRIPTION
+    path.write_text(path.read_text().replace('"reduction": 4', '"reduction": 8'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "damaged"),
+        (_mistype, "reduction"),
+        (_other_shape, "do not fit"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "No such file"),
+        (lambda folder: (folder / DESCRIPTION).unlink(), "No such file"),
+    ],
+)
+def test_damage_is_answered_in_one_line(saved, damage, message):
+    damage(saved[0])
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_adapter(saved[0])
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,30 @@
+import math
+from dataclasses import fields
+
+import pytest
+
+from workbench.core.errors import ConfigError
+from workbench.profiler import host
+
+
+def test_this_machine_is_measured(tmp_path):
+    found = host.measure_host(seconds=0.05, folder=tmp_path, read_bytes=4 << 20)
+    # Between a microcontroller and a supercomputer.
+    assert 1e8 < found.gemm_flops_per_s < 1e13
+    assert 1e8 < found.memory_bytes_per_s < 1e12
+    assert 1e5 < found.storage_bytes_per_s < 1e12
+    assert 0 < found.timer_resolution_s < 0.05
+    assert found.cores >= 1
+    assert found.processor
+    assert all(math.isfinite(getattr(found, one.name)) for one in fields(found) if one.name.endswith("_s"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_impossible_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="absent"):
+        host.storage_rate(tmp_path / "absent")
+
+
+def test_no_time_is_refused():
+    with pytest.raises(ConfigError):
+        host.measure_host(seconds=0)

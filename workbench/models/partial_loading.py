@@ -1,0 +1,112 @@
+"""Read only one stage's weights from a model folder: a small device never holds, nor maps, what it does not keep."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.models.stack import BackboneStage, LayerStack
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+
+
+class StoredTensor(NamedTuple):
+    """Where a tensor lies in a safetensors file.  offset: of its first byte in the file."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Return the tensor, converted; nothing else of the file is mapped or read."""
+        count = math.prod(self.shape)
+        raw = torch.empty(count, dtype=self.dtype)
+        if count:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.offset)
+                view = memoryview(raw.view(torch.uint8).numpy())
+                while view:
+                    got = file.readinto(view)
+                    if not got:
+                        raise OSError(f"'{self.path}' ends within a tensor")
+                    view = view[got:]
+        return raw.view(self.shape).to(dtype)
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
+    """Return the tensors of a model folder by name, None if it holds no safetensors files.  Raises OSError if one is damaged."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    elif (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    else:
+        return None
+    found: dict[str, StoredTensor] = {}
+    for name in files:
+        path = folder / name
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+            if 8 + length > size:
+                raise OSError(f"'{path}' is truncated")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for key, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
+                continue
+            begin, end = entry["data_offsets"]
+            if 8 + length + end > size:
+                raise OSError(f"'{path}' is truncated")
+            found[key] = StoredTensor(path, _DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + begin)
+    return found
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Give modules that are made in this block no memory for parameters; buffers are made as always."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def read_stage(
+    model: Any, tensors: dict[str, StoredTensor], start: int, stop: int, *, separator_id: int | None, dtype: torch.dtype
+) -> BackboneStage | None:
+    """Return layers [start, stop) of a model made under `parameters_on_meta`, with their weights read from the files.
+
+    Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    stage = LayerStack(model, separator_id=separator_id).stage(start, stop)
+    prefix = f"{model.base_model_prefix}."
+    for module in stage.modules():
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            name = names[id(parameter)]
+            stored = tensors.get(name) or tensors.get(prefix + name)
+            if stored is None or tuple(parameter.shape) != stored.shape:
+                return None
+            module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
+    for module in stage.modules():
+        for own, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point() and own != "inv_freq" and "inv_freq" not in own:
+                module.register_buffer(own, buffer.to(dtype), persistent=own not in module._non_persistent_buffers_set)
+    return stage.eval()

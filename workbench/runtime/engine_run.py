@@ -1,0 +1,166 @@
+"""One job in progress on all engines: what arrived, what failed, who is still at it, what to tell."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipyparallel
+
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.failures import error_of, lost_device, memory_killed, only_peers_blamed, root_cause, silent_device, unfinished
+from workbench.runtime.jobs import DONE, Outcome, run_job
+
+_POLL_S = 0.05
+# After the first failure the other ranks get this long to end by themselves (and to tell a better cause).
+_GRACE_S = 2.0
+
+
+class EngineRun:
+    """One job; used once.  request_stop: makes should_stop() true on its ranks."""
+
+    def __init__(
+        self,
+        session: EngineSession,
+        contexts: Sequence[RankContext],
+        function: Callable[..., Any],
+        *,
+        on_event: Callable[[int, Any], None] | None,
+        request_stop: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.contexts = contexts
+        self.function = function
+        self.request_stop = request_stop
+        self.name = getattr(function, "__name__", "the job")
+        self.on_event = on_event
+        self.replies: dict[int, ipyparallel.AsyncResult] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.died: set[int] = set()
+        self.done: set[int] = set()
+        self.last_events: dict[int, Any] = {}
+
+    @property
+    def pending(self) -> list[int]:
+        """Return the ranks that have neither answered nor failed."""
+        return [rank for rank in self.replies if rank not in self.outcomes and rank not in self.failures]
+
+    def results(self, payloads: Sequence[Any], timeout_s: float | None) -> list[Any]:
+        """Send the job out, wait for all ranks, return their results or raise the root cause."""
+        self._send(payloads)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        grace_s: float | None = None
+        while self.pending:
+            # A rank that said it is done has its answer on the way: look for that soon.
+            self._take_events(0.002 if self.done.intersection(self.pending) else _POLL_S)
+            self._take_answers()
+            now_s = time.monotonic()
+            if self.failures and grace_s is None:
+                grace_s = now_s + _GRACE_S
+                self.request_stop()
+            if grace_s is not None and now_s > grace_s:
+                break
+            if deadline_s is not None and now_s > deadline_s and not self.failures:
+                raise unfinished([self.contexts[rank].device.name for rank in self.pending], self.name, timeout_s or 0.0)
+        if self.failures:
+            self._blame_the_silent()
+            raise self.failures[root_cause(self.failures, frozenset(self.died))]
+        self._take_last_events()
+        client = self.session.client
+        assert client is not None
+        client.purge_local_results("all")  # the client would keep every answer
+        return [self.outcomes[rank].result for rank in range(len(payloads))]
+
+    def abort(self) -> None:
+        """Let ranks that are still at it end by themselves for a moment; whether all did is `over`."""
+        self.request_stop()
+        deadline_s = time.monotonic() + (0.0 if self.failures else _GRACE_S)
+        while self.pending and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            self._take_answers()
+
+    @property
+    def over(self) -> bool:
+        """Return whether every engine has ended the job and could take another."""
+        return not self.pending and self.session.healthy
+
+    def _send(self, payloads: Sequence[Any]) -> None:
+        function = self._portable_function()
+        client = self.session.client
+        assert client is not None
+        for rank, (context, payload) in enumerate(zip(self.contexts, payloads, strict=True)):
+            try:
+                request = pickle.dumps((context, payload))
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                raise ConfigError(
+                    f"A payload for device '{context.device.name}' was given.",
+                    f"It cannot be pickled: {error}.",
+                    "Send data, not live objects.",
+                ) from error
+            self.replies[rank] = client[rank].apply_async(run_job, request, function, self.session.events_address)
+
+    def _portable_function(self) -> Any:
+        """Return the function pickled by reference, or as it is (ipyparallel sends its code) when a notebook defines it."""
+        if getattr(self.function, "__module__", "__main__") == "__main__":
+            return self.function
+        try:
+            return pickle.dumps(self.function)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return self.function
+
+    def _take_events(self, timeout_s: float) -> None:
+        for rank, generation, kind, event in self.session.receive(timeout_s):
+            if generation != self.contexts[rank].generation:
+                continue  # of a job that was given up
+            if kind == DONE:
+                self.done.add(rank)
+                continue
+            self.last_events[rank] = event
+            if self.on_event is not None:
+                self.on_event(rank, event)
+
+    def _blame_the_silent(self) -> None:
+        """Name the device that does not answer when all others only say that a peer did not."""
+        if self.pending and not self.died and only_peers_blamed(self.failures):
+            frozen = [rank for rank in self.pending if self.session.engines[rank].frozen]
+            rank = (frozen or self.pending)[0]
+            raise silent_device(self.contexts[rank].device.name, rank, self.name, self.last_events.get(rank))
+
+    def _take_last_events(self) -> None:
+        """Take what was published just before the ranks ended: it comes by another way than their answers."""
+        deadline_s = time.monotonic() + 0.5
+        while len(self.done) < len(self.replies) and time.monotonic() < deadline_s:
+            self._take_events(0.01)
+
+    def _take_answers(self) -> None:
+        for rank in self.pending:
+            device = self.contexts[rank].device
+            engine = self.session.engines[rank]
+            alive = engine.alive  # looked at before the answer: an engine may answer and then end
+            if self.replies[rank].ready():
+                try:
+                    outcome: Outcome = pickle.loads(self.replies[rank].get())
+                except Exception as error:
+                    self.failures[rank] = RuntimeSetupError(
+                        f"The job {self.name} was sent to device '{device.name}'.",
+                        f"Its engine could not take it or answer: {error}.",
+                        "See the note.",
+                    )
+                    continue
+                if outcome.error is None:
+                    self.outcomes[rank] = outcome
+                else:
+                    self.failures[rank] = error_of(outcome, device.name)
+            elif not alive:
+                self.died.add(rank)
+                self._take_events(0.001)  # its last events may lie waiting
+                last = self.last_events.get(rank)
+                if rank < len(self.session.cgroups) and self.session.cgroups[rank].oom_kills:
+                    self.failures[rank] = memory_killed(device.name, rank, device.memory_bytes, last)
+                else:
+                    self.failures[rank] = lost_device(device.name, rank, engine.pid, self.name, last)
