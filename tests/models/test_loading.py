@@ -51,6 +51,30 @@ def test_a_saved_folder_loads_as_itself(family, tmp_path):
     assert half(ids, mask)[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatch):
+    from workbench.models import loading
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        loading._from_config(loading._config(f"tiny-{family}")).save_pretrained(tmp_path)
+    load_tokenizer(f"tiny-{family}").backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[PAD]", "sep_token": "[SEP]"}')
+    monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
+    stack = load_stack(f"tiny-{family}")
+    ids, mask = torch.tensor([[2, 300, 3, 500, 3, 0]]), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    whole, hidden = stack(ids, mask), ids
+    for start, stop in ((0, 2), (2, 5), (5, 6)):
+        stage = loading.load_stage(str(tmp_path), start, stop)
+        assert not any(tensor.is_meta or tensor.requires_grad for tensor in (*stage.parameters(), *stage.buffers()))
+        assert len(list(stage.parameters())) == len(list(stack.stage(start, stop).parameters()))
+        hidden, taps = stage(hidden, mask)
+        for ours, theirs in zip(taps, whole[1][start + (start > 0) :], strict=False):
+            torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(hidden, whole[0])
+    assert loading.load_stage(str(tmp_path), 0, 1, torch.bfloat16)(ids, mask)[0].dtype == torch.bfloat16
+
+
 def test_a_stage_alone():
     stage, stack = load_stage("tiny-gpt2", 4, 6), load_stack("tiny-gpt2")
     hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.long)

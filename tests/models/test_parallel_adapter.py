@@ -61,7 +61,9 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
     assert found.keys() == wanted.keys()
     for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        # Relative to the largest entry (small ones are differences of large ones); lambda's sums thousands of terms that cancel.
+        scale = wanted[name].abs().max().item()
+        assert (found[name] - wanted[name]).abs().max().item() <= 1e-5 * scale + 5e-8, name
 
 
 def test_no_gradient_and_no_graph_through_the_backbone(stack):

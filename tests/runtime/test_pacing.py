@@ -5,7 +5,7 @@ import time
 import pytest
 
 from workbench.core.errors import ConfigError
-from workbench.runtime.pacing import LinkPacer, Pacer
+from workbench.runtime.pacing import Pacer
 
 
 class FakeTime:
@@ -84,11 +84,3 @@ def test_with_the_real_clock() -> None:
         device.run(lambda: None, 0.005)
     # Never shorter than the deadlines, but for the credit of the last sleep.
     assert time.monotonic() - start_s >= 5 * 0.02 - 0.005
-
-
-def test_transfers_share_a_link_one_after_the_other() -> None:
-    fake = FakeTime()
-    link = LinkPacer(1e6, 0.01, clock=fake.clock)
-    assert link.book(1_000_000) == pytest.approx((100.0, 101.01))
-    assert link.book(500_000) == pytest.approx((101.0, 101.51))
-    assert link.book(500_000, ready_s=105.0) == pytest.approx((105.0, 105.51))

@@ -68,6 +68,17 @@ def test_one_source_is_bound_by_its_own_link() -> None:
     assert check(redistribution([(1, 1, 0)], 2)).ops == ((), ())
 
 
+def test_ranks_outside_of_the_world_are_refused() -> None:
+    """Too large and negative ones."""
+    for transfer in ((0, 2, 0), (2, 0, 0), (-1, 0, 0)):
+        with pytest.raises(ScheduleError, match="is to take part"):
+            redistribution([transfer], 2)
+    with pytest.raises(ScheduleError, match="Rank 1 is to take part"):
+        cached_step(plan_of((1, 1)).stages[0], (1, 1), world_size=1)
+    with pytest.raises(ScheduleError, match="is written twice on rank 1"):
+        check(redistribution([(0, 1, 0), (2, 1, 0)], 3))
+
+
 def test_every_rank_gets_every_stage() -> None:
     """From the first rank of each group, to those outside of it."""
     schedule = check(adapter_broadcast(plan_of((2, 1), (3,)).stages, range(5)))

@@ -49,7 +49,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         one_f_one_b(plan, (1, 0))
     with pytest.raises(ScheduleError, match="at least 1"):
         hybrid_1f1b(plan, ())
-    with pytest.raises(ScheduleError, match="names rank 1"):
+    with pytest.raises(ScheduleError, match="Rank 1 is to take part"):
         hybrid_1f1b(plan, (1,), world_size=1)
     twice = plan_of((1,), (1,))
     object.__setattr__(twice, "stages", (twice.stages[0], twice.stages[1].__class__(start=1, stop=2, shares=twice.stages[0].shares)))

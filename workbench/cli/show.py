@@ -8,6 +8,7 @@ from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.report import EpochRecord, Report
+from workbench.plots.style import metrics_text
 
 
 def show_cluster(cluster: Cluster) -> None:
@@ -60,7 +61,7 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
         f"{report.plan.num_micro_batches} micro-batches of {report.plan.micro_batch_size}",
     ]
     if report.metrics:
-        lines.append("Test        " + ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())))
+        lines.append(f"Test        {metrics_text(report.metrics)}")
     full = [epoch for epoch in report.epochs if not epoch.cached]
     cached = [epoch for epoch in report.epochs if epoch.cached]
     if full:

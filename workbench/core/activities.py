@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core import faults
+from workbench.core.collector import paused_collector
 from workbench.core.schedule import COLLECTIVES, SEND, TRANSFERS, Schedule, Value
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
@@ -34,6 +35,7 @@ class Activities:
         return self.targets[self.firsts[activity] : self.firsts[activity + 1]]
 
 
+@paused_collector()
 def activities(schedule: Schedule) -> Activities:
     """Return the schedule's activities, in O(operations + values).
 

@@ -17,7 +17,7 @@ from workbench.plots.devices import cluster
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
 from workbench.plots.predicted import predicted_against_measured
-from workbench.plots.style import busy_note
+from workbench.plots.style import busy_note, metrics_text
 from workbench.plots.training import curves, epoch_times
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
@@ -127,7 +127,7 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
         ("Numbers", report.label),
     ]
     if report.metrics:
-        facts.append(("Test split", ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items()))))
+        facts.append(("Test split", metrics_text(report.metrics)))
     return facts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -90,6 +90,11 @@ def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
 def shown_ranks(world_size: int) -> tuple[int, ...]:
     """Return the ranks that a figure draws: all, or MAX_DEVICES of them."""
     return evenly_spaced(world_size, MAX_DEVICES)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return metrics as words, such as 'accuracy 0.823, f1 0.821, chosen epoch 2'."""
+    return ", ".join(f"{name} {value:.0f}" if name == "chosen epoch" else f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
 
 
 def busy_note(report: Report) -> str:

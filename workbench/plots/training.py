@@ -6,7 +6,21 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import Report, StepRecord
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, busy_note, empty, finish, median, time_unit
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREY,
+    ORANGE,
+    SKY_BLUE,
+    busy_note,
+    empty,
+    finish,
+    median,
+    metrics_text,
+    time_unit,
+)
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 
@@ -66,7 +80,7 @@ def curves(report: Report) -> go.Figure:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
-    tested = ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items()))
+    tested = metrics_text(report.metrics)
     finish(
         figure, title=title, label=report.label, subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "", height=460
     )

@@ -36,7 +36,7 @@ class MemoryCgroup:
             reasons.append(f"{base}: no memory controller")
         raise RuntimeSetupError(
             "A memory cgroup per device was asked for (hard_memory).",
-            f"None can be made here: {'; '.join(reasons) or 'no cgroup file system'}.",
+            f"None can be made here: {'; '.join(reasons) or 'there is no cgroup that this user may write to'}.",
             "Run as root on Linux, or leave hard_memory off: budgets are then enforced by RLIMIT_DATA.",
         )
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workbench.models.optimization import learning_rate_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSchedule:
-    """Linear warm-up, then linear decay to 0 over `num_steps` optimizer steps."""
+    """Linear warm-up, then linear decay, over `num_steps` optimizer steps (see learning_rate_at)."""
 
     peak: float
     num_steps: int
@@ -19,10 +21,7 @@ class LinearSchedule:
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of step 0, 1, ... ."""
-        warmup = max(1, round(self.warmup_fraction * self.num_steps)) if self.warmup_fraction else 0
-        if step < warmup:
-            return self.peak * (step + 1) / warmup
-        return self.peak * max(0.0, (self.num_steps - step) / max(1, self.num_steps - warmup))
+        return learning_rate_at(step, self.num_steps, self.peak, self.warmup_fraction)
 
 
 class FlatAdamW:

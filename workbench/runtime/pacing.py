@@ -1,8 +1,7 @@
-"""Slow a fast host down to an emulated device: deadline pacing of compute, booking of link time."""
+"""Slow a fast host down to an emulated device: deadline pacing of compute."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -102,24 +101,3 @@ class Pacer:
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
         return self._late_s / self._paced_s if self._paced_s else 0.0
-
-
-class LinkPacer:
-    """One direction of a network interface at paced fidelity: transfers occupy it one after the other.
-
-    Thread safe.  `book` says when a transfer of nbytes begins and when its last byte arrives; the caller waits until then.
-    """
-
-    def __init__(self, bytes_per_s: float, latency_s: float = 0.0, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.latency_s = latency_s
-        self._clock = clock
-        self._free_s = float("-inf")
-        self._lock = threading.Lock()
-
-    def book(self, nbytes: int, ready_s: float | None = None) -> tuple[float, float]:
-        """Reserve the link for `nbytes` from `ready_s` (default: now); return (start_s, end_s) of the clock, latency included in end_s."""
-        with self._lock:
-            start_s = max(self._clock() if ready_s is None else ready_s, self._free_s)
-            self._free_s = start_s + nbytes / self.bytes_per_s
-            return start_s, self._free_s + self.latency_s

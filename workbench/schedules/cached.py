@@ -8,6 +8,7 @@ from workbench.core.errors import ScheduleError
 from workbench.core.plan import Stage
 from workbench.core.schedule import BROADCAST, NONE, Op, Schedule, Value, recv, send
 from workbench.schedules.lowering import insert_allreduce
+from workbench.schedules.pieces import enclosing_world
 
 
 def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
@@ -21,7 +22,7 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
             f"The plan's cached stage has ranks {stage.ranks}.",
             "Give each of them 0 or more samples, and one of them some.",
         )
-    world_size = max(stage.ranks) + 1 if world_size is None else world_size
+    world_size = enclosing_world(stage.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
     inputs: list[tuple[Value, ...]] = [()] * world_size
     outputs: list[tuple[Value, ...]] = [()] * world_size
@@ -49,6 +50,7 @@ def redistribution(transfers: Iterable[tuple[int, int, int]], world_size: int) -
     """
     queues: dict[tuple[int, int], list[Value]] = {}
     for source, destination, index in transfers:
+        enclosing_world((source, destination), world_size)
         if source != destination:
             queues.setdefault((source, destination), []).append(Value("cache", NONE, index))
     ops: list[list[Op]] = [[] for _ in range(world_size)]
@@ -74,7 +76,7 @@ def adapter_broadcast(stages: Sequence[Stage], ranks: Sequence[int], *, world_si
     The root is the first rank of the stage's group; the others of the group hold its replica and take no part.  The root reads
     adapter:s._.root; member r writes adapter:s._.r.  Afterwards each of `ranks` has every stage's adapter.
     """
-    world_size = max((*ranks, *(rank for stage in stages for rank in stage.ranks))) + 1 if world_size is None else world_size
+    world_size = enclosing_world((*ranks, *(rank for stage in stages for rank in stage.ranks)), world_size)
     ops: list[list[Op]] = [[] for _ in range(world_size)]
     inputs: list[list[Value]] = [[] for _ in range(world_size)]
     outputs: list[list[Value]] = [[] for _ in range(world_size)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core.collector import paused_collector
 from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, recv, send
 
 GRADIENT = "gacc"
 SUMMED = "gsum"
 
 
+@paused_collector()
 def insert_transfers(schedule: Schedule) -> Schedule:
     """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank has.
 

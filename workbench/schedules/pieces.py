@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -90,7 +91,15 @@ def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[i
             "Each must have at least 1, and there must be one.",
             "Leave empty micro-batches out.",
         )
-    least = max(ranks) + 1
-    if world_size is not None and world_size < least:
-        raise ScheduleError(f"A schedule for {world_size} ranks was asked for.", f"The plan names rank {least - 1}.", "Raise world_size.")
+    return enclosing_world(ranks, world_size)
+
+
+def enclosing_world(ranks: Iterable[int], world_size: int | None) -> int:
+    """Return the world size that was asked for, or the least that holds these ranks.  Raises ScheduleError if it does not hold them."""
+    named = sorted(ranks)
+    least = named[-1] + 1 if named else 0
+    if named and (named[0] < 0 or (world_size is not None and world_size < least)):
+        outside = named[0] if named[0] < 0 else named[-1]
+        asked = f"A schedule for {world_size or least} ranks was asked for."
+        raise ScheduleError(asked, f"Rank {outside} is to take part.", "Raise world_size, or name ranks from 0 up.")
     return least if world_size is None else world_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from workbench.core.collector import paused_collector
 from workbench.core.plan import Plan
 from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.schedules.lowering import insert_allreduce
@@ -64,6 +65,7 @@ def full_pipeline(
     return assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
 
 
+@paused_collector()
 def assemble(
     plan: Plan,
     micro_batch_sizes: Sequence[int],

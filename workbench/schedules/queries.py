@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Share
 from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.schedules.pieces import enclosing_world
 
 
 def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Schedule:
@@ -23,7 +24,7 @@ def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Sch
     num_queries = sum(share.queries for share in shares)
     if num_queries == 0:
         raise ScheduleError("A step of queries was asked for.", "The shares have none.", "Give a rank at least one query.")
-    world_size = max(share.rank for share in shares) + 1 if world_size is None else world_size
+    world_size = enclosing_world((share.rank for share in shares), world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
     inputs: list[tuple[Value, ...]] = [()] * world_size
     outputs: list[tuple[Value, ...]] = [()] * world_size

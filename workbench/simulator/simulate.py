@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
+from workbench.core.collector import paused_collector
 from workbench.core.costs import Costs
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Schedule
@@ -14,6 +15,7 @@ from workbench.simulator.interfaces import Interfaces
 from workbench.simulator.memory import memory_over_time
 
 
+@paused_collector()
 def simulate(
     schedule: Schedule,
     costs: Costs,

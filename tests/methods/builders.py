@@ -1,0 +1,86 @@
+"""Small PAC+ jobs on made-up token ids."""
+
+import random
+from pathlib import Path
+
+from workbench.core import Job, Plan, Share, Stage
+from workbench.core.cluster import Cluster
+from workbench.methods.pac_plus import launch
+from workbench.methods.pac_plus.session import RankJob, RankResult
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
+from workbench.tasks.tokenize import TokenizedSplit
+
+CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
+
+
+def stage(start: int, stop: int, **samples: int) -> Stage:
+    """Return a stage; samples by rank: r0=3, r1=1."""
+    return Stage(start=start, stop=stop, shares=tuple(Share(rank=int(name[1:]), samples=count) for name, count in samples.items()))
+
+
+PLANS = {
+    "[6] on [1]": (stage(0, 6, r0=4),),
+    "[6] on [4]": (stage(0, 6, r0=1, r1=1, r2=1, r3=1),),
+    "[3, 3] on [1-1]": (stage(0, 3, r1=4), stage(3, 6, r0=4)),
+    "[3, 3] on [2-2]": (stage(0, 3, r0=3, r1=1), stage(3, 6, r2=2, r3=2)),
+    "[2, 2, 2] on [2-1-1]": (stage(0, 2, r0=1, r1=3), stage(2, 4, r2=4), stage(4, 6, r3=4)),
+    "[2, 2, 1, 1] on [1-1-1-1]": (stage(0, 2, r0=4), stage(2, 4, r1=4), stage(4, 5, r2=4), stage(5, 6, r3=4)),
+}
+
+
+def made_up_split(count: int, vocabulary: int = 60, seed: int = 0) -> TokenizedSplit:
+    """Return samples of 3 to 19 tokens with labels by chance."""
+    chance = random.Random(seed)
+    return TokenizedSplit(
+        ids=tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count)),
+        labels=tuple(chance.randrange(2) for _ in range(count)),
+        sample_ids=tuple(range(100, 100 + count)),
+        pad_id=0,
+    )
+
+
+def adapter_config(stack: LayerStack) -> ParallelAdapterConfig:
+    """Return the shape of an adapter for a backbone."""
+    return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, is_causal=stack.is_causal)
+
+
+def make_rank_job(
+    stack: LayerStack,
+    model: str,
+    stages: tuple[Stage, ...],
+    cluster: Cluster,
+    folder: Path,
+    *,
+    samples: int,
+    epochs: int,
+    cache_dtype: str = "float32",
+    start_epoch: int = 0,
+    batch_size: int = 8,
+) -> RankJob:
+    """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""
+    config = adapter_config(stack)
+    if start_epoch == 0:
+        launch.save_initial(ParallelAdapter(config), folder)
+    return RankJob(
+        job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2),
+        cluster=cluster,
+        plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),
+        host_layers=None,
+        adapter=config,
+        split=made_up_split(samples),
+        folder=folder,
+        fingerprint="test",
+        cache_dtype=cache_dtype,
+        start_epoch=start_epoch,
+    )
+
+
+def losses_of(results: list[RankResult]) -> dict[tuple[int, int], float]:
+    """Return each step's loss, the ranks' parts added up."""
+    losses: dict[tuple[int, int], float] = {}
+    for result in results:
+        for trace in result.steps:
+            losses[trace.epoch, trace.step] = losses.get((trace.epoch, trace.step), 0.0) + trace.loss
+    return losses

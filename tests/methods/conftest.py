@@ -1,0 +1,26 @@
+"""Four emulated devices that the tests of this folder share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from workbench.core import Cluster, Device, Link
+from workbench.runtime.engines import EngineCluster
+
+
+def four_devices(memory_bytes: int = 2_000_000_000) -> Cluster:
+    """Return four equal devices whose links and pace do not slow the tests down."""
+    link = Link(bytes_per_s=1e9)
+    return Cluster(
+        name="test",
+        devices=tuple(
+            Device(name=f"device-{index}", flops_per_s=1e9, memory_bytes=memory_bytes, link=link, host_share=1.0) for index in range(4)
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def engines() -> Iterator[EngineCluster]:
+    """Yield four running engines."""
+    with EngineCluster.start(four_devices(), fidelity="paced") as cluster:
+        yield cluster

@@ -1,0 +1,172 @@
+"""A form for a Cluster: choose one by name, then change each device's speed, memory and link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from workbench.core.catalogue import cluster_names, load_cluster
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError
+from workbench.plots import cluster as draw_cluster
+from workbench.widgets.controls import Message, redraw
+
+MAX_EDITABLE = 12
+MEGABIT_BYTES = 1e6 / 8
+_HEADINGS = ("device", "speed", "memory, MB", "link, Mbit/s", "latency, ms")
+
+
+class _Row(NamedTuple):
+    """One device's sliders."""
+
+    device: Device
+    speed: widgets.FloatSlider
+    memory: widgets.IntSlider
+    bandwidth: widgets.SelectionSlider
+    latency: widgets.FloatSlider
+
+    def edited(self) -> Device:
+        """Return the device as the sliders have it; what was not moved stays exactly as it was."""
+        device, link = self.device, self.device.link
+        if self.speed.value != _speed(device):
+            factor = self.speed.value / _speed(device)
+            device = replace(
+                device,
+                flops_per_s=device.flops_per_s * factor,
+                host_share=None if device.host_share is None else self.speed.value,
+                processors=tuple(replace(one, flops_per_s=one.flops_per_s * factor) for one in device.processors),
+            )
+        if self.memory.value != round(device.memory_bytes / 1e6):
+            device = replace(device, memory_bytes=self.memory.value * 1_000_000)
+        if self.bandwidth.value != link.bytes_per_s / MEGABIT_BYTES:
+            link = replace(link, bytes_per_s=self.bandwidth.value * MEGABIT_BYTES)
+        if self.latency.value != link.latency_s * 1e3:
+            link = Link(bytes_per_s=link.bytes_per_s, latency_s=self.latency.value / 1e3)
+        return device if link == device.link else replace(device, link=link)
+
+
+class ClusterForm(widgets.VBox):
+    """Edits a cluster.  cluster: what the controls describe now; untouched, it is the very cluster that was chosen."""
+
+    def __init__(self, chosen: str | Path | Cluster = "laptop") -> None:
+        given = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
+        names = list(cluster_names())
+        self._own = None if given.name in names and not isinstance(chosen, Cluster | Path) else given
+        if self._own is not None and given.name not in names:
+            names.insert(0, given.name)
+        self._origin, self._rows = given, []
+        self._callbacks: list[Callable[[Cluster], None]] = []
+        self.choice = widgets.Dropdown(
+            options=names, value=given.name, description="Cluster", tooltip="A cluster of data/clusters/, or the one given"
+        )
+        self.reset = widgets.Button(description="Reset", tooltip="Put every slider back", icon="undo", layout=widgets.Layout(width="7em"))
+        self.grid = widgets.GridBox()
+        self.message = Message()
+        self.overview = go.FigureWidget()
+        self.choice.observe(self._chosen, names="value")
+        self.reset.on_click(lambda _: self._load(self._origin))
+        super().__init__(
+            [widgets.HTML("<b>The devices</b>"), widgets.HBox([self.choice, self.reset]), self.grid, self.message, self.overview]
+        )
+        self._load(given)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster as the sliders have it.  Raises ConfigError for what cannot be meant."""
+        devices = tuple(row.edited() for row in self._rows) or self._origin.devices
+        if devices == self._origin.devices:
+            return self._origin
+        return replace(
+            self._origin, name=f"{self._origin.name}-edited", devices=devices, description=f"{self._origin.name}, changed in the form"
+        )
+
+    def on_change(self, callback: Callable[[Cluster], None]) -> None:
+        """Call `callback` with every new cluster."""
+        self._callbacks.append(callback)
+
+    def sliders(self, device: str) -> dict[str, Any]:
+        """Return a device's sliders by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown device."""
+        for row in self._rows:
+            if row.device.name == device:
+                return {name: getattr(row, name) for name in row._fields[1:]}
+        raise ConfigError(
+            f"The sliders of device '{device}' were asked for.", f"There are {[row.device.name for row in self._rows]}.", "Name one of them."
+        )
+
+    def _chosen(self, change: Any) -> None:
+        try:
+            self._load(self._own if self._own is not None and change["new"] == self._own.name else load_cluster(change["new"]))
+        except ConfigError as error:
+            self.message.show_exception(error)
+
+    def _load(self, cluster: Cluster) -> None:
+        """Show a cluster's own values."""
+        self._origin = cluster
+        self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        cells: list[widgets.Widget] = []
+        for text in _HEADINGS if self._rows else ():
+            share = text == "speed" and cluster.devices[0].host_share is not None
+            cells.append(widgets.HTML(f"<small>{'speed, share of a core' if share else 'speed, GFLOP/s' if text == 'speed' else text}</small>"))
+        for row in self._rows:
+            cells.append(widgets.HTML(f"<b>{row.device.name}</b>"))
+            for slider in row[1:]:
+                slider.observe(self._changed, names="value")
+                cells.append(slider)
+        self.grid.children = cells
+        self.grid.layout = widgets.Layout(grid_template_columns="6em repeat(4, minmax(11em, 1fr))", grid_gap="0 1em", max_width="70em")
+        if self._rows:
+            self.message.clear()
+        else:
+            self.message.say(f"{cluster.world_size} devices are too many for sliders: edit a copy of the cluster's TOML file instead.")
+        self._changed(None)
+
+    def _changed(self, change: Any) -> None:
+        try:
+            cluster = self.cluster
+            redraw(self.overview, draw_cluster(cluster))
+        except ConfigError as error:
+            self.message.show_exception(error)
+            return
+        if change is not None or self._rows:
+            for callback in self._callbacks:
+                callback(cluster)
+
+
+def _speed(device: Device) -> float:
+    return device.flops_per_s / 1e9 if device.host_share is None else device.host_share
+
+
+def _row(device: Device) -> _Row:
+    layout = widgets.Layout(width="auto")
+
+    def settings(what: str) -> dict[str, Any]:
+        # The column's heading is for the eye; the tooltip also tells a screen reader which slider has the focus.
+        return {"tooltip": f"{device.name}: {what}", "continuous_update": False, "layout": layout}
+
+    speed, memory = _speed(device), round(device.memory_bytes / 1e6)
+    most = max(1.0, speed) if device.host_share is not None else 2 * speed
+    rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {device.link.bytes_per_s / MEGABIT_BYTES})
+    latency_ms = device.link.latency_s * 1e3
+    return _Row(
+        device=device,
+        speed=widgets.FloatSlider(
+            value=speed, min=min(0.01, speed), max=most, step=0.01 if most <= 1 else most / 100, readout_format=".2f", **settings("speed")
+        ),
+        memory=widgets.IntSlider(
+            value=memory, min=min(10, memory), max=max(1000, 2 * memory), step=max(1, 10 ** (int(math.log10(max(memory, 10))) - 1)), **settings("memory in MB")
+        ),
+        bandwidth=widgets.SelectionSlider(
+            value=device.link.bytes_per_s / MEGABIT_BYTES,
+            options=[(f"{rate:g}", rate) for rate in rates],
+            **settings("link rate in Mbit/s"),
+        ),
+        latency=widgets.FloatSlider(
+            value=latency_ms, min=0.0, max=max(20.0, 2 * latency_ms), step=0.1, readout_format=".1f", **settings("latency in ms, one way")
+        ),
+    )

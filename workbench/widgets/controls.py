@@ -1,0 +1,53 @@
+"""Small parts that the forms share: described controls, a line for errors, a figure that can be drawn anew."""
+
+from __future__ import annotations
+
+import html
+import traceback
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from workbench.core.errors import WorkbenchError
+
+WIDE = {"description_width": "9em"}
+
+
+class Message(widgets.HTML):
+    """A line that a screen reader announces: an error (red), a remark, or nothing."""
+
+    def error(self, text: str, *, details: str = "") -> None:
+        """Show an error; details can be unfolded."""
+        more = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
+        self.value = f"<div role='alert' style='color:#B00020;line-height:1.4'><b>&#9888;</b> {html.escape(text)}{more}</div>"
+
+    def say(self, text: str) -> None:
+        """Show a remark."""
+        self.value = f"<div role='status' style='line-height:1.4'>{html.escape(text)}</div>"
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self.value = ""
+
+    def show_exception(self, error: BaseException) -> None:
+        """Show what failed: a user's error as its one line, anything else with its trace."""
+        if isinstance(error, WorkbenchError):
+            self.error(str(error))
+        else:
+            self.error(f"{type(error).__name__}: {error}", details="".join(traceback.format_exception(error)))
+
+
+def number(description: str, value: int, tooltip: str, **settings: Any) -> widgets.IntText:
+    """Return a field for a whole number."""
+    return widgets.IntText(
+        value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="18em"), continuous_update=False, **settings
+    )
+
+
+def redraw(shown: go.FigureWidget, figure: go.Figure) -> None:
+    """Give a figure on the screen another figure's traces and layout."""
+    with shown.batch_update():
+        shown.data = ()
+        shown.update_layout(figure.layout, overwrite=True)
+        shown.add_traces(figure.data)
