@@ -29,17 +29,24 @@ BUSY_OVERRUN_SHARE = 0.05
 """Above this share of late time, emulated times mean nothing: the host was too busy to keep the devices' deadlines."""
 
 
-def plan(job: Job, cluster: Cluster, *, progress: Callable[[Event], None] | None = None) -> Plan:
-    """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits."""
+def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Plan:
+    """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
+
+    mode: for which the plan is made; it decides what devices of other makes than this host are taken to cost (see profile).
+    """
     method = load_method(job.method)
     prepared = method.prepare(job, progress or ignore)
-    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore), cluster)
+    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute"), cluster)
 
 
-def profile(job: Job, cluster: Cluster, *, progress: Callable[[Event], None] | None = None) -> Profile:
-    """Return what every layer costs on every device: measured on this host and scaled, or computed from the catalogue."""
+def profile(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Profile:
+    """Return what every layer costs on every device.
+
+    Devices that are emulated are this host, measured and scaled to their share. When they are only simulated, devices of
+    another make are computed from the catalogue's FLOP/s instead.
+    """
     method = load_method(job.method)
-    return method.profile(method.prepare(job, progress or ignore), cluster, progress or ignore)
+    return method.profile(method.prepare(job, progress or ignore), cluster, progress or ignore, emulated=mode == "execute")
 
 
 def run(
@@ -65,7 +72,7 @@ def run(
     notify = progress or ignore
     method = load_method(job.method)
     prepared = method.prepare(job, notify)
-    costs = method.profile(prepared, cluster, notify)
+    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
     prediction = method.predict(prepared, costs, cluster, decided)
@@ -96,7 +103,7 @@ def sweep(
     notify = progress or ignore
     method = load_method(job.method)
     prepared = method.prepare(job, notify)
-    costs = method.profile(prepared, cluster, notify)
+    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     engines = None
     if mode == "execute":
         from workbench.runtime.engines import default_pool

@@ -90,7 +90,7 @@ def run_rank(context: RankContext, job: PipelineBench) -> dict[str, Any]:
         module = TrainedStage(job.model, job.plan.stages[context.rank].start, job.plan.stages[context.rank].stop)
         pacer = Pacer(context.device.host_share or 1.0, clock=time.monotonic)
         with Transport(dist.new_group(list(range(context.world_size))), context.rank, subgroup=lambda ranks: everyone) as transport:
-            sides = {
+            sides: dict[str, OurPipeline | TorchPipeline] = {
                 "ours": OurPipeline(job, context.rank, module, pacer, transport),
                 "torch": TorchPipeline(job, context.rank, module, pacer),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
@@ -50,7 +50,7 @@ class Prediction:
 class Outcome:
     """What came of executing a job: the measured side of a Report."""
 
-    fidelity: str
+    fidelity: Literal["kernel", "paced"]
     steps: tuple[StepRecord, ...] = ()
     epochs: tuple[EpochRecord, ...] = ()
     timelines: dict[str, Timeline] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Method(Protocol):
         """Find model and data.  Raises ConfigError or MissingDataError."""
         ...
 
-    def profile(self, prepared: Any, cluster: Cluster, notify: Notify) -> Profile:
+    def profile(self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool) -> Profile:
         """Measure the host and scale to emulated devices, or compute from the catalogue."""
         ...
 

@@ -121,7 +121,8 @@ class _LiveBytes:
     """Adds up the bytes of the values that live, as they come and go."""
 
     def __init__(self, samples: list[MemorySample]) -> None:
-        self._samples, self._sizes, self._total = samples, {}, 0
+        self._samples, self._total = samples, 0
+        self._sizes: dict[Value, int] = {}
 
     def seen(self, value: Value, content: Any) -> None:
         if value in self._sizes:

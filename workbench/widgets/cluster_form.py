@@ -60,7 +60,8 @@ class ClusterForm(widgets.VBox):
         self._own = None if given.name in names and not isinstance(chosen, Cluster | Path) else given
         if self._own is not None and given.name not in names:
             names.insert(0, given.name)
-        self._origin, self._rows = given, []
+        self._origin = given
+        self._rows: list[_Row] = []
         self._callbacks: list[Callable[[Cluster], None]] = []
         self.choice = widgets.Dropdown(
             options=names, value=given.name, description="Cluster", tooltip="A cluster of data/clusters/, or the one given"
@@ -96,7 +97,9 @@ class ClusterForm(widgets.VBox):
             if row.device.name == device:
                 return {name: getattr(row, name) for name in row._fields[1:]}
         raise ConfigError(
-            f"The sliders of device '{device}' were asked for.", f"There are {[row.device.name for row in self._rows]}.", "Name one of them."
+            f"The sliders of device '{device}' were asked for.",
+            f"There are {[row.device.name for row in self._rows]}.",
+            "Name one of them.",
         )
 
     def _chosen(self, change: Any) -> None:
@@ -112,7 +115,9 @@ class ClusterForm(widgets.VBox):
         cells: list[widgets.Widget] = []
         for text in _HEADINGS if self._rows else ():
             share = text == "speed" and cluster.devices[0].host_share is not None
-            cells.append(widgets.HTML(f"<small>{'speed, share of a core' if share else 'speed, GFLOP/s' if text == 'speed' else text}</small>"))
+            cells.append(
+                widgets.HTML(f"<small>{'speed, share of a core' if share else 'speed, GFLOP/s' if text == 'speed' else text}</small>")
+            )
         for row in self._rows:
             cells.append(widgets.HTML(f"<b>{row.device.name}</b>"))
             for slider in row[1:]:
@@ -133,9 +138,8 @@ class ClusterForm(widgets.VBox):
         except ConfigError as error:
             self.message.show_exception(error)
             return
-        if change is not None or self._rows:
-            for callback in self._callbacks:
-                callback(cluster)
+        for callback in self._callbacks:
+            callback(cluster)
 
 
 def _speed(device: Device) -> float:
@@ -159,7 +163,11 @@ def _row(device: Device) -> _Row:
             value=speed, min=min(0.01, speed), max=most, step=0.01 if most <= 1 else most / 100, readout_format=".2f", **settings("speed")
         ),
         memory=widgets.IntSlider(
-            value=memory, min=min(10, memory), max=max(1000, 2 * memory), step=max(1, 10 ** (int(math.log10(max(memory, 10))) - 1)), **settings("memory in MB")
+            value=memory,
+            min=min(10, memory),
+            max=max(1000, 2 * memory),
+            step=max(1, 10 ** (int(math.log10(max(memory, 10))) - 1)),
+            **settings("memory in MB"),
         ),
         bandwidth=widgets.SelectionSlider(
             value=device.link.bytes_per_s / MEGABIT_BYTES,

@@ -41,7 +41,13 @@ class Message(widgets.HTML):
 def number(description: str, value: int, tooltip: str, **settings: Any) -> widgets.IntText:
     """Return a field for a whole number."""
     return widgets.IntText(
-        value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="18em"), continuous_update=False, **settings
+        value=value,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=widgets.Layout(width="18em"),
+        continuous_update=False,
+        **settings,
     )
 
 

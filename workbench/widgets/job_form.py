@@ -55,7 +55,9 @@ class JobForm(widgets.VBox):
             "batch_size": number("Batch size", job.batch_size, "Samples of one optimizer step, over all devices"),
             "micro_batches": number("Micro-batches", job.micro_batches, "Into how many a mini-batch is cut for the pipeline"),
             "reduction": number(
-                "Reduction r", int(job.options.get("reduction", DEFAULT_REDUCTION)), "The side network is r times narrower than the backbone"
+                "Reduction r",
+                int(job.options.get("reduction", DEFAULT_REDUCTION)),
+                "The side network is r times narrower than the backbone",
             ),
             "seed": number("Seed", job.seed, "Of order, initial weights and dropout"),
         }

@@ -15,8 +15,10 @@ from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.stack import LayerStack
+from workbench.profiler.descriptions import ModelDescription
 from workbench.profiler.timing import Call, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -92,6 +94,22 @@ def scale_to_cluster(host_layers: tuple[LayerProfile, ...], cluster: Cluster, *,
         method="pac_plus",
         source="scaled",
         layers=tuple(tuple(layer.scaled(1 / (device.host_share or 1.0)) for layer in host_layers) for device in cluster.devices),
+    )
+
+
+def describe_facts(facts: ModelFacts) -> ModelDescription:
+    """Return a loadable model's sizes as the analytic costs ask for them."""
+    return ModelDescription(
+        name=facts.name,
+        kind="decoder" if facts.is_causal else "encoder",
+        num_layers=facts.num_layers,
+        hidden=facts.hidden_size,
+        heads=facts.num_heads,
+        kv_heads=facts.num_key_value_heads,
+        feed_forward=facts.feed_forward_size,
+        vocab=facts.vocabulary_size,
+        gated=facts.is_gated,
+        positions=facts.max_length,
     )
 
 

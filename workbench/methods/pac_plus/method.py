@@ -15,7 +15,7 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.measure import measure_layers, scale_to_cluster
+from workbench.methods.pac_plus.measure import describe_facts, measure_layers, scale_to_cluster
 from workbench.methods.pac_plus.predict import Predictor, predict
 from workbench.methods.pac_plus.prepare import PreparedJob, prepare
 from workbench.methods.pac_plus.prices import resident_bytes
@@ -28,11 +28,14 @@ from workbench.models.loading import load_stack
 from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.planners import candidates, plan_cached
 from workbench.planners.memory import check
-from workbench.profiler.analytic import MODELS, analytic_profile
+from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.cache import cached_profile
 from workbench.runtime.activation_cache import require_disk
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
+
+HOST_MODELS = ("", "laptop-core")
+"""Makes of devices that are defined by their share of this host."""
 
 
 class PacPlus:
@@ -43,17 +46,21 @@ class PacPlus:
         notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
         return prepare(job)
 
-    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify) -> Profile:
-        """Measure this host and scale to the emulated devices; devices that are not emulated are computed from the catalogue."""
-        if any(device.host_share is None for device in cluster.devices) and prepared.job.model in MODELS:
-            return analytic_profile(
-                prepared.job.model,
-                cluster,
-                technique="parallel_adapters",
-                reduction=prepared.options.reduction,
-                sequence_lengths=(prepared.typical_length,),
-            )
-        return scale_to_cluster(self.host_layers(prepared, notify), cluster, model=prepared.job.model)
+    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, *, emulated: bool = True) -> Profile:
+        """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
+
+        emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
+        """
+        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+            return scale_to_cluster(self.host_layers(prepared, notify), cluster, model=prepared.job.model)
+        return analytic_profile(
+            describe_facts(prepared.facts),
+            cluster,
+            technique="parallel_adapters",
+            reduction=prepared.options.reduction,
+            num_labels=prepared.task.num_outputs,
+            sequence_lengths=tuple(sorted({8, prepared.typical_length, 2 * prepared.typical_length, max(prepared.train.lengths)})),
+        )
 
     def host_layers(self, prepared: PreparedJob, notify: Notify) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
@@ -77,23 +84,25 @@ class PacPlus:
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
         job, options = prepared.job, prepared.options
+        typical, longest = prepared.typical_length, max(prepared.train.lengths)
         found = candidates(
             profile,
             cluster,
             batch_size=job.batch_size,
             micro_batches=job.micro_batches,
-            sequence_length=prepared.typical_length,
             order="all" if options.order == "all" else None,
             objective="paper" if options.objective == "simulated" else options.objective,
+            sequence_length=typical,
+            memory_length=longest,
         )
         chosen = found[0]
         if options.objective == "simulated":
-            steps = sweep_steps(prepared, 1)
-            chosen = min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(steps[0]))
-        if chosen.cached is None:
-            cached = plan_cached(profile, cluster, batch_size=job.batch_size, sequence_length=prepared.typical_length)
-            chosen = replace(chosen, cached=cached)
-        return chosen
+            (step,) = sweep_steps(prepared, 1)
+            chosen = min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(step))
+        if job.epochs == 1:
+            return chosen
+        cached = plan_cached(profile, cluster, batch_size=job.batch_size, sequence_length=typical, memory_length=longest)
+        return replace(chosen, cached=cached)
 
     def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
         """Simulate every step (see Method)."""

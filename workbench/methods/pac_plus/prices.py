@@ -56,6 +56,8 @@ class HybridCosts:
 
     def nbytes(self, value: Value) -> int:
         """Return the bytes of a value (see Costs)."""
+        if value.name == "gsum":
+            return _trainable_bytes(self.layers(value.part))
         if value.name not in ("act", "side", "sgrad", "tap", "ctx"):
             return 0
         tokens = self.step.num_samples(value) * self.step.shape.lengths[value.microbatch]
@@ -91,6 +93,8 @@ class CachedCosts:
 
     def nbytes(self, value: Value) -> int:
         """Return the bytes of a value (see Costs)."""
+        if value.name == "gsum":
+            return _trainable_bytes(self.profile.layers[value.part])
         if value.name not in ("tap", "ctx"):
             return 0
         tokens = self.step.sizes[value.part] * self.step.lengths[value.part]

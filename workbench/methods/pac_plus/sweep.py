@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workbench.core.report import StepRecord
 from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, train_first_epoch
 from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession
+from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
 from workbench.methods.pac_plus.worker import build_stage
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
@@ -56,10 +56,13 @@ def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
         result = RankResult(rank=context.rank)
         compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), len(sweep.steps))
         config = rank_job.adapter
-        sizes = {"hidden_size": config.hidden_size, "side_width": config.width}
+
+        def train(steps: tuple[PlannedStep, ...]) -> list[StepTrace]:
+            return train_first_epoch(session, steps, compute, optimizer, None, hidden_size=config.hidden_size, side_width=config.width)
+
         session.barrier()
-        train_first_epoch(session, sweep.steps[:WARM_UP_STEPS], compute, optimizer, None, **sizes)
+        train(sweep.steps[:WARM_UP_STEPS])
         session.pacer.reset()
-        result.steps = train_first_epoch(session, sweep.steps, compute, optimizer, None, **sizes)
+        result.steps = train(sweep.steps)
         result.overrun_share, result.late_s, result.paced_s = session.pacer.overrun_share, session.pacer.late_s, session.pacer.paced_s
         return result

@@ -1,0 +1,155 @@
+"""A panel with Simulate, Run and Stop: the work goes on in a thread, the kernel stays free, and what fails is shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench import experiment
+from workbench.core.cluster import Cluster
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.job import Job
+from workbench.core.report import Report
+from workbench.experiment import Fidelity, Mode
+from workbench.methods.base import Event
+from workbench.widgets.cluster_form import ClusterForm
+from workbench.widgets.controls import Message
+from workbench.widgets.job_form import JobForm
+from workbench.widgets.live import REFRESH_S, LiveProgress
+from workbench.widgets.progress import RunProgress
+from workbench.widgets.tables import report_table
+
+Runner = Callable[..., Report]
+
+
+class RunPanel(widgets.VBox):
+    """Simulates or runs what two forms describe.
+
+    `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's own if it made one already,
+    else it runs now, in the cell.  runner: experiment.run, or a stand-in in tests.
+    """
+
+    def __init__(
+        self,
+        job_form: JobForm,
+        cluster_form: ClusterForm,
+        *,
+        fidelity: Fidelity = "auto",
+        workdir: Path | None = None,
+        runner: Runner = experiment.run,
+    ) -> None:
+        self._job_form, self._cluster_form = job_form, cluster_form
+        self._settings: dict[str, Any] = {"fidelity": fidelity, "workdir": workdir}
+        self._runner = runner
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._finished: list[Report] = []
+        self._error: BaseException | None = None
+        self.simulate_button = _button("Simulate", "Replay the job in virtual time: seconds", "clock-o", "info")
+        self.run_button = _button("Run", "Train for real on the emulated devices", "play", "success")
+        self.stop_button = _button("Stop", "End the run at its next step", "stop", "warning")
+        self.message, self.progress, self.result = Message(), widgets.HTML(), widgets.HTML()
+        self.simulate_button.on_click(lambda _: self.start("simulate"))
+        self.run_button.on_click(lambda _: self.start("execute"))
+        self.stop_button.on_click(lambda _: self.stop())
+        job_form.on_change(lambda _: self._enable())
+        buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button])
+        super().__init__([buttons, self.message, self.progress, self.result])
+        self._enable()
+
+    @property
+    def running(self) -> bool:
+        """Return whether the panel's thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, mode: Mode) -> None:
+        """Begin in a thread; what the forms describe wrongly is shown at once."""
+        self.message.clear()
+        try:
+            job, cluster = self._job_form.job, self._cluster_form.cluster
+            if self.running:
+                raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
+        except Exception as error:  # a callback's error would be seen by nobody
+            self.message.show_exception(error)
+            return
+        self._stop.clear()
+        self._error = None
+        self.result.value = ""
+        self._thread = threading.Thread(target=self._work, args=(job, cluster, mode), name="workbench-run", daemon=True)
+        self._thread.start()
+        self._enable()
+
+    def stop(self) -> None:
+        """End the run at its next event, as Ctrl-C would."""
+        self._stop.set()
+        if self.running:
+            self.message.say("Stopping at the next step ...")
+
+    def wait(self) -> None:
+        """Wait until the panel's thread is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def report(self, mode: Mode) -> Report:
+        """Return the report of the forms' job on the forms' cluster.
+
+        Raises what the run raises; a run of the panel that is going on is waited for first.
+        """
+        self.wait()
+        job, cluster = self._job_form.job, self._cluster_form.cluster
+        for made in reversed(self._finished):
+            if (made.job, made.cluster, made.mode) == (job, cluster, mode):
+                return made
+        self._stop.clear()
+        with LiveProgress(job, cluster, stop=self._stop) as live:
+            made = self._runner(job, cluster, mode, progress=live.update, **self._settings)
+        self._finished.append(made)
+        return made
+
+    def _work(self, job: Job, cluster: Cluster, mode: Mode) -> None:
+        state = RunProgress(job=job, cluster=cluster)
+        over = threading.Event()
+
+        def update(event: Event) -> None:
+            state.update(event)
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+
+        def refresh() -> None:
+            self.progress.value = state.html()
+            while not over.wait(REFRESH_S):
+                self.progress.value = state.html()
+
+        drawing = threading.Thread(target=refresh, name="workbench-progress", daemon=True)
+        drawing.start()
+        try:
+            made = self._runner(job, cluster, mode, progress=update, **self._settings)
+            self._finished.append(made)
+            state.finish("finished")
+            self.message.clear()
+            self.result.value = report_table(made)._repr_html_()
+        except KeyboardInterrupt:
+            state.finish("stopped")
+            self.message.say("Stopped. Nothing is left running; Run starts again.")
+        except BaseException as error:
+            self._error = error
+            state.finish("failed")
+            self.message.show_exception(error)
+        finally:
+            over.set()
+            drawing.join()
+            self.progress.value = state.html()
+            self._enable(running=False)
+
+    def _enable(self, *, running: bool | None = None) -> None:
+        busy = self.running if running is None else running
+        self.simulate_button.disabled = self.run_button.disabled = busy
+        self.stop_button.disabled = not busy
+
+
+def _button(description: str, tooltip: str, icon: str, style: str) -> widgets.Button:
+    return widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style)

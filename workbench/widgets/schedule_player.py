@@ -1,0 +1,122 @@
+"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device is doing just then."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+from workbench.core.timeline import Timeline
+from workbench.plots import gantt
+from workbench.plots.style import byte_unit, class_of, time_unit
+from workbench.widgets.controls import WIDE, redraw
+
+TICKS = 400
+
+
+class Moment(NamedTuple):
+    """What a device is doing at one time.  computes, network: labels of operations; nbytes: of memory in use, None if not recorded."""
+
+    device: str
+    computes: tuple[str, ...]
+    network: tuple[str, ...]
+    nbytes: int | None
+
+
+def moments(timeline: Timeline, time_s: float) -> list[Moment]:
+    """Return what every device is doing at time_s."""
+    computes: list[list[str]] = [[] for _ in timeline.device_names]
+    network: list[list[str]] = [[] for _ in timeline.device_names]
+    for span in timeline.spans:
+        if span.start_s <= time_s < span.end_s:
+            (network if span.op.is_communication else computes)[span.rank].append(_words(span.op, timeline))
+    found = []
+    for rank, name in enumerate(timeline.device_names):
+        samples = timeline.memory[rank] if rank < len(timeline.memory) else ()
+        past = [sample.nbytes for sample in samples if sample.time_s <= time_s]
+        found.append(Moment(name, tuple(computes[rank]), tuple(network[rank]), past[-1] if past else None))
+    return found
+
+
+def _words(op: Op, timeline: Timeline) -> str:
+    name = f"{class_of(op)} {op.label}"
+    if op.kind == SEND:
+        return f"{name} to {timeline.device_names[op.ranks[1]]}"
+    if op.kind == RECV:
+        return f"{name} from {timeline.device_names[op.ranks[0]]}"
+    return f"{op.kind.lower()} with {len(op.ranks) - 1} others" if op.kind in COLLECTIVES else name
+
+
+class SchedulePlayer(widgets.VBox):
+    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider."""
+
+    def __init__(self, timelines: Timeline | Mapping[str, Timeline]) -> None:
+        self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
+        names = list(self._timelines)
+        self.choice = widgets.Dropdown(
+            options=names, value=names[0], description="Timeline", tooltip="Which timeline", style=WIDE, layout=widgets.Layout(width="26em")
+        )
+        self.slider = widgets.IntSlider(
+            value=0,
+            min=0,
+            max=TICKS,
+            readout=False,
+            description="Time",
+            tooltip="The moment that is shown",
+            style=WIDE,
+            layout=widgets.Layout(width="34em"),
+        )
+        self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
+        widgets.jslink((self.play, "value"), (self.slider, "value"))
+        self.clock, self.table = widgets.HTML(), widgets.HTML()
+        self.figure = go.FigureWidget()
+        self.choice.observe(lambda _: self._load(), names="value")
+        self.slider.observe(lambda _: self._show(), names="value")
+        controls = widgets.VBox([self.choice, widgets.HBox([self.slider, self.clock, self.play])])
+        super().__init__([controls, self.figure, self.table])
+        self._load()
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return the timeline that is shown."""
+        return self._timelines[self.choice.value]
+
+    @property
+    def time_s(self) -> float:
+        """Return the moment that is shown."""
+        return self.slider.value / TICKS * self.timeline.makespan_s
+
+    def _load(self) -> None:
+        figure = gantt(self.timeline)
+        figure.add_vline(x=0.0, line={"color": "black", "width": 2, "dash": "dot"})
+        redraw(self.figure, figure)
+        self._show()
+
+    def _show(self) -> None:
+        unit = time_unit(self.timeline.makespan_s)
+        at = self.time_s * unit.factor
+        self.figure.layout.shapes[0].update(x0=at, x1=at)
+        self.clock.value = f"<b>{html.escape(unit.text(self.time_s))}</b>"
+        self.table.value = _table(self.timeline, self.time_s)
+
+
+def _table(timeline: Timeline, time_s: float) -> str:
+    cell = "padding:1px 18px 1px 0;text-align:left;vertical-align:top"
+    rows: list[Any] = []
+    for rank, moment in enumerate(moments(timeline, time_s)):
+        memory = ""
+        if moment.nbytes is not None:
+            unit = byte_unit(moment.nbytes)
+            memory = unit.text(moment.nbytes)
+            if timeline.budget_bytes:
+                budget = timeline.budget_bytes[rank]
+                memory += f" of {byte_unit(budget).text(budget)}"
+        does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
+        cells = (moment.device, does, ", ".join(moment.network), memory)
+        rows.append("<tr>" + "".join(f"<td style='{cell}'>{html.escape(text)}</td>" for text in cells) + "</tr>")
+    head = "".join(f"<th style='{cell}'>{name}</th>" for name in ("device", "computes", "network", "memory"))
+    return f"<table aria-live='polite'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -1,0 +1,102 @@
+"""Plans, sweeps and reports as small tables for a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan, Stage
+from workbench.core.report import EpochRecord, Report, SweepPoint
+
+
+class Table:
+    """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere."""
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> None:
+        self.columns, self.rows = tuple(columns), [tuple(map(str, row)) for row in rows]
+        self.title, self.note = title, note
+
+    def __str__(self) -> str:
+        everything = [self.columns, *self.rows]
+        widths = [max(len(row[index]) for row in everything) for index in range(len(self.columns))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in everything]
+        return "\n".join(line for line in [self.title, *lines, self.note] if line)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        style = "text-align:left;padding:2px 14px 2px 0"
+        head = "".join(f"<th style='{style}'>{html.escape(name)}</th>" for name in self.columns) if any(self.columns) else ""
+        body = "".join("<tr>" + "".join(f"<td style='{style}'>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        title = f"<div><b>{html.escape(self.title)}</b></div>" if self.title else ""
+        note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
+        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+
+
+def plan_table(plan: Plan, cluster: Cluster) -> Table:
+    """Return who holds which layers and computes how many samples of each micro-batch."""
+
+    def samples(stage: Stage) -> str:
+        return ", ".join(f"{cluster.devices[share.rank].name} {share.samples}" for share in stage.shares)
+
+    rows = [
+        (f"stage {index}", f"{stage.start}-{stage.stop - 1}" if stage.num_layers > 1 else f"{stage.start}", samples(stage))
+        for index, stage in enumerate(plan.stages)
+    ]
+    if plan.cached is not None:
+        rows.append(("cached epochs", "adapters of all", samples(plan.cached) + " (of each mini-batch)"))
+    idle = [device.name for rank, device in enumerate(cluster.devices) if plan.stage_of(rank) is None]
+    return Table(
+        ("", "layers", "samples of a micro-batch"),
+        rows,
+        title=f"Layers {plan.partition()} on device groups {plan.grouping()}, "
+        f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
+        note=f"Idle in the first epoch: {', '.join(idle)}." if idle else "",
+    )
+
+
+def sweep_table(points: Sequence[SweepPoint]) -> Table:
+    """Return the step time of each plan, simulated and (where it was executed) measured."""
+    measured = any(point.measured_s for point in points)
+    rows = []
+    for point in points:
+        row = [point.name, point.plan.partition(), point.plan.grouping(), f"{point.predicted_s * 1e3:.0f}"]
+        if measured and point.measured_s:
+            deviation = (point.predicted_s - point.measured_s) / point.measured_s
+            row += [f"{point.measured_s * 1e3:.0f}", f"{deviation:+.1%}", f"{point.overrun_share:.1%}"]
+        rows.append(row + [""] * (7 - len(row) if measured else 0))
+    columns = ["plan", "layers", "groups", "simulated, ms"] + (["measured, ms", "deviation", "late"] if measured else [])
+    return Table(columns, rows, title="Step time of the first epoch under each plan")
+
+
+def report_table(report: Report) -> Table:
+    """Return a run in a few lines: plan, epochs with and without cache, steps predicted and measured, metrics, notes."""
+    rows = [
+        ("Numbers", report.label if report.valid else f"{report.label}; not valid, the host was too busy"),
+        ("Plan", f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"),
+    ]
+    full = [epoch for epoch in report.epochs if not epoch.cached]
+    cached = [epoch for epoch in report.epochs if epoch.cached]
+    if full:
+        rows.append(("First epoch", f"{full[0].seconds:.1f} s through the backbone"))
+    if cached:
+        ratio = f", {full[0].seconds / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
+        rows.append(("Later epochs", f"{_mean(cached):.1f} s each, from the activation cache{ratio}"))
+    for is_cached, name in ((False, "Step, first epoch"), (True, "Step, cached")):
+        steps = [step for step in report.steps if step.cached is is_cached]
+        predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
+        measured = [step.measured_s for step in steps if step.measured_s is not None]
+        words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
+        words += [f"{median(measured) * 1e3:.0f} ms measured"] if measured else []
+        if words:
+            rows.append((name, ", ".join(words)))
+    if report.metrics:
+        rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
+    rows += [("Note", note) for note in report.notes]
+    return Table(("", ""), rows)
+
+
+def _mean(epochs: Sequence[EpochRecord]) -> float:
+    return sum(epoch.seconds for epoch in epochs) / len(epochs)
