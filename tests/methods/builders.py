@@ -8,10 +8,12 @@ from workbench.core.cluster import Cluster
 from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.session import RankJob, RankResult
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
-from workbench.tasks.tokenize import TokenizedSplit
+from workbench.tasks.tokenize import TokenizedSplit, collate
 
+LEARNING_RATE = 5e-4
 CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
 
 
@@ -46,6 +48,13 @@ def adapter_config(stack: LayerStack) -> ParallelAdapterConfig:
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, is_causal=stack.is_causal)
 
 
+def initial_adapter(stack: LayerStack, split: TokenizedSplit) -> ParallelAdapter:
+    """Return a calibrated adapter: without calibration the random models' small activations make the side network ill-conditioned."""
+    adapter = ParallelAdapter(adapter_config(stack))
+    set_statistics(adapter, calibrate(stack, [collate(split, range(len(split)))]))
+    return adapter
+
+
 def make_rank_job(
     stack: LayerStack,
     model: str,
@@ -60,16 +69,16 @@ def make_rank_job(
     batch_size: int = 8,
 ) -> RankJob:
     """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""
-    config = adapter_config(stack)
+    split = made_up_split(samples)
     if start_epoch == 0:
-        launch.save_initial(ParallelAdapter(config), folder)
+        launch.save_initial(initial_adapter(stack, split), folder)
     return RankJob(
-        job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2),
+        job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
         plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),
         host_layers=None,
-        adapter=config,
-        split=made_up_split(samples),
+        adapter=adapter_config(stack),
+        split=split,
         folder=folder,
         fingerprint="test",
         cache_dtype=cache_dtype,

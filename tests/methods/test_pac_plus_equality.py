@@ -6,12 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.methods.builders import CACHED, PLANS, adapter_config, losses_of, made_up_split, make_rank_job
+from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, made_up_split, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.reference import reference_loss, train_reference
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
@@ -39,9 +38,9 @@ def expected() -> dict[str, tuple[dict[tuple[int, int], float], dict[str, torch.
     found = {}
     for model in MODELS:
         stack = load_stack(model)
-        adapter = ParallelAdapter(adapter_config(stack))
+        adapter = initial_adapter(stack, made_up_split(SAMPLES))
         losses: dict[tuple[int, int], float] = {}
-        for epoch, loss in train_reference(stack, adapter, reference_batches, EPOCHS):
+        for epoch, loss in train_reference(stack, adapter, reference_batches, EPOCHS, learning_rate=LEARNING_RATE):
             losses[epoch, sum(1 for known, _ in losses if known == epoch)] = loss
         found[model] = losses, {name: tensor.detach().clone() for name, tensor in adapter.named_parameters()}
     return found
@@ -72,8 +71,7 @@ def test_gradients_equal_one_process(model: str, split: str, engines: EngineClus
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
     engines.run(run_rank, [job] * 4)
-    adapter = ParallelAdapter(job.adapter)
-    adapter.train()
+    adapter = initial_adapter(stack, job.split).train()
     (batch,) = epoch_batches(job.split.lengths, 8, 0, 0)
     reference_loss(stack, adapter, collate(job.split, batch), 0).backward()
     moments = load_file(tmp_path / "checkpoints" / "epoch-0.safetensors")

@@ -2,11 +2,13 @@
 
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.job_form import JobForm
+from workbench.widgets.lines import lines
 from workbench.widgets.live import LiveProgress
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
-from workbench.widgets.settings import tiny
-from workbench.widgets.tables import plan_table, report_table, sweep_table
+from workbench.widgets.settings import output_folder, tiny
+from workbench.widgets.tables import Table, plan_table, report_table, sweep_table
+from workbench.widgets.variations import with_bandwidth, with_memory
 
 __all__ = [
     "ClusterForm",
@@ -14,8 +16,13 @@ __all__ = [
     "LiveProgress",
     "RunPanel",
     "SchedulePlayer",
+    "Table",
+    "lines",
+    "output_folder",
     "plan_table",
     "report_table",
     "sweep_table",
     "tiny",
+    "with_bandwidth",
+    "with_memory",
 ]
