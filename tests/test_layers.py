@@ -19,12 +19,12 @@ FLOORS = (
     ("models", "tasks", "profiler"),
     ("runtime",),
     ("methods",),
-    ("experiment",),
+    ("experiment", "progress"),
     ("widgets", "cli", "bench"),
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("core", "schedules", "simulator", "planners", "plots", "convert", "network", "fetch", "cli", "__main__")
+WITHOUT_TORCH = ("core", "schedules", "simulator", "planners", "plots", "convert", "network", "fetch", "progress", "cli", "__main__")
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -76,6 +76,7 @@ def run(
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
     prediction = method.predict(prepared, costs, cluster, decided)
+    notify(Event("predicted", predicted=prediction.steps))
     if mode == "simulate":
         return _report(job, cluster, decided, prediction, None)
 

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from workbench.bench.stages import OurPipeline, PipelineBench, TorchPipeline, TrainedStage
+from workbench.bench.stages import Ours, PipelineBench, Torchs
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.models.loading import model_facts
-from workbench.profiler.timing import time_calls
+from workbench.core.profile import LayerProfile
+from workbench.methods.pac_plus import launch
+from workbench.methods.pac_plus.first_epoch import plan_steps
+from workbench.methods.pac_plus.measure import measure_layers
+from workbench.methods.pac_plus.session import RankJob, RankSession
+from workbench.methods.pac_plus.worker import build_stage
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.loading import import_family, load_stack
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
-from workbench.runtime.transport import Transport
-from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import one_f_one_b
+from workbench.tasks.tokenize import TokenizedSplit
 
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
 MICRO_BATCH_SIZE, NUM_MICRO_BATCHES, SEQUENCE_LENGTH = 4, 8, 32
 MBIT_PER_S = (125, 250, 500, 1000)
-ROUNDS, STEPS = 5, 2
-PACE_MARGIN = 1.15
+ROUNDS, STEPS = 7, 3
+SHARE_PER_LAYER = 0.22
+"""Of a core: every device is as fast as its stage needs, so that no stage waits for a slower one; six layers take 1.3 cores."""
+PACE_MARGIN = 1.1
 """Costs are rounded up by this factor, so that neither side overruns its deadlines."""
 
 
@@ -40,74 +49,69 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
 
     Raises RuntimeSetupError where the kernel does not shape links: torch's side cannot be paced by us.
     """
-    layer_forward_s, layer_backward_s = _layer_costs()
+    stack = load_stack(MODEL)
+    adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
+    host_layers = tuple(
+        layer.scaled(PACE_MARGIN)
+        for layer in measure_layers(
+            stack, adapter, dtype="float32", max_length=SEQUENCE_LENGTH, batch_sizes=(MICRO_BATCH_SIZE,), lengths=(SEQUENCE_LENGTH,)
+        )
+    )
     points = []
     for mbit in MBIT_PER_S:
         cluster = _cluster(mbit)
-        job = _job(cluster, layer_forward_s, layer_backward_s)
-        with EngineCluster.start(cluster, fidelity="auto") as engines:
+        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, EngineCluster.start(cluster) as engines:
             if engines.fidelity != "kernel":
                 raise RuntimeSetupError(
                     "The runtime benchmark was asked for.",
                     f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
                     "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
                 )
-            results = engines.run(run_rank, [job] * cluster.world_size)
-        ours, torchs, late = _merge(results)
-        ratios = [a / b for a, b in zip(ours, torchs, strict=True)]
-        point = {
-            "mbit_per_s": mbit,
-            "ours_s": median(ours),
-            "torch_s": median(torchs),
-            "ratio": median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-            "overrun_share": late,
-            "losses": results[-1]["losses"],
-        }
-        progress(
-            f"{mbit:5d} Mbit/s: ours {point['ours_s'] * 1e3:.1f} ms, torch {point['torch_s'] * 1e3:.1f} ms, "
-            f"ratio {point['ratio']:.3f} ({point['ratio_min']:.3f} to {point['ratio_max']:.3f}), late {late:.1%}"
-        )
-        points.append(point)
+            launch.save_initial(ParallelAdapter(adapter), Path(folder))
+            job = _job(cluster, adapter, host_layers, Path(folder))
+            points.append(_point(mbit, engines.run(run_rank, [job] * cluster.world_size)))
+        progress(_line(points[-1]))
     return {
         "name": "runtime",
         "label": "emulated, kernel links",
-        "what": "step time of our executor / torch.distributed.pipelining Schedule1F1B; same model, split, links and pacing, interleaved",
+        "what": "a step of PAC+'s first epoch: our executor / torch.distributed.pipelining Schedule1F1B; "
+        "same model, split, links, pacing and optimizer, interleaved",
         "model": MODEL,
         "layers": list(LAYERS),
         "micro_batches": NUM_MICRO_BATCHES,
         "micro_batch_size": MICRO_BATCH_SIZE,
         "sequence_length": SEQUENCE_LENGTH,
+        "rounds": ROUNDS,
+        "steps_per_round": STEPS,
         "points": points,
         "median_ratio": median(point["ratio"] for point in points),
     }
 
 
 def run_rank(context: RankContext, job: PipelineBench) -> dict[str, Any]:
-    """Run both sides in turn on this rank and return the monotonic begin and end of every round of each."""
-    with group(context, 60.0) as everyone:
-        module = TrainedStage(job.model, job.plan.stages[context.rank].start, job.plan.stages[context.rank].stop)
-        pacer = Pacer(context.device.host_share or 1.0, clock=time.monotonic)
-        with Transport(dist.new_group(list(range(context.world_size))), context.rank, subgroup=lambda ranks: everyone) as transport:
-            sides: dict[str, OurPipeline | TorchPipeline] = {
-                "ours": OurPipeline(job, context.rank, module, pacer, transport),
-                "torch": TorchPipeline(job, context.rank, module, pacer),
-            }
-            losses = {name: side.step() for name, side in sides.items()}  # also the warm-up
-            pacer.reset()
-            spans: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-            for _ in range(job.rounds):
-                for name, side in sides.items():
-                    dist.barrier()
-                    begin = time.monotonic()
-                    for _ in range(job.steps):
-                        side.step()
-                    spans[name].append((begin, time.monotonic()))
-        return {"spans": spans, "losses": losses, "late_s": pacer.late_s, "paced_s": pacer.paced_s}
+    """Run both sides in turn on this rank; return every round's monotonic begin and end, and every step's loss, by side."""
+    import_family(job.rank_job.job.model)
+    with group(context, 60.0) as process_group, RankSession(context, job.rank_job, process_group) as session:
+        sides: dict[str, Ours | Torchs] = {}
+        for name, kind in (("ours", Ours), ("torch", Torchs)):
+            compute, optimizer = build_stage(job.rank_job, job.rank_job.plan.stage_of(context.rank), 1000)
+            assert compute is not None and optimizer is not None
+            sides[name] = kind(job, session, compute, optimizer)
+        losses = {name: [side.step()] for name, side in sides.items()}  # the warm-up
+        session.pacer.reset()
+        spans: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        for turn in range(job.rounds):
+            # Who goes first changes from round to round.
+            for name in sorted(sides, reverse=bool(turn % 2)):
+                session.barrier()
+                dist.barrier()
+                begin = time.monotonic()
+                losses[name] += [sides[name].step() for _ in range(job.steps)]
+                spans[name].append((begin, time.monotonic()))
+    return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
 
 
-def _merge(results: list[dict[str, Any]]) -> tuple[list[float], list[float], float]:
+def _point(mbit: int, results: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = {
         name: [
             (max(end for _, end in turn) - min(begin for begin, _ in turn)) / STEPS
@@ -115,43 +119,63 @@ def _merge(results: list[dict[str, Any]]) -> tuple[list[float], list[float], flo
         ]
         for name in ("ours", "torch")
     }
-    late = sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results)
-    return seconds["ours"], seconds["torch"], late
+    losses = {name: [sum(parts) for parts in zip(*(result["losses"][name] for result in results), strict=True)] for name in seconds}
+    gap = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses["ours"], losses["torch"], strict=True))
+    if gap > 1e-4:
+        raise AssertionError(f"the two sides do not train the same: losses differ by {gap:.1e}")
+    ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
+    return {
+        "mbit_per_s": mbit,
+        "ours_s": median(seconds["ours"]),
+        "torch_s": median(seconds["torch"]),
+        "ratio": median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "overrun_share": sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results),
+        "largest_relative_loss_difference": gap,
+    }
+
+
+def _line(point: dict[str, Any]) -> str:
+    return (
+        f"{point['mbit_per_s']:5d} Mbit/s: ours {point['ours_s'] * 1e3:.1f} ms, torch {point['torch_s'] * 1e3:.1f} ms, "
+        f"ratio {point['ratio']:.3f} ({point['ratio_min']:.3f} to {point['ratio_max']:.3f}), late {point['overrun_share']:.1%}"
+    )
 
 
 def _cluster(mbit_per_s: float) -> Cluster:
     laptop = load_cluster("laptop")
     link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=0.0)
-    return replace(laptop, devices=tuple(replace(device, link=link, memory_bytes=2_000_000_000) for device in laptop.devices))
+    devices = tuple(
+        replace(device, link=link, memory_bytes=2_000_000_000, host_share=SHARE_PER_LAYER * layers)
+        for device, layers in zip(laptop.devices, LAYERS, strict=True)
+    )
+    return replace(laptop, devices=devices)
 
 
-def _job(cluster: Cluster, forward_s: float, backward_s: float) -> PipelineBench:
+def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path) -> PipelineBench:
     stages, at = [], 0
     for rank, count in enumerate(LAYERS):
         stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),)))
         at += count
-    plan = Plan(method="pipeline", stages=tuple(stages), micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
-    return PipelineBench(
-        model=MODEL,
-        plan=plan,
-        cluster=cluster,
-        schedule=insert_transfers(one_f_one_b(plan, (MICRO_BATCH_SIZE,) * NUM_MICRO_BATCHES)),
-        sequence_length=SEQUENCE_LENGTH,
-        hidden_size=model_facts(MODEL).hidden_size,
-        forward_s=PACE_MARGIN * forward_s,
-        backward_s=PACE_MARGIN * backward_s,
-        rounds=ROUNDS,
-        steps=STEPS,
+    plan = Plan(method="pac_plus", stages=tuple(stages), micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
+    chance, count = random.Random(0), plan.mini_batch_size
+    split = TokenizedSplit(
+        ids=tuple(tuple(chance.randrange(1000, 20000) for _ in range(SEQUENCE_LENGTH)) for _ in range(count)),
+        labels=tuple(chance.randrange(2) for _ in range(count)),
+        sample_ids=tuple(range(count)),
+        pad_id=0,
     )
-
-
-def _layer_costs() -> tuple[float, float]:
-    """Return the seconds of one layer's forward and backward pass of a micro-batch on one core."""
-    module = TrainedStage(MODEL, 2, 3)
-    hidden = torch.randn(MICRO_BATCH_SIZE, SEQUENCE_LENGTH, module.stage.hidden_size, requires_grad=True)
-
-    def forward() -> torch.Tensor:
-        return module(hidden)
-
-    timings = time_calls({"F": forward, "B": (forward, lambda output: output.sum().backward())})
-    return timings["F"].seconds, timings["B"].seconds
+    rank_job = RankJob(
+        job=Job(model=MODEL, batch_size=count, micro_batches=NUM_MICRO_BATCHES, epochs=1),
+        cluster=cluster,
+        plan=plan,
+        host_layers=host_layers,
+        adapter=adapter,
+        split=split,
+        folder=folder,
+        fingerprint="bench",
+        cache_dtype="float32",
+    )
+    (planned,) = plan_steps([tuple(range(count))], split.lengths, NUM_MICRO_BATCHES)
+    return PipelineBench(rank_job=rank_job, planned=planned, rounds=ROUNDS, steps=STEPS)

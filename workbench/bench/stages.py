@@ -1,167 +1,141 @@
-"""The pipeline that both sides of the runtime benchmark train: the same layers, inputs, loss, links and pacing."""
+"""The two sides of the runtime benchmark: PAC+'s first epoch by our executor, and by torch.distributed.pipelining.
+
+Both train the same stage computation on the same batches with the same pacing and optimizer, so their losses are equal.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from workbench.core.cluster import Cluster
-from workbench.core.plan import Plan
-from workbench.core.schedule import Op, Schedule
-from workbench.models.loading import load_stage
-from workbench.runtime.executor import execute
+from workbench.core.schedule import Op
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.first_epoch import PlannedStep
+from workbench.methods.pac_plus.handlers import HybridHandlers
+from workbench.methods.pac_plus.layout import HybridStep
+from workbench.methods.pac_plus.prices import layers_seconds
+from workbench.methods.pac_plus.session import RankJob, RankSession
+from workbench.models.parallel_adapter import task_loss
+from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import TensorSpec, Transport
+from workbench.tasks.tokenize import Batch, collate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineBench:
-    """forward_s, backward_s: of one layer and one micro-batch on an unslowed core.  Shapes are the same for every micro-batch."""
+    """The job as PAC+'s ranks get it, one mini-batch that is repeated, and how often."""
 
-    model: str
-    plan: Plan
-    cluster: Cluster
-    schedule: Schedule
-    sequence_length: int
-    hidden_size: int
-    forward_s: float
-    backward_s: float
+    rank_job: RankJob
+    planned: PlannedStep
     rounds: int
     steps: int
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return the shape of a micro-batch's activations."""
-        return self.plan.micro_batch_size, self.sequence_length, self.hidden_size
+
+class Side:
+    """What both sides have: a rank's stage, its optimizer, the micro-batches, and what its operations cost."""
+
+    def __init__(self, bench: PipelineBench, session: RankSession, compute: StageCompute, optimizer: FlatAdamW) -> None:
+        self.bench, self.session, self.compute, self.optimizer = bench, session, compute, optimizer
+        self.index = bench.rank_job.plan.stage_of(session.rank)
+        assert self.index is not None
+        stage = bench.rank_job.plan.stages[self.index]
+        assert bench.rank_job.host_layers is not None
+        self.layers = bench.rank_job.host_layers[stage.start : stage.stop]
+        self.last = len(bench.rank_job.plan.stages) - 1
+        self.batches: list[Batch] = [collate(bench.rank_job.split, micro) for micro in bench.planned.samples]
+
+    def seconds(self, kind: str) -> float:
+        """Return an operation's seconds on an unslowed core; all micro-batches have one shape."""
+        shape = self.bench.planned.shape
+        return layers_seconds(self.layers, kind, shape.sizes[0], shape.lengths[0])
 
 
-class TrainedStage(nn.Module):
-    """A stage's layers, all of their weights trained.  hidden: (n, t, d) throughout; the embedding is not part of the benchmark."""
+class Ours(Side):
+    """The workbench's executor on the hybrid 1F1B schedule."""
 
-    def __init__(self, model: str, start: int, stop: int) -> None:
-        super().__init__()
-        # Without the embedding every stage maps (n, t, d) to (n, t, d), which is what torch's pipeline asks for.
-        self.stage = load_stage(model, start, stop)
-        self.stage.embedding = None
-        for parameter in self.stage.layers.parameters():
-            parameter.requires_grad_(True)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the stage's output."""
-        return self.stage(hidden, torch.ones(hidden.shape[:2], dtype=torch.int64))[0]
-
-
-def loss_of(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error, on both sides."""
-    return nn.functional.mse_loss(output, target)
-
-
-def made_up_data(bench: PipelineBench) -> tuple[Tensor, Tensor]:
-    """Return a mini-batch's inputs and targets, the same on every rank."""
-    generator = torch.Generator().manual_seed(0)
-    count, length, width = bench.shape
-    whole = (bench.plan.num_micro_batches * count, length, width)
-    return torch.randn(whole, generator=generator), torch.randn(whole, generator=generator)
-
-
-class TorchPipeline:
-    """torch.distributed.pipelining's Schedule1F1B, its chunks paced as ours."""
-
-    def __init__(self, bench: PipelineBench, rank: int, module: TrainedStage, pacer: Pacer) -> None:
-        plan = bench.plan
-        stage = plan.stages[rank]
-        self._rank, self._last = rank, len(plan.stages) - 1
-        paced = _PacedStage(
-            module,
-            rank,
-            len(plan.stages),
-            torch.device("cpu"),
-            pacer=pacer,
-            forward_s=stage.num_layers * bench.forward_s,
-            backward_s=stage.num_layers * bench.backward_s,
+    def step(self) -> float:
+        """Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
+        bench, session = self.bench, self.session
+        config = bench.rank_job.adapter
+        step = HybridStep.build(bench.rank_job.plan, bench.planned.shape, session.context.world_size, {})
+        handlers = HybridHandlers(
+            rank=session.rank,
+            step=step,
+            batches=self.batches,
+            samples=bench.planned.samples,
+            compute=self.compute,
+            optimizer=self.optimizer,
+            tape=None,
+            epoch=0,
+            hidden_size=config.hidden_size,
+            side_width=config.width,
         )
-        self._schedule = Schedule1F1B(paced, plan.num_micro_batches, loss_fn=lambda output, target: loss_of(output, target))
-        self._data, self._target = made_up_data(bench)
+        done = session.run(step.schedule, handlers.table(), handlers.spec, self._full_speed_s)
+        return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
 
-    def step(self) -> float | None:
-        """Run a mini-batch forward and backward; return its mean loss on the last stage."""
+    def _full_speed_s(self, op: Op) -> float:
+        return 0.0 if op.kind == "STEP" else self.seconds(op.kind)
+
+
+class Torchs(Side):
+    """torch.distributed.pipelining's Schedule1F1B on the same stage computation."""
+
+    def __init__(self, bench: PipelineBench, session: RankSession, compute: StageCompute, optimizer: FlatAdamW) -> None:
+        super().__init__(bench, session, compute, optimizer)
+        assert self.index is not None
+        module = _StageModule(compute, is_last=self.index == self.last)
+        stage = _PacedStage(module, self.index, self.last + 1, torch.device("cpu"))
+        stage.pace(session.pacer, self.seconds("F") + self.seconds("SF"), self.seconds("SB"))
+        kind, total = bench.rank_job.adapter.kind, bench.planned.shape.samples
+
+        def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+            return task_loss(logits, labels, kind, reduction="sum") / total
+
+        self._schedule = Schedule1F1B(stage, len(self.batches), loss_fn=loss_of, scale_grads=False)
+        self._ids = torch.cat([batch.input_ids for batch in self.batches])
+        self._labels = torch.cat([batch.labels for batch in self.batches])
+
+    def step(self) -> float:
+        """Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
         losses: list[Tensor] = []
-        if self._rank == 0 == self._last:
-            self._schedule.step(self._data, target=self._target, losses=losses)
-        elif self._rank == 0:
-            self._schedule.step(self._data)
-        elif self._rank == self._last:
-            self._schedule.step(target=self._target, losses=losses)
-        else:
-            self._schedule.step()
-        return float(torch.stack(losses).mean()) if losses else None
+        options: dict[str, Any] = {"target": self._labels, "losses": losses} if self.index == self.last else {}
+        self._schedule.step(*((self._ids,) if self.index == 0 else ()), **options)
+        self.optimizer.step()
+        return float(sum(losses)) if losses else 0.0
+
+
+class _StageModule(nn.Module):
+    """A stage as torch's pipeline asks for it: ids -> (hidden, side) -> ... -> logits.  The hidden state carries no gradient."""
+
+    def __init__(self, compute: StageCompute, *, is_last: bool) -> None:
+        super().__init__()
+        self.adapter = compute.adapter
+        self._compute, self._is_last = compute, is_last
+
+    def forward(self, hidden_or_ids: Tensor, side: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Run backbone and side network on a micro-batch without padding."""
+        mask = torch.ones(hidden_or_ids.shape[:2], dtype=torch.int64)
+        output, taps = self._compute.backbone_forward(hidden_or_ids, mask)
+        side = self.adapter(side, taps, mask)
+        if not self._is_last:
+            return output, side
+        return self.adapter.head(side, taps[-1], mask, torch.arange(len(mask)), 0)
 
 
 class _PacedStage(PipelineStage):
-    def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        count: int,
-        device: torch.device,
-        *,
-        pacer: Pacer,
-        forward_s: float,
-        backward_s: float,
-    ) -> None:
-        super().__init__(module, index, count, device)
+    """torch's stage with its chunks paced like our operations."""
+
+    def pace(self, pacer: Pacer, forward_s: float, backward_s: float) -> None:
         self._pacer, self._forward_s, self._backward_s = pacer, forward_s, backward_s
 
-    def forward_one_chunk(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return self._pacer.run(lambda: super(_PacedStage, self).forward_one_chunk(*args, **kwargs), self._forward_s).result
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._pacer.run(lambda: super(_PacedStage, self).forward_one_chunk(*args, **options), self._forward_s).result
 
-    def backward_one_chunk(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        return self._pacer.run(lambda: super(_PacedStage, self).backward_one_chunk(*args, **kwargs), self._backward_s).result
+    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._pacer.run(lambda: super(_PacedStage, self).backward_one_chunk(*args, **options), self._backward_s).result
 
 
-class OurPipeline:
-    """The workbench's executor on the same stage."""
-
-    def __init__(self, bench: PipelineBench, rank: int, module: TrainedStage, pacer: Pacer, transport: Transport) -> None:
-        self._bench, self._rank, self._module, self._pacer, self._transport = bench, rank, module, pacer, transport
-        self._layers = bench.plan.stages[rank].num_layers
-        self._last = len(bench.plan.stages) - 1
-        data, target = made_up_data(bench)
-        self._data = data.split(bench.plan.micro_batch_size)
-        self._target = target.split(bench.plan.micro_batch_size)
-
-    def step(self) -> float | None:
-        """Run a mini-batch forward and backward; return its mean loss on the last stage."""
-        schedule = self._bench.schedule
-        done = execute(
-            schedule,
-            self._rank,
-            handlers={"F": self._forward, "B": self._backward, "STEP": lambda op, reads: (None,) * len(op.writes)},
-            transport=self._transport,
-            spec=lambda value: TensorSpec(self._bench.shape, torch.float32),
-            inputs={value: None for value in schedule.inputs[self._rank]},
-            pacer=self._pacer,
-            full_speed_s=self._full_speed_s,
-        )
-        losses = [content for value, content in done.outputs.items() if value.name == "loss"]
-        return float(torch.stack(losses).mean()) if losses else None
-
-    def _full_speed_s(self, op: Op) -> float:
-        return self._layers * {"F": self._bench.forward_s, "B": self._bench.backward_s, "STEP": 0.0}[op.kind]
-
-    def _forward(self, op: Op, reads: tuple) -> tuple:
-        arrived = [content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"]
-        source = arrived[0].requires_grad_() if arrived else self._data[op.microbatch]
-        output = self._module(source)
-        if self._rank == self._last:
-            output = loss_of(output, self._target[op.microbatch])
-        return tuple((source, output) if value.name == "ctx" else output.detach() for value in op.writes)
-
-    def _backward(self, op: Op, reads: tuple) -> tuple:
-        (source, output), *gradients = sorted(reads, key=lambda content: isinstance(content, Tensor))
-        # torch's schedule divides by the number of micro-batches after the pass; the division is not timed on either side.
-        torch.autograd.backward(output, gradients[0] if gradients else None)
-        return tuple(source.grad if value.name == "grad" else None for value in op.writes)

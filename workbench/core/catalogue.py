@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
-from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import read_toml
 
 DEFAULT_CLUSTER = "laptop"
@@ -62,8 +61,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         if not path.is_file():
             raise ConfigError(
                 f"The cluster '{name_or_path}' was asked for.",
-                f"Known: {', '.join(cluster_names())}.{_nearest(str(name_or_path), cluster_names())}",
-                "Choose one of them, or name a .toml file.",
+                f"Known: {', '.join(cluster_names())}.",
+                did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
             )
     source = _Source(path)
     tables = read_toml(path)
@@ -105,8 +104,8 @@ class _Source:
             if key not in known:
                 raise self.error(
                     f"The key '{key}' in {where} was read.",
-                    f"Known there: {', '.join(known)}.{_nearest(key, known)}",
-                    "Rename or remove it.",
+                    f"Known there: {', '.join(known)}.",
+                    did_you_mean(key, known, "Rename or remove it."),
                     line_of=key,
                 )
 
@@ -162,8 +161,7 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         model = source.text(table, "model", owner)
         catalogue = _catalogue()
         if model not in catalogue:
-            known = f"Known models: {', '.join(catalogue)}.{_nearest(model, tuple(catalogue))}"
-            raise source.error(f"{owner} is a '{model}'.", known, "Choose one of them.")
+            raise source.error(f"{owner} is a '{model}'.", f"Known models: {', '.join(catalogue)}.", did_you_mean(model, catalogue))
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
     whole = {**entry, **table}
     processors = tuple(
@@ -218,8 +216,3 @@ def _catalogue() -> dict[str, dict[str, Any]]:
     for name, table in tables.items():
         source.require_known(source.table(table, f"[{name}]"), _MODEL_KEYS, f"[{name}]")
     return tables
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""

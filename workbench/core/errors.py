@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class WorkbenchError(Exception):
     """Base of every error that a user can cause.
@@ -49,3 +52,9 @@ class DeviceLostError(WorkbenchError):
 
 class RuntimeSetupError(WorkbenchError):
     """Engines, links or process groups that could not be set up."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:
+    """Return what to do about an unknown name: take the known one that is spelt most like it, or `otherwise`."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean '{close[0]}'?" if close else otherwise

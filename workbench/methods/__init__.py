@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.methods.base import Method
 
 METHODS = {
@@ -16,8 +15,6 @@ METHODS = {
 def load_method(name: str) -> Method:
     """Return a method by name.  Raises ConfigError listing the known ones."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else "Choose one of these."
-        raise ConfigError(f"The method '{name}' was asked for.", f"Known methods: {', '.join(METHODS)}.", hint)
+        raise ConfigError(f"The method '{name}' was asked for.", f"Known methods: {', '.join(METHODS)}.", did_you_mean(name, METHODS))
     module, _, attribute = METHODS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)()

@@ -15,8 +15,25 @@ from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.timeline import Timeline
 
 
+class DeviceState(NamedTuple):
+    """What a device is doing.  phase: such as 'loading' or 'first epoch'.
+
+    step_s: its last step, from the end of the one before; busy_s: the part of it in which it computed; the rest it waited.
+    used_bytes: now, above the runtime's own footprint; None where the system does not tell.
+    """
+
+    phase: str
+    step_s: float | None = None
+    busy_s: float | None = None
+    used_bytes: int | None = None
+
+
 class Event(NamedTuple):
-    """Something that a user who waits wants to know.  kind: 'phase' (message), 'step' or 'epoch'.  epoch, step: from 0."""
+    """Something that a user who waits wants to know.  epoch, step: from 0.
+
+    kind: 'phase' (message), 'step' (loss and samples of a mini-batch that all devices have done), 'epoch', 'note' (message),
+    'device' (what the device of `rank` is doing; message says it in words), or 'predicted' (the steps' simulated seconds).
+    """
 
     kind: str
     rank: int = -1
@@ -26,6 +43,9 @@ class Event(NamedTuple):
     loss: float | None = None
     seconds: float | None = None
     message: str = ""
+    samples: int = 0
+    device: DeviceState | None = None
+    predicted: tuple[StepRecord, ...] = ()
 
 
 Notify = Callable[[Event], None]

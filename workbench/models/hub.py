@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.fetch import ASSETS, asset_path
 from workbench.models.families import FAMILIES
 from workbench.network import hub_endpoint, hub_is_reachable
@@ -29,6 +29,12 @@ def known_models() -> str:
     return ", ".join((*EMBEDDED_MODELS, *(f"tiny-{family}[-LAYERS]" for family in FAMILIES)))
 
 
+def suggestion(name: str) -> str:
+    """Return what to do about a model name that means nothing."""
+    known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
+    return did_you_mean(name, known, f"Choose one of {known_models()}, a folder or a hub name.")
+
+
 def locate(name: str) -> Path | str:
     """Return the folder of an embedded or local model, or the hub name itself.
 
@@ -47,7 +53,7 @@ def locate(name: str) -> Path | str:
     raise ConfigError(
         f"The model '{name}' was asked for.",
         "It is no embedded model, no folder, and no hub name (OWNER/NAME).",
-        f"Choose one of {known_models()}, a folder or a hub name.",
+        suggestion(name),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
-from workbench.models.hub import from_hub, known_models, locate
+from workbench.models.hub import from_hub, known_models, locate, suggestion
 from workbench.models.partial_loading import parameters_on_meta, read_stage, stored_tensors
 from workbench.models.stack import BackboneStage, LayerStack, family_of
 from workbench.models.tokenizer import TextTokenizer, tiny_tokenizer
@@ -109,6 +109,14 @@ def import_family(name: str) -> None:
         _from_config(_config(name))
 
 
+def require_known(name: str) -> None:
+    """Raise ConfigError if the name can be no model's, MissingDataError if it is an embedded one that was not fetched; at once."""
+    if _is_tiny(name):
+        _tiny_parts(name)
+    else:
+        locate(name)
+
+
 def load_tokenizer(name: str) -> TextTokenizer:
     """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny models need no transformers for it."""
     if _is_tiny(name):
@@ -164,7 +172,7 @@ def _tiny_parts(name: str) -> tuple[str, int]:
     match = _TINY.fullmatch(name)
     layers = int(match[2]) if match and match[2] else _TINY_LAYERS
     if match is None or match[1] not in FAMILIES or not 1 <= layers <= 64:
-        raise ConfigError(f"The model '{name}' was asked for.", "There is no such tiny model.", f"Choose one of {known_models()}.")
+        raise ConfigError(f"The model '{name}' was asked for.", "There is no such tiny model.", suggestion(name))
     return match[1], layers
 
 

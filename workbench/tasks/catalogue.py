@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
 from workbench.tasks.task import Task
@@ -33,5 +33,10 @@ def load_task(
     elif name in GLUE:
         task = load_glue(name, data)
     else:
-        raise ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", "Choose one of them.")
+        raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)
+
+
+def unknown_task(name: str) -> ConfigError:
+    """Return the error of a name that is no task's."""
+    return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

@@ -80,6 +80,6 @@ def train_cached_epoch(
 
         done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
         trace = trace_of(session, done, epoch, number, len(steps), step.samples)
-        session.context.publish({"epoch": epoch, "step": number, "num_steps": len(steps), "loss": trace.loss, "cached": True})
+        session.progress.step(trace, len(steps), cached=True)
         traces.append(trace)
     return traces

@@ -115,6 +115,6 @@ def train_first_epoch(
 
         done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
-        session.context.publish({"epoch": epoch, "step": number, "num_steps": len(steps), "loss": trace.loss, "cached": False})
+        session.progress.step(trace, len(steps), cached=False)
         traces.append(trace)
     return traces

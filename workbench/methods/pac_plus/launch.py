@@ -7,6 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,7 @@ from workbench.core.profile import LayerProfile
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.serial import to_json, write_text
 from workbench.core.timeline import MemorySample, Span, Timeline
-from workbench.methods.base import Event, Notify, Prediction
+from workbench.methods.base import DeviceState, Event, Notify, Prediction
 from workbench.methods.pac_plus.predict import traced_step
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob, RankResult, StepTrace
@@ -125,7 +126,7 @@ def begin_folder(folder: Path, identity: str) -> None:
 
 
 class Progress:
-    """Adds up the ranks' parts of each step's loss and passes whole steps on."""
+    """Passes on what each device does, adds up the ranks' parts of each step's loss, and passes whole steps on."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
@@ -134,16 +135,28 @@ class Progress:
         self._reporters = {False: set(last.ranks), True: set(plan.cached.ranks) if plan.cached else set()}
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
-    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
-        """Take an engine's event."""
+    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Take an engine's event (see reporting.DeviceReporter)."""
+        if "phase" in event:
+            self._notify(_device_event(rank, event))
         cached = bool(event.get("cached"))
         if "loss" not in event or rank not in self._reporters[cached]:
             return
-        epoch, step = int(event["epoch"]), int(event["step"])  # type: ignore[call-overload]
+        epoch, step = event["epoch"], event["step"]
         losses = self._losses[epoch, step]
-        losses.append(float(event["loss"]))  # type: ignore[arg-type]
+        losses.append(event["loss"])
         if len(losses) == self._expected[cached]:
-            self._notify(Event("step", rank, epoch, step, int(event["num_steps"]), sum(self._losses.pop((epoch, step)))))  # type: ignore[call-overload]
+            loss = sum(self._losses.pop((epoch, step)))
+            self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
+
+
+def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
+    """Return what a device said in the words of every method.  Between phases it is at no step."""
+    at_step = "num_steps" in event
+    step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
+    state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
+    message = f"{state.phase}, step {step + 1} of {num_steps}" if at_step else state.phase
+    return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 
 
 def measured_steps(results: Iterable[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:

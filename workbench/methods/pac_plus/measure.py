@@ -28,7 +28,14 @@ SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
 
 def measure_layers(
-    stack: LayerStack, config: ParallelAdapterConfig, *, dtype: str, max_length: int, budget_s: float = 40.0
+    stack: LayerStack,
+    config: ParallelAdapterConfig,
+    *,
+    dtype: str,
+    max_length: int,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
+    budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.
 
@@ -36,7 +43,7 @@ def measure_layers(
     all layers is what the whole stack takes. Embedding and head count to the first and last layer.
     """
     count = stack.num_layers
-    lengths = (*(length for length in SEQUENCE_LENGTHS if length < max_length), max_length)
+    lengths = (*(length for length in lengths if length < max_length), max_length)
     spans = {"whole": (0, count), "first": (0, 1), "last": (count - 1, count)}
     makers: dict[str, Callable[[int, int], Call]] = {}
     benches = {}
@@ -45,7 +52,7 @@ def measure_layers(
         makers |= {f"{name} F": bench.forward, f"{name} SF": bench.side_forward, f"{name} SB": bench.side_backward}
     with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
         makers["LOAD"] = _load_bench(Path(folder), config, dtype)
-        grids = time_grids(makers, BATCH_SIZES, lengths, budget_s=budget_s)
+        grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
     step = time_grids({"STEP": lambda batch, length: benches["whole"].step}, (1,), (1,), budget_s=2.0)["STEP"]
     trainable = [
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters()) for index in range(count)

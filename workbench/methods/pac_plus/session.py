@@ -17,9 +17,11 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
+from workbench.methods.pac_plus.reporting import DeviceReporter
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Handler, execute
+from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
 from workbench.tasks.tokenize import TokenizedSplit
@@ -54,7 +56,7 @@ class RankJob:
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, monotonic seconds.  loss: this rank's part of the mini-batch's mean loss."""
+    """One step on one rank, monotonic seconds.  loss: this rank's part of the mini-batch's mean loss.  busy_s: spent computing."""
 
     epoch: int
     step: int
@@ -64,6 +66,7 @@ class StepTrace(NamedTuple):
     loss: float
     spans: tuple[Span, ...] = ()
     memory: tuple[MemorySample, ...] = ()
+    busy_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -82,15 +85,16 @@ class RankResult:
 
 
 class RankSession:
-    """An open group with its transport and pacer; use it as a context manager."""
+    """An open group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
 
-    def __init__(self, context: RankContext, rank_job: RankJob, group: dist.ProcessGroup) -> None:
+    def __init__(self, context: RankContext, rank_job: RankJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
         self.context, self.rank_job, self.split = context, rank_job, rank_job.split
         self.rank = context.rank
         self._group = group
         self._free_s: float | None = None
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
+        self.progress = DeviceReporter(context, budget)
         share = context.device.host_share or 1.0
         self.pacer = Pacer(share if rank_job.host_layers is not None else 1.0, clock=time.monotonic)
         paced = context.fidelity == "paced" and rank_job.host_layers is not None
@@ -178,4 +182,5 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
         loss=float(sum(content for value, content in done.outputs.items() if value.name == "loss")),
         spans=tuple(done.spans) if keep else (),
         memory=tuple(done.memory) if keep else (),
+        busy_s=sum(span.end_s - span.start_s for span in compute),
     )

@@ -18,6 +18,7 @@ from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, plan_steps, train_first_epoch
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
+from workbench.methods.pac_plus.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stage
@@ -34,9 +35,9 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
     """Do this rank's part of the job.  Checkpoints go to rank_job.checkpoints, epoch by epoch."""
     import_family(rank_job.job.model)
     with (
-        MemoryBudget(context.device.name, context.device.memory_bytes),
+        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         group(context, rank_job.timeout_s) as process_group,
-        RankSession(context, rank_job, process_group) as session,
+        RankSession(context, rank_job, process_group, budget) as session,
     ):
         return _Run(session).all()
 
@@ -76,12 +77,15 @@ class _Run:
             self._result.nbytes["resident after the backbone's release"] = read_memory().rss_bytes
             compute, optimizer = self._whole_adapter(tensors, start)
             for epoch in range(start, self._epochs):
+                session.progress.phase(WAITING)
                 session.barrier()
+                session.progress.phase(CACHED_EPOCH if session.rank in cached_stage.ranks else IDLE, epoch)
                 with self._phase(f"epoch {epoch + 1}"):
                     traces = train_cached_epoch(session, cached_stage, owners, compute, optimizer, cache, epoch=epoch)
                 self._keep_steps(epoch, traces)
                 if session.rank == cached_stage.ranks[0]:
                     self._save(epoch, optimizer.named_tensors())
+        session.progress.phase(DONE)
         self._result.overrun_share = session.pacer.overrun_share
         self._result.late_s, self._result.paced_s = session.pacer.late_s, session.pacer.paced_s
         self._result.nbytes["peak resident"] = read_memory().peak_rss_bytes
@@ -91,15 +95,19 @@ class _Run:
         session, rank_job = self._session, self._rank_job
         config, plan = rank_job.adapter, rank_job.plan
         index = plan.stage_of(session.rank)
+        session.progress.phase(LOADING)
         compute, optimizer = build_stage(rank_job, index, len(self._steps))
         self._result.nbytes["resident with the backbone"] = read_memory().rss_bytes
         tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
+        session.progress.phase(WAITING)
         session.barrier()
+        session.progress.phase(IDLE if index is None else FIRST_EPOCH, 0)
         traces = train_first_epoch(session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width)
         self._keep_steps(0, traces)
         if tape is not None:
             tape.finish()
         self._taped, self._has_taped = tape, True
+        session.progress.phase("sharing the adapter")
         with self._phase("sharing the adapter"):
             tensors, spans = share_adapter(session, optimizer, stage_slots(config, plan))
         self._result.redistribution += spans
@@ -143,7 +151,9 @@ class _Run:
             hidden_size=rank_job.adapter.hidden_size,
             itemsize=cache_dtype(rank_job.cache_dtype).itemsize,
         )
+        session.progress.phase(WAITING)
         session.barrier()
+        session.progress.phase("sharing the activations")
         with self._phase("sharing the activations"):
             self._result.redistribution += share_cache(session, chunks, tape, cache)
             session.barrier()
@@ -168,6 +178,7 @@ class _Run:
             usable = False
         if self._agree(usable):
             return tape
+        session.progress.phase("filling the cache again")
         with self._phase("filling the cache again"):
             compute, optimizer = build_stage(rank_job, index, len(self._steps))
             tape = create_tape(session, self._steps, rank_job.adapter.hidden_size, self._folder / "tape")

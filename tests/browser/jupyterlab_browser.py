@@ -1,0 +1,215 @@
+"""A real JupyterLab and a headless Chromium for tests: started in temporary folders, offline, and gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+ROOT = Path(__file__).parents[2]
+WIDTH, HEIGHT = 1300, 1500
+PAGE_PIXELS = 1250  # of the notebook on one screenshot
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false", "doNotDisturbMode": True},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none", "scrollPastEnd": False},
+}
+
+
+def missing() -> str:
+    """Why no browser test can run here, '' if one can."""
+    if not any(map(shutil.which, BROWSERS)):
+        return "no Chromium on this machine"
+    return "" if shutil.which("chromedriver") else "no chromedriver on this machine"
+
+
+@contextmanager
+def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
+    """Serve copies of the notebooks from `folder` and give the address (with %s for a notebook's name); end with all that was started."""
+    work = folder / "work" / "notebooks"
+    work.mkdir(parents=True)
+    for notebook in notebooks:
+        shutil.copy(notebook, work)
+    for plugin, settings in SETTINGS.items():
+        path = folder / "settings" / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    token = secrets.token_hex(16)
+    environment = os.environ | {
+        "WORKBENCH_TINY": "1",
+        "OMP_NUM_THREADS": "1",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        **{name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")},
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser", "--ip=127.0.0.1"]
+    command += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={work}"]
+    log = (folder / "jupyterlab.log").open("w")
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True)
+    try:
+        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), 60, "JupyterLab to answer")
+        yield f"http://127.0.0.1:{port}/doc/tree/%s?token={token}&reset"
+    finally:
+        _end(server)
+        log.close()
+
+
+def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, f"JupyterLab ended with {server.returncode}"
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End the server as Ctrl-C twice would; whatever of it is still there after a while is a fault."""
+    try:
+        family = psutil.Process(server.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    server.terminate()
+    try:
+        server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+    _, left = psutil.wait_procs(family, timeout=30)
+    names = [f"{process.pid} {process.name()}" for process in left if process.is_running()]
+    for process in left:
+        process.kill()
+    assert not names, f"JupyterLab left processes behind: {names}"
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[webdriver.Chrome]:
+    """A headless Chromium that can reach this machine only."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = next(filter(None, map(shutil.which, BROWSERS)))
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-proxy-server",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+        f"--window-size={WIDTH},{HEIGHT}",
+        f"--user-data-dir={folder / 'chromium'}",
+    ):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Return the condition's first true value; fail after `seconds`, saying what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.3)
+    return value
+
+
+class Notebook:
+    """A notebook open in the browser."""
+
+    def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
+        self.driver, self.name, self.screenshots = driver, name, screenshots
+        driver.get(address % name)
+        wait_until(lambda: self.js(_READY), 90, f"{name} to open with its kernel")
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        """Run a script in the page."""
+        return self.driver.execute_script(script, *arguments)
+
+    def run_all(self, seconds: float) -> None:
+        """Run all cells and wait until the kernel is idle."""
+        self.js("window.allDone = false; jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.allDone = true; });")
+        wait_until(lambda: self.js("return window.allDone"), seconds, f"all cells of {self.name}")
+        self.wait_idle()
+
+    def wait_idle(self, seconds: float = 60) -> None:
+        """Wait until the kernel has nothing to do."""
+        wait_until(lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), seconds, "the kernel to be idle")
+
+    def faults(self) -> list[str]:
+        """What is wrong: cells with an error, cells that did not run, outputs that cannot be shown."""
+        found = []
+        for number, cell in enumerate(self.js(f"return {_PANEL}.content.model.sharedModel.toJSON().cells")):
+            if cell["cell_type"] != "code":
+                continue
+            if cell["execution_count"] is None:
+                found.append(f"cell {number} did not run")
+            found += [f"cell {number}: {out['ename']}: {out['evalue']}" for out in cell["outputs"] if out["output_type"] == "error"]
+        text = self.driver.find_element(By.TAG_NAME, "body").text
+        found += [words for words in ("Error displaying widget", "Error creating widget", "Loading widget") if words in text]
+        return found
+
+    def named(self, css: str, title: str) -> WebElement:
+        """Return the element with this tooltip, scrolled into sight."""
+        element = self.driver.find_element(By.CSS_SELECTOR, f"{css}[title='{title}'], [title='{title}'] {css}")
+        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        return element
+
+    def press(self, label: str) -> None:
+        """Press the button with this label by its key, as somebody without a mouse would."""
+        [button] = [one for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if one.text.strip() == label]
+        self.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", button)
+        button.send_keys(Keys.SPACE)
+
+    def shoot(self, label: str = "") -> None:
+        """Keep what is in sight as a picture."""
+        self.screenshots.mkdir(parents=True, exist_ok=True)
+        self.driver.save_screenshot(str(self.screenshots / f"{Path(self.name).stem}-{label}.png"))
+
+    def shoot_all(self) -> None:
+        """Keep the whole notebook as pictures."""
+        total = self.js(f"return {_SCROLLER}.scrollHeight")
+        for page in range(-(-total // PAGE_PIXELS)):
+            self.js(f"{_SCROLLER}.scrollTop = arguments[0]", page * PAGE_PIXELS)
+            time.sleep(0.8)
+            self.shoot(f"{page:02d}")
+
+    def close(self) -> None:
+        """Shut the kernel down, as its menu does."""
+        self.js(f"{_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
+        wait_until(lambda: self.js("return window.shut === true"), 60, "the kernel to shut down")
+
+
+_PANEL = "jupyterapp.shell.currentWidget"
+_SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
+_READY = f"""
+    const panel = window.jupyterapp && {_PANEL};
+    const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
+    return Boolean(kernel) && kernel.status === 'idle' && panel.content.widgets.length > 1;
+"""

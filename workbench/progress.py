@@ -1,0 +1,240 @@
+"""What a run is doing, put together from its events: one state that terminal and notebook draw, without torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.methods.base import DeviceState, Event
+
+LOSS_DECAY = 0.9
+"""Of the smoothed loss: how much of it a step keeps; about the last ten steps count."""
+RATE_WINDOW = 30
+"""Steps over which the rates are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """One device now.  epoch, step: the last that it finished, from 0, -1 before the first.
+
+    busy_share: of its last step, the rest it waited; None before the first.  used_bytes: None where unknown.
+    """
+
+    name: str
+    phase: str = ""
+    epoch: int = -1
+    step: int = -1
+    num_steps: int = 0
+    busy_share: float | None = None
+    used_bytes: int | None = None
+    budget_bytes: int = 0
+
+    @property
+    def doing(self) -> str:
+        """Return it in words: 'first epoch, step 3 of 50'."""
+        return f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """One epoch.  num_steps: 0 while unknown.  loss: mean over its steps so far.  seconds: since its first device began it."""
+
+    epoch: int
+    done: int = 0
+    num_steps: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether every step is done."""
+        return 0 < self.num_steps <= self.done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run at one moment, all of it fit to be drawn.
+
+    phase: what the whole run is at.  phases: each with the second at which it began.  epoch, step: the last step that all
+    devices have done, from 0, -1 before the first.  loss, smoothed_loss, samples_per_s, remaining_s: None while unknown.
+    outcome: '' while it runs, then 'finished', 'stopped' or 'failed'.
+    """
+
+    phase: str
+    phases: tuple[tuple[str, float], ...]
+    notes: tuple[str, ...]
+    devices: tuple[DeviceRow, ...]
+    epochs: tuple[EpochRow, ...]
+    epoch: int
+    step: int
+    num_steps: int
+    loss: float | None
+    smoothed_loss: float | None
+    samples_per_s: float | None
+    elapsed_s: float
+    remaining_s: float | None
+    outcome: str
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What is known of an epoch.  begin_s: of the run's clock."""
+
+    num_steps: int
+    begin_s: float
+    done: int = 0
+    end_s: float = 0.0
+    loss_sum: float = 0.0
+    num_losses: int = 0
+    ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
+
+
+class RunState:
+    """Takes a run's events; any thread may, while another draws `snapshot()`."""
+
+    def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._num_epochs = clock, job.epochs
+        self._lock = threading.Lock()
+        self._begin_s = clock()
+        self._end_s: float | None = None
+        self._outcome = ""
+        self._phases: list[tuple[str, float]] = []
+        self._notes: list[str] = []
+        self._rows = [DeviceRow(name=device.name, budget_bytes=device.memory_bytes) for device in cluster.devices]
+        self._epochs: dict[int, _Epoch] = {}
+        self._training_s: dict[int, float] = {}
+        self._at = (-1, -1)
+        self._loss: float | None = None
+        self._smoothed, self._smoothed_weight = 0.0, 0.0
+        self._predicted: dict[tuple[int, int], float] = {}
+
+    def update(self, event: Event) -> None:
+        """Take one event; kinds that are not known are passed over."""
+        with self._lock:
+            now_s = self._elapsed_s()
+            if event.kind == "step":
+                self._take_step(event, now_s)
+            elif event.kind == "device" and 0 <= event.rank < len(self._rows):
+                self._take_device(event, now_s)
+            elif event.kind == "predicted":
+                self._predicted = {(record.epoch, record.step): record.predicted_s or 0.0 for record in event.predicted}
+            elif event.kind == "note" and event.message:
+                self._notes.append(event.message)
+            elif event.kind == "phase" and event.message:
+                self._phases.append((event.message, now_s))
+
+    def finish(self, outcome: str) -> None:
+        """Stop the clock.  outcome: 'finished', 'stopped' or 'failed'."""
+        with self._lock:
+            self._end_s, self._outcome = self._clock(), outcome
+
+    def snapshot(self) -> Snapshot:
+        """Return the run as it is now."""
+        with self._lock:
+            epoch, step = self._at
+            now = self._epochs.get(epoch)
+            return Snapshot(
+                phase=self._phases[-1][0] if self._phases else "Starting",
+                phases=tuple(self._phases),
+                notes=tuple(self._notes),
+                devices=tuple(self._rows),
+                epochs=tuple(self._epoch_row(number) for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))),
+                epoch=epoch,
+                step=step,
+                num_steps=now.num_steps if now else 0,
+                loss=self._loss,
+                smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
+                samples_per_s=_samples_per_s(now) if now else None,
+                elapsed_s=self._elapsed_s(),
+                remaining_s=self._remaining_s(),
+                outcome=self._outcome,
+            )
+
+    def _elapsed_s(self) -> float:
+        return (self._clock() if self._end_s is None else self._end_s) - self._begin_s
+
+    def _take_step(self, event: Event, now_s: float) -> None:
+        epoch = self._epochs.get(event.epoch)
+        if epoch is None:
+            begin_s = self._training_s.get(event.epoch, now_s)
+            epoch = self._epochs[event.epoch] = _Epoch(num_steps=event.num_steps, begin_s=begin_s)
+        epoch.done = max(epoch.done, event.step + 1)
+        epoch.num_steps, epoch.end_s = event.num_steps, now_s
+        epoch.ends.append((now_s, event.samples))
+        self._at = max(self._at, (event.epoch, event.step))
+        if event.loss is not None:
+            self._loss = event.loss
+            epoch.loss_sum, epoch.num_losses = epoch.loss_sum + event.loss, epoch.num_losses + 1
+            self._smoothed = LOSS_DECAY * self._smoothed + (1 - LOSS_DECAY) * event.loss
+            self._smoothed_weight = LOSS_DECAY * self._smoothed_weight + 1 - LOSS_DECAY
+
+    def _take_device(self, event: Event, now_s: float) -> None:
+        row = self._rows[event.rank]
+        state = event.device or DeviceState(event.message)
+        self._rows[event.rank] = DeviceRow(
+            name=row.name,
+            phase=state.phase,
+            epoch=event.epoch,
+            step=event.step,
+            num_steps=event.num_steps,
+            # What it did in its last step stays to be seen while it is between two phases.
+            busy_share=min(1.0, state.busy_s / state.step_s) if state.step_s and state.busy_s is not None else row.busy_share,
+            used_bytes=row.used_bytes if state.used_bytes is None else state.used_bytes,
+            budget_bytes=row.budget_bytes,
+        )
+        if event.epoch >= 0:
+            self._training_s.setdefault(event.epoch, now_s)
+
+    def _epoch_row(self, number: int) -> EpochRow:
+        epoch = self._epochs.get(number)
+        if epoch is None:
+            return EpochRow(epoch=number, num_steps=sum(1 for known, _ in self._predicted if known == number))
+        return EpochRow(
+            epoch=number,
+            done=epoch.done,
+            num_steps=epoch.num_steps,
+            loss=epoch.loss_sum / epoch.num_losses if epoch.num_losses else None,
+            seconds=epoch.end_s - epoch.begin_s,
+        )
+
+    def _remaining_s(self) -> float | None:
+        """Return the seconds that the steps to come take: as predicted, corrected by what was measured; else at the rate so far."""
+        if self._outcome or self._at[0] < 0:
+            return None
+        if not self._predicted:
+            return self._remaining_by_rate_s()
+        first, later = self._ratio(0), self._ratio(1)
+        ratio = {0: first or later or 1.0, 1: later or first or 1.0}
+        left = sum(seconds * ratio[min(epoch, 1)] for (epoch, step), seconds in self._predicted.items() if (epoch, step) > self._at)
+        return max(0.0, left)
+
+    def _ratio(self, kind: int) -> float | None:
+        """Return measured over predicted seconds of the first epoch's steps (0) or of the later ones' (1)."""
+        measured_s = predicted_s = 0.0
+        for number, epoch in self._epochs.items():
+            if min(number, 1) == kind and len(epoch.ends) > 1:
+                measured_s += epoch.ends[-1][0] - epoch.ends[0][0]
+                counted = range(epoch.done - len(epoch.ends) + 1, epoch.done)
+                predicted_s += sum(self._predicted.get((number, step), 0.0) for step in counted)
+        return measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else None
+
+    def _remaining_by_rate_s(self) -> float | None:
+        epoch = self._epochs[self._at[0]]
+        if len(epoch.ends) < 2:
+            return None
+        step_s = (epoch.ends[-1][0] - epoch.ends[0][0]) / (len(epoch.ends) - 1)
+        steps = epoch.num_steps - epoch.done + epoch.num_steps * max(0, self._num_epochs - 1 - self._at[0])
+        return steps * step_s
+
+
+def _samples_per_s(epoch: _Epoch) -> float | None:
+    """Return the rate of the last steps; the first of them only starts the clock."""
+    if len(epoch.ends) < 2:
+        return None
+    seconds = epoch.ends[-1][0] - epoch.ends[0][0]
+    return sum(samples for _, samples in list(epoch.ends)[1:]) / seconds if seconds > 0 else None
