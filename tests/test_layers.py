@@ -20,7 +20,9 @@ FLOORS = (
     ("runtime",),
     ("methods",),
     ("experiment", "progress"),
+    ("survey",),
     ("widgets", "cli", "bench"),
+    ("torchrun",),
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -20,7 +21,7 @@ from workbench.core.report import Report, SweepPoint
 from workbench.core.serial import to_json
 from workbench.fetch import cache_folder
 from workbench.methods import load_method
-from workbench.methods.base import Event, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Outcome, Prediction, ignore
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -39,14 +40,17 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute"), cluster)
 
 
-def profile(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Profile:
+def profile(
+    job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None, refresh: bool = False
+) -> Profile:
     """Return what every layer costs on every device.
 
     Devices that are emulated are this host, measured and scaled to their share. When they are only simulated, devices of
-    another make are computed from the catalogue's FLOP/s instead.
+    another make are computed from the catalogue's FLOP/s instead.  refresh: measure again what was measured before.
     """
     method = load_method(job.method)
-    return method.profile(method.prepare(job, progress or ignore), cluster, progress or ignore, emulated=mode == "execute")
+    prepared = method.prepare(job, progress or ignore)
+    return method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute", refresh=refresh)
 
 
 def run(
@@ -59,35 +63,44 @@ def run(
     resume: bool = False,
     fidelity: Fidelity = "auto",
     chosen_plan: Plan | None = None,
+    engines: Engines | None = None,
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
 
-    workdir: where the run keeps checkpoints, cache and the trained adapter; by default a folder of its own under the cache folder.
+    workdir: where the run keeps checkpoints, cache and the trained adapter, one run at a time; by default a folder of its own
+    under the cache folder.
     resume: continue an interrupted run of the very same job from its last finished epoch.
     chosen_plan: run this plan instead of the planner's.
+    engines: execute on these instead of emulated devices that are started here (see runtime.torchrun); fidelity says nothing then.
     Raises WorkbenchError for whatever a user can cause; an interrupted run leaves its workdir for `resume`.
     """
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     notify = progress or ignore
     method = load_method(job.method)
+    if mode == "execute" and engines is None:
+        _require_emulated(cluster)
     prepared = method.prepare(job, notify)
-    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
+    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
+    folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
+    method.check(prepared, costs, cluster, decided, folder=folder)
     prediction = method.predict(prepared, costs, cluster, decided)
     notify(Event("predicted", predicted=prediction.steps))
-    if mode == "simulate":
+    if folder is None:
         return _report(job, cluster, decided, prediction, None)
 
     from workbench.runtime.engines import default_pool
+    from workbench.runtime.work_folder import own_folder
 
-    folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
-    notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
-    begin = time.monotonic()
-    engines = default_pool().acquire(cluster, fidelity)
-    outcome = method.execute(prepared, costs, cluster, decided, engines, folder=folder, resume=resume, notify=notify)
-    return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
+    with own_folder(folder):
+        if engines is None:
+            notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+        begin = time.monotonic()
+        running = engines or default_pool().acquire(cluster, fidelity)
+        outcome = method.execute(prepared, costs, cluster, decided, running, folder=folder, resume=resume, notify=notify)
+        return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
 
 
 def sweep(
@@ -103,6 +116,8 @@ def sweep(
     """Return the step time of some first-epoch steps under each plan: simulated, and measured if mode is 'execute'."""
     notify = progress or ignore
     method = load_method(job.method)
+    if mode == "execute":
+        _require_emulated(cluster)
     prepared = method.prepare(job, notify)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     engines = None
@@ -111,7 +126,29 @@ def sweep(
 
         engines = default_pool().acquire(cluster, fidelity)
     folder = cache_folder() / "runs" / f"sweep-{os.getpid()}"
-    return method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+    try:
+        return method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_emulated(cluster: Cluster) -> None:
+    """Raise, before anything is loaded or measured, for a cluster whose devices cannot be emulated here."""
+    asked = f"Running on cluster '{cluster.name}' was asked for."
+    real = [device.name for device in cluster.devices if device.address]
+    if real:
+        raise RuntimeSetupError(
+            asked,
+            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; only emulated devices are started from here.",
+            "Start the program on the devices with torchrun, or leave the address out to emulate them.",
+        )
+    without = [device.name for device in cluster.devices if device.host_share is None]
+    if without:
+        raise ConfigError(
+            asked,
+            f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no host_share.",
+            "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
+        )
 
 
 def run_name(job: Job, cluster: Cluster) -> str:
@@ -157,8 +194,8 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
         notes += (f"Host too busy: {late}. Close other programs and run again.",)
     return replace(
         report,
-        source="emulated",
-        fidelity=outcome.fidelity,
+        source="real" if outcome.fidelity == "real" else "emulated",
+        fidelity="" if outcome.fidelity == "real" else outcome.fidelity,
         steps=outcome.steps,
         epochs=outcome.epochs,
         timelines=report.timelines | outcome.timelines,

@@ -175,11 +175,16 @@ class Notebook:
         found += [words for words in ("Error displaying widget", "Error creating widget", "Loading widget") if words in text]
         return found
 
-    def named(self, css: str, title: str) -> WebElement:
-        """Return the element with this tooltip, scrolled into sight."""
-        element = self.driver.find_element(By.CSS_SELECTOR, f"{css}[title='{title}'], [title='{title}'] {css}")
+    def named(self, css: str, tooltip: str) -> WebElement:
+        """Return the element of the widget with this tooltip, scrolled into sight."""
+        label = self.driver.find_element(By.CSS_SELECTOR, f'label[title="{tooltip}"]')
+        element = label.find_element(By.XPATH, "..").find_element(By.CSS_SELECTOR, css)
         self.js("arguments[0].scrollIntoView({block: 'center'})", element)
         return element
+
+    def text_of(self, css: str) -> str:
+        """Return the text of all elements that match, read at one moment."""
+        return str(self.js("return Array.from(document.querySelectorAll(arguments[0])).map(one => one.innerText).join(' ')", css))
 
     def press(self, label: str) -> None:
         """Press the button with this label by its key, as somebody without a mouse would."""

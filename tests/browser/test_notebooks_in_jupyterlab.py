@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from jupyterlab_browser import ROOT, Notebook, browser, jupyterlab, missing, wait_until
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -23,46 +22,39 @@ def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> Non
         handle.send_keys(key)
 
 
-def text_of(notebook: Notebook, css: str) -> str:
-    return " ".join(element.text for element in notebook.driver.find_elements(By.CSS_SELECTOR, css))
-
-
 def try_cluster_form(notebook: Notebook, device: str) -> None:
-    before = text_of(notebook, ".js-plotly-plot .gtitle, .js-plotly-plot .g-gtitle")
     move_slider(notebook, f"{device}: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
-    wait_until(lambda: "-edited'" in text_of(notebook, ".js-plotly-plot .g-gtitle"), 30, f"the overview to follow the slider ({before})")
+    wait_until(lambda: "-edited'" in notebook.text_of(".widget-html"), 30, "the overview to follow the slider")
     notebook.shoot("cluster-form-edited")
     notebook.press("Reset")
-    wait_until(lambda: "-edited'" not in text_of(notebook, ".js-plotly-plot .g-gtitle"), 30, "the overview to be as before")
+    wait_until(lambda: "-edited'" not in notebook.text_of(".widget-html"), 30, "the overview to be as before")
 
 
 def try_job_form(notebook: Notebook) -> None:
     field = notebook.named("input", "Samples of one optimizer step, over all devices")
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("30", Keys.ENTER)
-    wait_until(lambda: "not a multiple" in text_of(notebook, "[role=alert]"), 30, "the form to say what is wrong")
+    wait_until(lambda: "not a multiple" in notebook.text_of("[role=alert]"), 30, "the form to say what is wrong")
     notebook.shoot("job-form-error")
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("32", Keys.ENTER)
-    wait_until(lambda: "not a multiple" not in text_of(notebook, "[role=alert]"), 30, "the form to be content")
+    wait_until(lambda: "not a multiple" not in notebook.text_of("[role=alert]"), 30, "the form to be content")
 
 
 def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Simulate")
-    wait_until(lambda: "Finished in" in text_of(notebook, ".widget-html [role=status]"), 60, "the simulation")
+    wait_until(lambda: "Finished in" in notebook.text_of(".widget-html [role=status]"), 60, "the simulation")
     notebook.press("Run")
-    wait_until(lambda: "Training" in text_of(notebook, ".widget-html [role=status]"), 90, "the devices")
+    wait_until(lambda: "Training" in notebook.text_of(".widget-html [role=status]"), 90, "the devices")
     notebook.shoot("run-panel-running")
-    wait_until(
-        lambda: "metric" not in text_of(notebook, ".widget-html") and "Test split" in text_of(notebook, ".widget-html"), 120, "the run"
-    )
+    wait_until(lambda: "Test split" in notebook.text_of(".widget-html"), 120, "the run")
     notebook.shoot("run-panel-finished")
 
 
 def try_player(notebook: Notebook) -> None:
-    before = text_of(notebook, "table[aria-live]")
-    move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 6)
-    wait_until(lambda: text_of(notebook, "table[aria-live]") != before, 30, "the player to move")
+    before = notebook.text_of("table[aria-live]")
+    move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 25)
+    wait_until(lambda: notebook.text_of("table[aria-live]") != before, 30, "the player to move")
     notebook.shoot("player-moved")
 
 

@@ -1,34 +1,80 @@
 from __future__ import annotations
 
+import pytest
 from made_up_report import cluster
+from rich.console import Console
 
-from workbench.cli.progress import RunProgress
-from workbench.methods.base import Event
+from workbench.cli.progress import PLAIN_INTERVAL_S, RunProgress
+from workbench.core.job import Job
+from workbench.core.report import StepRecord
+from workbench.methods.base import DeviceState, Event
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def drawn(progress: RunProgress) -> str:
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        console.print(progress.draw())
+    return captured.get()
 
 
 def test_without_a_terminal_a_line_per_phase_and_epoch(capsys) -> None:
-    with RunProgress(cluster()) as progress:
+    clock = Clock()
+    with RunProgress(Job(epochs=2), cluster(), clock=clock) as progress:
         progress.update(Event("phase", message="Planning"))
         for step in range(3):
-            progress.update(Event("step", 0, 0, step, 3, 0.5))
-        progress.update(Event("device", 1, message="1F0"))
-        progress.update(Event("epoch", epoch=0, loss=0.25, seconds=2.0))
+            clock.now_s += 1
+            progress.update(Event("step", 0, 0, step, 3, 0.5, samples=8))
+            progress.update(Event("device", 1, message="1F0"))
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == ["Planning", "epoch 1: 3 steps", "epoch 1 done, loss 0.2500, 2.0 s"]
+    assert captured.err.splitlines() == ["Planning", "epoch 1: 3 steps", "epoch 1 done, loss 0.5000, 2.0 s"]
     assert captured.out == ""
 
 
-def test_on_a_terminal_bar_and_devices_are_drawn(monkeypatch) -> None:
-    from rich.console import Console
+def test_without_a_terminal_a_long_epoch_tells_every_few_seconds(capsys) -> None:
+    clock = Clock()
+    with RunProgress(Job(epochs=1), cluster(), clock=clock) as progress:
+        for step in range(20):
+            progress.update(Event("device", 0, 0, step, 100, device=DeviceState("first epoch", 1.0, 0.75, 1)))
+            progress.update(Event("step", 0, 0, step, 100, 0.5, samples=8))
+            clock.now_s += 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + 19 // PLAIN_INTERVAL_S
+    name = cluster().devices[0].name
+    assert lines[1] == f"epoch 1, step 6 of 100, loss 0.5000, 8 samples/s, 94 s left; computing: {name} 75%"
 
+
+def test_on_a_terminal_epochs_and_devices_are_drawn(monkeypatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with RunProgress(cluster()) as progress:
-        progress.update(Event("step", 0, 1, 4, 10, 0.5))
-        progress.update(Event("device", 1, message="1F0"))
-        console = Console(width=120, record=True, file=None, force_terminal=False)
-        with console.capture() as captured:
-            console.print(progress._draw())
-    drawn = captured.get()
-    assert "epoch 2, loss 0.5000" in drawn
-    assert "5/10" in drawn
-    assert "slow  1F0" in drawn
+    clock = Clock()
+    described = cluster()
+    with RunProgress(Job(epochs=2), described, clock=clock) as progress:
+        progress.update(Event("phase", message="Training"))
+        records = (StepRecord(epoch=1, step=step, samples=8, cached=True, predicted_s=1.0) for step in range(10))
+        progress.update(Event("predicted", predicted=tuple(records)))
+        for step in (3, 4):
+            clock.now_s += 2
+            progress.update(Event("step", 0, 1, step, 10, 0.5, samples=8))
+        budget = described.devices[1].memory_bytes
+        progress.update(Event("device", 1, 1, 4, 10, device=DeviceState("cached epoch", 2.0, 0.5, budget // 4)))
+        lines = drawn(progress).splitlines()
+    assert lines[0].strip() == "Training (4 s), loss 0.5000, 4 samples/s, 10 s left"
+    (epoch,) = [line for line in lines if line.startswith("epoch 2")]
+    assert "5/10" in epoch and "loss 0.5000" in epoch
+    (device,) = [line for line in lines if line.startswith("slow")]
+    assert "cached epoch, step 5 of 10" in device
+    assert f"{budget / 4e6:.0f} of {budget / 1e6:.0f} MB" in device
+    assert device.count("25%") == 2  # of the step computing, of the budget in use
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")])
+def test_how_it_ended_is_kept(error, outcome) -> None:
+    progress = RunProgress(Job(), cluster())
+    progress.__exit__(error, None, None)
+    assert progress.state.snapshot().outcome == outcome

@@ -11,6 +11,7 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
+from workbench.tasks.embedded import SOURCES
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
 LEARNING_RATE = 5e-4
@@ -93,3 +94,16 @@ def losses_of(results: list[RankResult]) -> dict[tuple[int, int], float]:
         for trace in result.steps:
             losses[trace.epoch, trace.step] = losses.get((trace.epoch, trace.step), 0.0) + trace.loss
     return losses
+
+
+def write_sentences(folder: Path) -> Path:
+    """Write rated sentences of different lengths in the form of the embedded ones."""
+    chance = random.Random(0)
+    folder.mkdir()
+    for source in SOURCES:
+        lines = []
+        for number in range(1, 12000):
+            words = " ".join(chance.choice(("good", "bad", "film", "plot", "fine", "dull")) for _ in range(chance.randrange(2, 15)))
+            lines.append(f"{number}\t{(number % 9 - 4) / 2}\t{words} {number} of {source}")
+        (folder / f"{source}_GroundTruth.txt").write_text("\n".join(lines))
+    return folder

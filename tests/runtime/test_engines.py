@@ -128,7 +128,7 @@ def test_killed_engine_is_named_with_its_step(engines: EngineCluster) -> None:
             os.kill(pids[1], signal.SIGKILL)
 
     started = time.monotonic()
-    with pytest.raises(DeviceLostError, match=r"'device-1' \(rank 1\).*epoch 1, step \d+"):
+    with pytest.raises(DeviceLostError, match=r"'device-1' \(rank 1\).*epoch 2, step \d+"):
         engines.run(engine_jobs.train_for_ever, [60.0] * 3, on_event=kill)
     assert time.monotonic() - started < 10
     assert works_again(engines)
@@ -142,7 +142,7 @@ def test_killed_engine_is_named_while_the_others_hang(engines: EngineCluster) ->
         if rank == 1:
             os.kill(pids[1], signal.SIGKILL)
 
-    with pytest.raises(DeviceLostError, match=r"'device-1' .*epoch 2, step 5"):
+    with pytest.raises(DeviceLostError, match=r"'device-1' .*epoch 3, step 6"):
         engines.run(engine_jobs.sleep_deaf, [60] * 3, on_event=kill)
     assert works_again(engines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,7 @@ from workbench.cli.job import (
     WorkFolder,
     parse_options,
 )
-from workbench.cli.output import INTERRUPTED, Commands, Json, print_json, print_table, say
+from workbench.cli.output import INTERRUPTED, Commands, Json, print_json, print_table, require_writable, say
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
@@ -109,10 +110,22 @@ def fetch(
 def devices(
     cluster: ClusterName = CLUSTER,
     names: Annotated[bool, typer.Option("--list", help="List the clusters that come with the project.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine: FLOP/s, memory and disk rate.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure each device's FLOP/s, memory and disk rate.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Emulate the cluster and measure bandwidth and latency of every link.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")] = False,
+    model: Model = DEFAULTS.model,
+    task: TaskName = DEFAULTS.task,
+    method: Method = DEFAULTS.method,
+    data: Data = None,
+    option: Options = None,
+    device: Annotated[str | None, typer.Option(help="Whose layers; the first device's without.")] = None,
+    batch: Annotated[list[int], typer.Option("--batch", help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
+    length: Annotated[int, typer.Option(help="Tokens of a sample for --layers.")] = 32,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
+    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated for --links.")] = Fidelity.auto,
     as_json: Json = False,
 ) -> None:
-    """Show a cluster's devices, list the clusters, or measure this machine."""
+    """Show a cluster's devices, list the clusters, or measure: devices, links, a model's layers."""
     if names:
         known = {name: load_cluster(name) for name in cluster_names()}
         if as_json:
@@ -120,19 +133,21 @@ def devices(
         else:
             listed = ((name, found.world_size, found.description) for name, found in known.items())
             print_table("Clusters", ("name", "devices", "description"), listed, right=(1,))
-    elif measure:
-        from workbench.profiler.host import measure_host
-
-        host = measure_host()
-        if as_json:
-            print_json(host)
-        else:
-            rows = (
-                ("matrix product, one core", f"{host.gemm_flops_per_s / 1e9:.1f} GFLOP/s"),
-                ("memory", f"{host.memory_bytes_per_s / 1e9:.1f} GB/s"),
-                ("disk, sequential read", f"{host.storage_bytes_per_s / 1e6:.0f} MB/s"),
+    elif measure or links or layers:
+        found = load_cluster(cluster)
+        if measure + links + layers > 1:
+            raise ConfigError(
+                "Several measurements were asked for.", "Each has an output of its own.", "Give --measure, --links or --layers."
             )
-            print_table("This machine (measured)", ("what", "rate"), rows, right=(1,))
+        from workbench.cli.measure import measure_devices, measure_layers, measure_links
+
+        if measure:
+            measure_devices(found, as_json=as_json)
+        elif links:
+            measure_links(found, fidelity.value, as_json=as_json)
+        else:
+            job = Job(method=method, model=model, task=task, data=data, options=parse_options(option))
+            measure_layers(job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json)
     else:
         from workbench.cli.show import show_cluster
 
@@ -209,6 +224,8 @@ def simulate(
         data=data,
         options=parse_options(option),
     )
+    if report is not None:
+        require_writable(report)
     _finish(_run(job, cluster, "simulate"), report, as_json)
 
 
@@ -253,6 +270,8 @@ def run(
         data=data,
         options=parse_options(option),
     )
+    if report is not None:
+        require_writable(report)
     _finish(_run(job, cluster, mode.value, workdir=workdir, resume=resume, fidelity=fidelity.value), report, as_json)
 
 
@@ -262,7 +281,7 @@ def _run(job: Job, cluster: str, mode: Literal["simulate", "execute"], **setting
     from workbench.experiment import run as run_job
 
     try:
-        with RunProgress(described) as progress:
+        with RunProgress(job, described) as progress:
             return run_job(job, described, mode, progress=progress.update, **settings)
     except KeyboardInterrupt:
         say("Interrupted. To go on where it stopped, give the same command with --resume." if mode == "execute" else "Interrupted.")
@@ -270,14 +289,22 @@ def _run(job: Job, cluster: str, mode: Literal["simulate", "execute"], **setting
 
 
 def _finish(report: Report, path: Path | None, as_json: bool) -> None:
+    unwritten: OSError | None = None
     if path is not None:
-        report.write(path)
-    if as_json:
+        try:
+            report.write(path)
+        except OSError as error:  # the disk has filled up meanwhile: what came out is still worth telling
+            unwritten = error
+    if as_json and unwritten is None:
         print_json(report)
     else:
         from workbench.cli.show import summary
 
-        print(summary(report))
+        print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
+        if unwritten is not None:
+            raise ConfigError(
+                f"Writing '{path}' was asked for.", f"{unwritten.strerror}.", "Free some space and repeat with --resume."
+            ) from unwritten
         if path is not None:
             print(f"Report      {path}  (figures: workbench draw {path} --out FOLDER)")
 

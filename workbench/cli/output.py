@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import to_builtins
 
 USER_ERROR, INTERRUPTED = 2, 130
+
+
+_UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer bring along
+_SYSTEM_REFUSES = (errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def _remember_json(context: typer.Context, wanted: bool) -> bool:
@@ -34,12 +41,21 @@ class Commands(TyperGroup):
         except WorkbenchError as error:
             report_error(error, as_json=bool(ctx.meta.get("json")))
             raise typer.Exit(USER_ERROR) from None
+        except _UsageError as error:
+            # The parser stops at the first fault, maybe before it came to --json.
+            report_error(_usage_error(error), as_json=bool(ctx.meta.get("json")) or "--json" in sys.argv)
+            raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             say("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `workbench ... | head` is no error; the rest of the output has no reader
             sys.stdout = None
             raise typer.Exit(0) from None
+        except OSError as error:
+            if error.errno not in _SYSTEM_REFUSES:
+                raise
+            report_error(_system_error(error), as_json=bool(ctx.meta.get("json")))
+            raise typer.Exit(USER_ERROR) from None
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
@@ -49,6 +65,32 @@ def report_error(error: WorkbenchError, *, as_json: bool) -> None:
     else:
         # Some messages carry a grid; the first line says it all, so it comes first and whole.
         say(f"{type(error).__name__}: {error}")
+
+
+def require_writable(path: Path) -> None:
+    """Raise ConfigError if a file cannot be written there: found out before the work whose result it is to hold."""
+    asked = f"Writing '{path}' was asked for."
+    if path.is_dir():
+        raise ConfigError(asked, "It is a folder.", "Name a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(asked, f"'{path.parent}' cannot be written to: {error.strerror}.", "Choose another place.") from error
+
+
+def _usage_error(error: Any) -> ConfigError:
+    """Return the parser's complaint in our words."""
+    command = error.ctx.command_path if error.ctx is not None else "workbench"
+    return ConfigError(
+        f"The command `{command}` was called.", " ".join(error.format_message().split()).rstrip(".?") + ".", f"See {command} --help."
+    )
+
+
+def _system_error(error: OSError) -> WorkbenchError:
+    named = f": '{error.filename}'" if error.filename else ""
+    return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", "Free some space, or choose another place.")
 
 
 def say(line: str) -> None:

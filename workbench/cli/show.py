@@ -73,6 +73,8 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     if not report.valid and not any(note.startswith("Host too busy") for note in report.notes):
         lines.append(f"Invalid     host too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine")
     lines += [f"Note        {note}" for note in report.notes]
+    if "adapter" in report.artifacts:
+        lines.append(f"Adapter     {report.artifacts['adapter']}")
     if figures is not None:
         lines.append(f"Figures     {figures / 'index.html'}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.timeline import Timeline
+from workbench.profiler.analytic import LayerCost
 
 
 class DeviceState(NamedTuple):
@@ -70,7 +71,7 @@ class Prediction:
 class Outcome:
     """What came of executing a job: the measured side of a Report."""
 
-    fidelity: Literal["kernel", "paced"]
+    fidelity: Literal["kernel", "paced", "real"]
     steps: tuple[StepRecord, ...] = ()
     epochs: tuple[EpochRecord, ...] = ()
     timelines: dict[str, Timeline] = field(default_factory=dict)
@@ -83,11 +84,11 @@ class Outcome:
 
 
 class Engines(Protocol):
-    """The running devices (runtime.engines.EngineCluster, or a stand-in in tests)."""
+    """The running devices: runtime.engines.EngineCluster, runtime.torchrun.TorchrunEngines, or a stand-in in tests."""
 
     @property
     def fidelity(self) -> Any:
-        """Return 'kernel' or 'paced'."""
+        """Return 'kernel' or 'paced' of emulated devices, 'real' of real ones, which are not slowed down."""
         ...
 
     def run(self, function: Callable[[Any, Any], Any], payloads: Any, *, on_event: Callable[[int, Any], None] | None = None) -> list[Any]:
@@ -108,12 +109,29 @@ class Method(Protocol):
         """Find model and data.  Raises ConfigError or MissingDataError."""
         ...
 
-    def profile(self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool) -> Profile:
-        """Measure the host and scale to emulated devices, or compute from the catalogue."""
+    def profile(
+        self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool, engines: Engines | None = None, refresh: bool = False
+    ) -> Profile:
+        """Measure the host and scale to emulated devices, or compute from the catalogue; real engines measure themselves.
+
+        refresh: measure again what was measured before.
+        """
+        ...
+
+    def layer_costs(self, prepared: Any, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's FLOPs for a batch and its bytes, computed from sizes: to lay beside a profile."""
         ...
 
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
         """Run the method's planner.  Raises PlanError if nothing fits."""
+        ...
+
+    def check(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+        """Refuse what would end the run later, before anything starts; folder: None if the run is only simulated.
+
+        Raises ConfigError for a plan of other layers, devices or batches, PlanError if a device's memory is too small, CacheError if
+        the disk is.
+        """
         ...
 
     def predict(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:

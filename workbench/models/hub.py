@@ -32,7 +32,7 @@ def known_models() -> str:
 def suggestion(name: str) -> str:
     """Return what to do about a model name that means nothing."""
     known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
-    return did_you_mean(name, known, f"Choose one of {known_models()}, a folder or a hub name.")
+    return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
 
 
 def locate(name: str) -> Path | str:
@@ -52,7 +52,7 @@ def locate(name: str) -> Path | str:
         return name
     raise ConfigError(
         f"The model '{name}' was asked for.",
-        "It is no embedded model, no folder, and no hub name (OWNER/NAME).",
+        f"It is none of {known_models()}, no folder, and no hub name (OWNER/NAME).",
         suggestion(name),
     )
 

@@ -172,7 +172,7 @@ def _tiny_parts(name: str) -> tuple[str, int]:
     match = _TINY.fullmatch(name)
     layers = int(match[2]) if match and match[2] else _TINY_LAYERS
     if match is None or match[1] not in FAMILIES or not 1 <= layers <= 64:
-        raise ConfigError(f"The model '{name}' was asked for.", "There is no such tiny model.", suggestion(name))
+        raise ConfigError(f"The model '{name}' was asked for.", f"Known are {known_models()}.", suggestion(name))
     return match[1], layers
 
 

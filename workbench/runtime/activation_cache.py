@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -71,14 +72,13 @@ class ActivationCache:
             folder.mkdir(parents=True)
             with open(folder / "taps.bin", "wb") as file:
                 if manifest.nbytes:
-                    _allocate(file.fileno(), manifest.nbytes)
+                    _allocate(file, manifest.nbytes)
         except OSError as error:
-            free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
             shutil.rmtree(folder, ignore_errors=True)
             raise CacheError(
-                f"An activation cache of {manifest.nbytes / 1e6:.0f} MB was asked for in '{folder}'.",
-                f"{error.strerror}; {free / 1e6:.0f} MB are free.",
-                "Free some space, use fewer samples, or point WORKBENCH_CACHE to another disk.",
+                f"An activation cache of {manifest.nbytes / 1e6:.1f} MB was asked for in '{folder}'.",
+                f"{error.strerror}{_free(folder)}.",
+                "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
             ) from error
         return cls(folder, manifest)
 
@@ -89,13 +89,15 @@ class ActivationCache:
         again = "It is not used; the backbone has to fill it again."
         try:
             manifest = from_json((folder / "manifest.json").read_bytes(), CacheManifest, source=str(folder / "manifest.json"))
-            size = (folder / "taps.bin").stat().st_size
+            size, nbytes = (folder / "taps.bin").stat().st_size, manifest.nbytes
+        except FileNotFoundError:
+            raise CacheError(asked, "It is missing or unfinished.", again) from None
         except (OSError, ConfigError) as error:
-            raise CacheError(asked, f"It is missing or unfinished ({error}).", again) from error
+            raise CacheError(asked, f"It does not read: {error}", again) from error
         if manifest.fingerprint != fingerprint:
             raise CacheError(asked, "It was made by another backbone, tokenizer or dataset.", again)
-        if size != manifest.nbytes:
-            raise CacheError(asked, f"It has {size} bytes instead of {manifest.nbytes}.", again)
+        if size != nbytes or len(manifest.samples) != len(manifest.lengths):
+            raise CacheError(asked, f"It has {size} bytes instead of {nbytes}.", again)
         if _crc32(folder / "taps.bin") != manifest.crc32:
             raise CacheError(asked, "Its bytes were changed (checksum differs).", again)
         return cls(folder, manifest)
@@ -138,27 +140,23 @@ class ActivationCache:
             self.record(sample).copy_(taps[:, row, : self._length[sample]])
 
 
-def require_disk(folder: Path, nbytes: int) -> None:
-    """Raise CacheError if `nbytes` and a tenth more do not fit beside the folder, before anything has started."""
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < 1.1 * nbytes:
-        raise CacheError(
-            f"The activation cache needs {nbytes / 1e6:.0f} MB in '{folder}'.",
-            f"{free / 1e6:.0f} MB are free.",
-            "Free some space, use fewer samples, or point WORKBENCH_CACHE to another disk.",
-        )
-
-
-def _allocate(descriptor: int, nbytes: int) -> None:
+def _allocate(file: BinaryIO, nbytes: int) -> None:
     # A memory map of a sparse file ends in SIGBUS when the disk is full; taking the space now gives ENOSPC instead.
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, nbytes)
+        os.posix_fallocate(file.fileno(), 0, nbytes)
         return
     block = bytes(1 << 20)
     for _ in range(nbytes // len(block)):
-        os.write(descriptor, block)
-    os.write(descriptor, block[: nbytes % len(block)])
+        file.write(block)
+    file.write(block[: nbytes % len(block)])
+
+
+def _free(folder: Path) -> str:
+    """Return how much room there is, in words; nothing where that cannot be found out."""
+    try:
+        return f"; {shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free"
+    except OSError:
+        return ""
 
 
 def _crc32(path: Path) -> int:

@@ -7,7 +7,7 @@ import pickle
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import zmq
 
@@ -15,6 +15,14 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import RuntimeSetupError
 
 STOP_FILE = "stop"
+
+
+class Channel(Protocol):
+    """Where a rank's live events go."""
+
+    def send(self, kind: str, event: Any) -> None:
+        """Send one event."""
+        ...
 
 
 class EventChannel:
@@ -54,6 +62,8 @@ class RankContext:
 
     interface, address: what gloo binds to ('' leaves it to gloo).  rendezvous: a folder that is fresh in every run and the
     same for all ranks ('' under torchrun, whose environment names the rendezvous).  generation: number of the run.
+    clock_offset_s: added to this rank's monotonic clock, it gives rank 0's.  local_folder: where this rank keeps large files
+    of its own ('' in the job's folder).
     """
 
     rank: int
@@ -65,17 +75,14 @@ class RankContext:
     address: str = ""
     rendezvous: str = ""
     generation: int = 0
-    channel: EventChannel | None = field(default=None, repr=False, compare=False)
+    clock_offset_s: float = 0.0
+    local_folder: str = ""
+    channel: Channel | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_torchrun(cls, device: Device, cluster: Cluster) -> RankContext:
         """Return this process's context under torchrun (RANK, WORLD_SIZE).  Raises RuntimeSetupError without it."""
-        try:
-            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        except (KeyError, ValueError):
-            raise RuntimeSetupError(
-                "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
-            ) from None
+        rank, world_size = torchrun_rank()
         return cls(rank=rank, world_size=world_size, device=device, cluster=cluster, fidelity="real")
 
     def publish(self, event: Any) -> None:
@@ -86,3 +93,13 @@ class RankContext:
     def should_stop(self) -> bool:
         """Return whether the parent wants the run to end early."""
         return bool(self.rendezvous) and os.path.exists(Path(self.rendezvous) / STOP_FILE)
+
+
+def torchrun_rank() -> tuple[int, int]:
+    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError without it."""
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        raise RuntimeSetupError(
+            "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
+        ) from None

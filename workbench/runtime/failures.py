@@ -12,10 +12,10 @@ _PEERS_FAULT = 3
 
 
 def where(event: Any) -> str:
-    """Return 'epoch 1, step 7' from a rank's last dict event that says so, else an empty text."""
+    """Return 'epoch 1, step 7' from a rank's last dict event that says so, else an empty text.  Both count from 1, as progress does."""
     if not isinstance(event, Mapping):
         return ""
-    return ", ".join(f"{name} {event[name]}" for name in ("epoch", "step") if event.get(name) is not None)
+    return ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
 
 
 def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> DeviceLostError:

@@ -47,7 +47,7 @@ def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes,
         outcome = Outcome(rank=rank, result=call(replace(context, channel=channel), payload))
         answer = pickle.dumps(outcome)
     except BaseException as error:  # the engine must live on whatever the function does, sys.exit included
-        answer = _pickled_error(rank, error)
+        answer = pickled_error(rank, error)
     finally:
         lift_all_budgets()
         # Only a function that used torch.distributed can have left a group open.
@@ -61,7 +61,8 @@ def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes,
     return answer
 
 
-def _pickled_error(rank: int, error: BaseException) -> bytes:
+def pickled_error(rank: int, error: BaseException) -> bytes:
+    """Return a pickled Outcome with the error, or with a stand-in for one that cannot be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
         # Contexts and causes may hold what cannot be pickled; the text keeps them for the reader.

@@ -26,11 +26,15 @@ _ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: at most so far (0 unknown); data_bytes: VmData (0 unknown)."""
+    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: at most so far (0 unknown); data_bytes: VmData (0 unknown).
+
+    anonymous_bytes: resident and not a file's pages, which the system can drop at any time (all of rss_bytes where unknown).
+    """
 
     rss_bytes: int
     peak_rss_bytes: int
     data_bytes: int
+    anonymous_bytes: int = 0
 
 
 def read_memory(pid: int | None = None) -> MemoryReading:
@@ -43,12 +47,18 @@ def read_memory(pid: int | None = None) -> MemoryReading:
                 key, _, rest = line.partition(":")
                 if rest.endswith("kB"):
                     fields[key] = int(rest.split()[0]) * 1024
-        return MemoryReading(rss_bytes=fields.get("VmRSS", 0), peak_rss_bytes=fields.get("VmHWM", 0), data_bytes=fields.get("VmData", 0))
+        rss = fields.get("VmRSS", 0)
+        return MemoryReading(
+            rss_bytes=rss,
+            peak_rss_bytes=fields.get("VmHWM", 0),
+            data_bytes=fields.get("VmData", 0),
+            anonymous_bytes=fields.get("RssAnon", rss),
+        )
     try:
         rss = psutil.Process(number).memory_info().rss
     except psutil.Error:
         return MemoryReading(rss_bytes=0, peak_rss_bytes=0, data_bytes=0)
-    return MemoryReading(rss_bytes=rss, peak_rss_bytes=0, data_bytes=0)
+    return MemoryReading(rss_bytes=rss, peak_rss_bytes=0, data_bytes=0, anonymous_bytes=rss)
 
 
 def release_free_memory() -> None:

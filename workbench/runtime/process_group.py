@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.context import RankContext
@@ -32,7 +33,10 @@ def open_group(context: RankContext, timeout_s: float = 10.0, *, name: str = "ma
             store.set_timeout(timeout)
             dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.world_size, timeout=timeout)
         else:
-            dist.init_process_group("gloo", timeout=timeout)
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            # Keys of its own: those of a former group name addresses at which nobody listens any more.
+            store = dist.PrefixStore(f"group/{context.generation}/{name}", store)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         close_group()
         raise RuntimeSetupError(

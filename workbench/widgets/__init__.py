@@ -7,7 +7,7 @@ from workbench.widgets.live import LiveProgress
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.settings import output_folder, tiny
-from workbench.widgets.tables import Table, plan_table, report_table, sweep_table
+from workbench.widgets.tables import Table, needs_table, plan_table, report_table, sweep_table
 from workbench.widgets.variations import with_bandwidth, with_memory
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SchedulePlayer",
     "Table",
     "lines",
+    "needs_table",
     "output_folder",
     "plan_table",
     "report_table",

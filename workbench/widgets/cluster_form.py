@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.plots import cluster as draw_cluster
-from workbench.widgets.controls import Message, redraw
+from workbench.widgets.controls import FigureBox, Message
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
-_HEADINGS = ("device", "speed", "memory, MB", "link, Mbit/s", "latency, ms")
 
 
 class _Row(NamedTuple):
@@ -69,7 +67,7 @@ class ClusterForm(widgets.VBox):
         self.reset = widgets.Button(description="Reset", tooltip="Put every slider back", icon="undo", layout=widgets.Layout(width="7em"))
         self.grid = widgets.GridBox()
         self.message = Message()
-        self.overview = go.FigureWidget()
+        self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         super().__init__(
@@ -113,18 +111,13 @@ class ClusterForm(widgets.VBox):
         self._origin = cluster
         self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
         cells: list[widgets.Widget] = []
-        for text in _HEADINGS if self._rows else ():
-            share = text == "speed" and cluster.devices[0].host_share is not None
-            cells.append(
-                widgets.HTML(f"<small>{'speed, share of a core' if share else 'speed, GFLOP/s' if text == 'speed' else text}</small>")
-            )
         for row in self._rows:
             cells.append(widgets.HTML(f"<b>{row.device.name}</b>"))
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
                 cells.append(slider)
         self.grid.children = cells
-        self.grid.layout = widgets.Layout(grid_template_columns="6em repeat(4, minmax(11em, 1fr))", grid_gap="0 1em", max_width="70em")
+        self.grid.layout = widgets.Layout(grid_template_columns="5em repeat(4, minmax(13em, 1fr))", grid_gap="0 0.5em", max_width="80em")
         if self._rows:
             self.message.clear()
         else:
@@ -134,7 +127,7 @@ class ClusterForm(widgets.VBox):
     def _changed(self, change: Any) -> None:
         try:
             cluster = self.cluster
-            redraw(self.overview, draw_cluster(cluster))
+            self.overview.show(draw_cluster(cluster))
         except ConfigError as error:
             self.message.show_exception(error)
             return
@@ -147,11 +140,15 @@ def _speed(device: Device) -> float:
 
 
 def _row(device: Device) -> _Row:
-    layout = widgets.Layout(width="auto")
-
-    def settings(what: str) -> dict[str, Any]:
-        # The column's heading is for the eye; the tooltip also tells a screen reader which slider has the focus.
-        return {"tooltip": f"{device.name}: {what}", "continuous_update": False, "layout": layout}
+    def settings(description: str, tooltip: str) -> dict[str, Any]:
+        style = {"description_width": "4em"}
+        return {
+            "description": description,
+            "tooltip": f"{device.name}: {tooltip}",
+            "continuous_update": False,
+            "style": style,
+            "layout": widgets.Layout(width="auto"),
+        }
 
     speed, memory = _speed(device), round(device.memory_bytes / 1e6)
     most = max(1.0, speed) if device.host_share is not None else 2 * speed
@@ -160,21 +157,33 @@ def _row(device: Device) -> _Row:
     return _Row(
         device=device,
         speed=widgets.FloatSlider(
-            value=speed, min=min(0.01, speed), max=most, step=0.01 if most <= 1 else most / 100, readout_format=".2f", **settings("speed")
+            value=speed,
+            min=min(0.01, speed),
+            max=most,
+            step=0.01 if most <= 1 else most / 100,
+            readout_format=".2f",
+            **settings(
+                *(("speed", "share of one core of this machine") if device.host_share is not None else ("GFLOP/s", "speed in GFLOP/s"))
+            ),
         ),
         memory=widgets.IntSlider(
             value=memory,
             min=min(10, memory),
             max=max(1000, 2 * memory),
             step=max(1, 10 ** (int(math.log10(max(memory, 10))) - 1)),
-            **settings("memory in MB"),
+            **settings("MB", "memory for the job, in MB"),
         ),
         bandwidth=widgets.SelectionSlider(
             value=device.link.bytes_per_s / MEGABIT_BYTES,
             options=[(f"{rate:g}", rate) for rate in rates],
-            **settings("link rate in Mbit/s"),
+            **settings("Mbit/s", "link rate in Mbit/s"),
         ),
         latency=widgets.FloatSlider(
-            value=latency_ms, min=0.0, max=max(20.0, 2 * latency_ms), step=0.1, readout_format=".1f", **settings("latency in ms, one way")
+            value=latency_ms,
+            min=0.0,
+            max=max(20.0, 2 * latency_ms),
+            step=0.1,
+            readout_format=".1f",
+            **settings("ms", "latency of the link in ms, one way"),
         ),
     )

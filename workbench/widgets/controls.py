@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from workbench.core.errors import WorkbenchError
 
 WIDE = {"description_width": "9em"}
+TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS = 100, 55, 1000  # a figure widget does not find out how wide its cell is
 
 
 class Message(widgets.HTML):
@@ -51,9 +52,24 @@ def number(description: str, value: int, tooltip: str, **settings: Any) -> widge
     )
 
 
-def redraw(shown: go.FigureWidget, figure: go.Figure) -> None:
-    """Give a figure on the screen another figure's traces and layout."""
-    with shown.batch_update():
-        shown.data = ()
-        shown.update_layout(figure.layout, overwrite=True)
-        shown.add_traces(figure.data)
+class FigureBox(widgets.VBox):
+    """A figure that can be drawn anew, its title above it as text: plotly lays a changed title out over its subtitle."""
+
+    def __init__(self, figure: go.Figure) -> None:
+        self.heading = widgets.HTML()
+        self.shown = go.FigureWidget()
+        super().__init__([self.heading, self.shown])
+        self.show(figure)
+
+    def show(self, figure: go.Figure) -> None:
+        """Show another figure."""
+        title = figure.layout.title
+        subtitle = title.subtitle.text or ""
+        self.heading.value = f"<div style='line-height:1.5'><span style='font-size:larger'>{title.text or ''}</span><br>{subtitle}</div>"
+        above = figure.layout.margin.t or TITLE_PIXELS
+        bare = go.Figure(figure)
+        bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=WIDTH_PIXELS)
+        with self.shown.batch_update():
+            self.shown.data = ()
+            self.shown.update_layout(bare.layout, overwrite=True)
+            self.shown.add_traces(bare.data)

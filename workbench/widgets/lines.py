@@ -41,9 +41,10 @@ def lines(
     figure.update_xaxes(title=x_title, zeroline=False)
     figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
     if "x" in logarithmic:
-        figure.update_xaxes(type="log", dtick="D2", minor={"ticks": ""})
+        marked = sorted({x for points in series.values() for x, _ in points})
+        figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
     if "y" in logarithmic:
-        figure.update_yaxes(type="log", dtick="D2")
+        figure.update_yaxes(type="log", dtick=1)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     finish(figure, title=title, label=label, subtitle=subtitle, height=420)
     figure.update_layout(margin={"b": 95})

@@ -165,4 +165,4 @@ class RunProgress:
                 f"{html.escape(phase.message)} {end - phase.begin_s:.1f} s" for phase, end in zip(self.phases, ends, strict=True)
             )
             parts.append(f"<div style='margin-top:6px;font-size:smaller;opacity:.75'>{past}</div>")
-        return "".join(parts)
+        return f"<div style='line-height:1.4'>{''.join(parts)}</div>"

@@ -13,7 +13,7 @@ from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.style import byte_unit, class_of, time_unit
-from workbench.widgets.controls import WIDE, redraw
+from workbench.widgets.controls import WIDE, FigureBox
 
 TICKS = 400
 
@@ -73,12 +73,12 @@ class SchedulePlayer(widgets.VBox):
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.clock, self.table = widgets.HTML(), widgets.HTML()
-        self.figure = go.FigureWidget()
+        self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
         controls = widgets.VBox([self.choice, widgets.HBox([self.slider, self.clock, self.play])])
         super().__init__([controls, self.figure, self.table])
-        self._load()
+        self._show()
 
     @property
     def timeline(self) -> Timeline:
@@ -90,16 +90,19 @@ class SchedulePlayer(widgets.VBox):
         """Return the moment that is shown."""
         return self.slider.value / TICKS * self.timeline.makespan_s
 
-    def _load(self) -> None:
+    def _drawn(self) -> go.Figure:
         figure = gantt(self.timeline)
         figure.add_vline(x=0.0, line={"color": "black", "width": 2, "dash": "dot"})
-        redraw(self.figure, figure)
+        return figure
+
+    def _load(self) -> None:
+        self.figure.show(self._drawn())
         self._show()
 
     def _show(self) -> None:
         unit = time_unit(self.timeline.makespan_s)
         at = self.time_s * unit.factor
-        self.figure.layout.shapes[0].update(x0=at, x1=at)
+        self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
         self.clock.value = f"<b>{html.escape(unit.text(self.time_s))}</b>"
         self.table.value = _table(self.timeline, self.time_s)
 
@@ -119,4 +122,4 @@ def _table(timeline: Timeline, time_s: float) -> str:
         cells = (moment.device, does, ", ".join(moment.network), memory)
         rows.append("<tr>" + "".join(f"<td style='{cell}'>{html.escape(text)}</td>" for text in cells) + "</tr>")
     head = "".join(f"<th style='{cell}'>{name}</th>" for name in ("device", "computes", "network", "memory"))
-    return f"<table aria-live='polite'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<table aria-live='polite' style='line-height:1.4'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
 from workbench.core.report import EpochRecord, Report, SweepPoint
+from workbench.planners.memory import Need
+from workbench.plots.style import byte_unit
 
 
 class Table:
@@ -32,7 +34,7 @@ class Table:
         body = "".join("<tr>" + "".join(f"<td style='{style}'>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
         title = f"<div><b>{html.escape(self.title)}</b></div>" if self.title else ""
         note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+        return f"{title}<table style='line-height:1.4'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:
@@ -54,6 +56,23 @@ def plan_table(plan: Plan, cluster: Cluster) -> Table:
         title=f"Layers {plan.partition()} on device groups {plan.grouping()}, "
         f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
         note=f"Idle in the first epoch: {', '.join(idle)}." if idle else "",
+    )
+
+
+def needs_table(needs: Mapping[int, Need], cluster: Cluster) -> Table:
+    """Return the planned bytes of each rank, by purpose, beside the device's budget."""
+
+    def row(rank: int, need: Need) -> tuple[str, ...]:
+        device = cluster.devices[rank]
+        training = need.gradient_bytes + need.optimizer_bytes
+        activations = need.context_bytes + need.workspace_bytes + need.boundary_bytes
+        sizes = (need.weights_bytes, training, activations, need.total_bytes, device.memory_bytes)
+        return device.name, *(byte_unit(nbytes).text(nbytes) for nbytes in sizes)
+
+    return Table(
+        ("device", "weights", "gradients and optimizer", "activations", "in all", "budget"),
+        (row(rank, need) for rank, need in sorted(needs.items())),
+        title="What each device needs in the first epoch (planned)",
     )
 
 

@@ -115,6 +115,6 @@ def train_first_epoch(
 
         done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
-        session.progress.step(trace, len(steps), cached=False)
+        session.progress.step(trace, len(steps), cached=False, trains=not backbone_only)
         traces.append(trace)
     return traces

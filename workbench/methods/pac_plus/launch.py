@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import CacheError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.serial import to_json, write_text
+from workbench.core.schedule import RECV, SEND
+from workbench.core.serial import to_json
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
+from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path
 from workbench.methods.pac_plus.predict import traced_step
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob, RankResult, StepTrace
@@ -33,14 +33,14 @@ CALIBRATION_SAMPLES = 256
 
 
 def fingerprint(prepared: PreparedJob, stack: LayerStack, plan: Plan) -> str:
-    """Return what the activations depend on: backbone weights, tokens, storage type, and who keeps which samples."""
+    """Return what a run is: the backbone's weights, the tokens, the plan, and every setting of the job."""
     digest = hashlib.sha256()
     for name, parameter in stack.named_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
     job = prepared.job
     digest.update(prepared.data_digest().encode())
-    digest.update(repr((prepared.options.cache_dtype, job.seed, job.batch_size, job.micro_batches)).encode())
+    digest.update(to_json(job).encode())
     digest.update(to_json(plan).encode())
     return digest.hexdigest()
 
@@ -84,45 +84,17 @@ def rank_job(
 def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
     """Write the adapter with which every rank begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in adapter.state_dict().items()}, folder / "initial.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in adapter.state_dict().items()}, folder / INITIAL)
 
 
 def load_checkpoint(prepared: PreparedJob, folder: Path, epoch: int) -> ParallelAdapter:
     """Return the adapter as it was after an epoch."""
     adapter = ParallelAdapter(prepared.adapter)
-    state = load_file(folder / "initial.safetensors")
-    tensors = load_file(folder / "checkpoints" / f"epoch-{epoch}.safetensors")
+    state = load_file(folder / INITIAL)
+    tensors = load_file(checkpoint_path(folder, epoch))
     state |= {name.removeprefix("weight/"): tensor for name, tensor in tensors.items() if name.startswith("weight/")}
     adapter.load_state_dict(state)
     return adapter.eval()
-
-
-def finished_epochs(folder: Path, identity: str, epochs: int) -> int:
-    """Return how many epochs an interrupted run of the very same job has finished.
-
-    Raises CacheError if the folder holds another job's run.
-    """
-    try:
-        kept = (folder / "fingerprint.txt").read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return 0
-    if kept != identity:
-        raise CacheError(
-            f"Resuming the run in '{folder}' was asked for.",
-            "It was made by another job, plan, model or dataset.",
-            "Run without --resume, or repeat the interrupted run's own settings.",
-        )
-    count = 0
-    while count < epochs and (folder / "checkpoints" / f"epoch-{count}.safetensors").is_file():
-        count += 1
-    return count
-
-
-def begin_folder(folder: Path, identity: str) -> None:
-    """Empty the run's folder and note whose it is."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write_text(folder / "fingerprint.txt", identity + "\n")
 
 
 class Progress:
@@ -230,15 +202,33 @@ def measured_timelines(
             ]
             memory.append(tuple(own))
         timelines[f"{name}, measured"] = Timeline(
-            source="emulated",
-            fidelity=fidelity,  # type: ignore[arg-type]
+            source="real" if fidelity == "real" else "emulated",
+            fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
             device_names=tuple(device.name for device in cluster.devices),
-            spans=tuple(sorted(spans, key=_span_order)),
+            spans=tuple(sorted(without_waiting(spans), key=_span_order)),
             memory=tuple(memory),
             budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
             title=prediction.timelines[f"{name}, predicted"].title,
         )
     return timelines
+
+
+def without_waiting(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with communication beginning when the last of its parties was there, as the simulator counts it.
+
+    A receive is posted long before its value is sent, and the first member of a collective waits for the last.
+    """
+    begins: dict[tuple, float] = {}
+    for span in spans:
+        if span.op.is_communication:
+            key = _party_key(span)
+            begins[key] = max(begins.get(key, 0.0), span.start_s)
+    return [span._replace(start_s=min(begins[_party_key(span)], span.end_s)) if span.op.is_communication else span for span in spans]
+
+
+def _party_key(span: Span) -> tuple:
+    op = span.op
+    return (op.ranks, *(op.reads or op.writes)[:1]) if op.kind in (SEND, RECV) else (op.ranks, op.kind, op.stage)
 
 
 def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.measure import describe_facts, measure_layers, scale_to_cluster
+from workbench.methods.pac_plus.folder import ADAPTER, begin_folder, disk_bytes, finished_epochs, rank_folders
+from workbench.methods.pac_plus.measure import BATCH_SIZES, describe_facts, measure_layers, scale_to_cluster
 from workbench.methods.pac_plus.predict import Predictor, predict
-from workbench.methods.pac_plus.prepare import PreparedJob, prepare
+from workbench.methods.pac_plus.prepare import PreparedJob, check_shape, prepare, require_known
 from workbench.methods.pac_plus.prices import resident_bytes
 from workbench.methods.pac_plus.session import RankResult
 from workbench.methods.pac_plus.sweep import RankSweep, records_of, run_sweep, sweep_steps
@@ -27,10 +29,13 @@ from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.planners import candidates, plan_cached
-from workbench.planners.memory import check
-from workbench.profiler.analytic import analytic_profile
+from workbench.planners.memory import cached_needs, too_small
+from workbench.planners.memory import check as check_memory
+from workbench.profiler.analytic import LayerCost, analytic_profile, layer_costs
 from workbench.profiler.cache import cached_profile
-from workbench.runtime.activation_cache import require_disk
+from workbench.runtime.activation_cache import cache_dtype
+from workbench.runtime.context import RankContext
+from workbench.runtime.work_folder import full_disk_told, require_disk
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
 
@@ -38,21 +43,40 @@ HOST_MODELS = ("", "laptop-core")
 """Makes of devices that are defined by their share of this host."""
 
 
+REAL_TIMEOUT_S = 300.0
+"""How long a real device waits for a silent one: another may take so long to load its layers.  A lost connection is noticed at once."""
+
+
 class PacPlus:
     """Parallel Adapters with an activation cache, planned for unequal devices."""
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
+        require_known(job)
         notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
         return prepare(job)
 
-    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, *, emulated: bool = True) -> Profile:
+    def profile(
+        self,
+        prepared: PreparedJob,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool = True,
+        engines: Engines | None = None,
+        refresh: bool = False,
+    ) -> Profile:
         """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
 
         emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
+        engines: real ones measure themselves, all at once.
         """
+        if engines is not None and engines.fidelity == "real":
+            notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
+            rows = engines.run(measure_rank, [(prepared, refresh)] * cluster.world_size)
+            return Profile(model=prepared.job.model, method="pac_plus", source="measured", layers=tuple(rows))
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
-            return scale_to_cluster(self.host_layers(prepared, notify), cluster, model=prepared.job.model)
+            return scale_to_cluster(self.host_layers(prepared, notify, refresh=refresh), cluster, model=prepared.job.model)
         return analytic_profile(
             describe_facts(prepared.facts),
             cluster,
@@ -62,10 +86,13 @@ class PacPlus:
             sequence_lengths=tuple(sorted({8, prepared.typical_length, 2 * prepared.typical_length, max(prepared.train.lengths)})),
         )
 
-    def host_layers(self, prepared: PreparedJob, notify: Notify) -> tuple[LayerProfile, ...]:
+    def host_layers(self, prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
         key = {
             "model": prepared.job.model,
+            # The name alone may be a folder in which another model lies by now.
+            "shape": asdict(prepared.facts),
+            "batch_sizes": BATCH_SIZES,
             "adapter": str(replace(prepared.adapter, seed=0)),
             "cache_dtype": prepared.options.cache_dtype,
             "max_length": max(prepared.train.lengths),
@@ -78,8 +105,22 @@ class PacPlus:
             )
             return Profile(model=prepared.job.model, method="pac_plus", source="measured", layers=(layers,))
 
-        profile, _ = cached_profile(key, measure)
+        profile, note = cached_profile(key, measure, refresh=refresh)
+        notify(Event("note", message=note))
         return profile.layers[0]
+
+    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's analytic FLOPs and bytes (see Method)."""
+        costs = layer_costs(
+            describe_facts(prepared.facts),
+            "parallel_adapters",
+            batch=batch,
+            sequence_length=sequence_length,
+            reduction=prepared.options.reduction,
+            num_labels=prepared.task.num_outputs,
+        )
+        share = cache_dtype(prepared.options.cache_dtype).itemsize / 4  # computed in fp32
+        return tuple(replace(cost, tap_bytes_per_token=round(share * cost.tap_bytes_per_token)) for cost in costs)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
@@ -104,6 +145,26 @@ class PacPlus:
         cached = plan_cached(profile, cluster, batch_size=job.batch_size, sequence_length=typical, memory_length=longest)
         return replace(chosen, cached=cached)
 
+    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+        """Refuse what would end the run later (see Method)."""
+        check_shape(prepared, cluster, plan)
+        if plan.cached is None and prepared.job.epochs > 1:
+            raise ConfigError(
+                f"A plan for {prepared.job.epochs} epochs was asked for.",
+                "It has no shares for those that run from the cache.",
+                "Add them (planners.plan_cached), or train 1 epoch.",
+            )
+        if folder is None:
+            return
+        longest = max(prepared.train.lengths)
+        check_memory(profile, cluster, plan, sequence_length=longest)
+        if plan.cached is not None:
+            for rank, need in cached_needs(profile, plan.cached, sequence_length=longest).items():
+                if need.total_bytes > cluster.devices[rank].memory_bytes:
+                    raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+            # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
+            require_disk(folder, 2 * prepared.cache_bytes - disk_bytes(rank_folders(folder)))
+
     def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
         """Simulate every step (see Method)."""
         return predict(prepared, profile, cluster, plan)
@@ -121,20 +182,38 @@ class PacPlus:
         notify: Notify,
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
+        with full_disk_told(folder):
+            return self._execute(prepared, profile, cluster, plan, engines, folder, resume, notify)
+
+    def _execute(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
         job = prepared.job
-        check(profile, cluster, plan, sequence_length=max(prepared.train.lengths))
-        if job.epochs > 1:
-            # Tapes and shards lie beside each other while they are redistributed.
-            require_disk(folder, 2 * prepared.cache_bytes)
         stack = load_stack(job.model)
         identity = launch.fingerprint(prepared, stack, plan)
-        start = launch.finished_epochs(folder, identity, job.epochs) if resume else 0
+        start = 0
+        notes: tuple[str, ...] = ()
+        if resume:
+            start = finished_epochs(folder, identity, job.epochs, cluster.world_size)
+            notes = (_resumed(start, job.epochs),)
+            notify(Event("phase", message=notes[0]))
         if start == 0:
-            launch.begin_folder(folder, identity)
+            begin_folder(folder, identity)
             launch.save_initial(launch.initial_adapter(prepared, stack), folder)
-        host_layers = self.host_layers(prepared, notify)
+        is_real = engines.fidelity == "real"
+        host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
         message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=start)
+        if is_real:
+            message = replace(message, timeout_s=REAL_TIMEOUT_S)
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
 
@@ -150,12 +229,12 @@ class PacPlus:
         description = AdapterDescription(
             config=prepared.adapter, model=job.model, task=job.task, max_length=job.max_length, notes={"epoch": best + 1, **metrics}
         )
-        saved = save_adapter(folder / "adapter", adapters[best].state_dict(), description)
+        saved = save_adapter(folder / ADAPTER, adapters[best].state_dict(), description)
 
         if not prepared.options.keep_cache:
-            for rank in range(cluster.world_size):
-                shutil.rmtree(folder / f"rank-{rank}", ignore_errors=True)
-        paced = sum(result.paced_s for result in results)
+            for kept in rank_folders(folder):
+                shutil.rmtree(kept, ignore_errors=True)
+        paced = 0.0 if is_real else sum(result.paced_s for result in results)  # a real device has no deadlines to miss
         ranks = range(cluster.world_size)
         resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in ranks] for cached in (False, True)}
         return Outcome(
@@ -167,7 +246,7 @@ class PacPlus:
             phases_s={name: seconds for name, seconds in launch.phase_seconds(results).items() if name.startswith(("sharing", "filling"))},
             bytes=_bytes(results, cluster),
             overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
-            notes=tuple(note for result in results for note in result.notes),
+            notes=(*notes, *(note for result in results for note in result.notes)),
             artifacts={"adapter": str(saved)},
         )
 
@@ -183,11 +262,13 @@ class PacPlus:
         folder: Path,
     ) -> tuple[SweepPoint, ...]:
         """Simulate, and on engines measure, some steps of the first epoch under each plan (see Method)."""
+        for plan in plans.values():
+            check_shape(prepared, cluster, plan)
         steps = sweep_steps(prepared, num_steps)
         points = []
         if engines is not None:
             stack = load_stack(prepared.job.model)
-            launch.begin_folder(folder, "sweep")
+            begin_folder(folder, "sweep")
             launch.save_initial(launch.initial_adapter(prepared, stack), folder)
         for name, plan in plans.items():
             predictor = Predictor(profile, cluster, plan)
@@ -205,9 +286,22 @@ class PacPlus:
                     overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
                 )
             points.append(point)
-        if engines is not None:
-            shutil.rmtree(folder, ignore_errors=True)
         return tuple(points)
+
+
+def _resumed(start: int, epochs: int) -> str:
+    """Return what a resumed run begins with, in words."""
+    if start == 0:
+        return "Nothing to resume: no epoch was finished, so the run starts over."
+    if start == epochs:
+        return f"Resumed: all {epochs} epochs were finished, so none is trained again."
+    return f"Resumed after epoch {start} of {epochs}; the times of what was finished are the interrupted run's."
+
+
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
+    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    prepared, refresh = asked
+    return PacPlus().host_layers(prepared, ignore, refresh=refresh)
 
 
 def _score(prepared: PreparedJob, predictions: Predictions) -> dict[str, float]:

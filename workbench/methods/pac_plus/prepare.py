@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
-from workbench.core.errors import ConfigError
+import msgspec
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
+from workbench.core.plan import Plan
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
+from workbench.models.loading import require_known as require_known_model
 from workbench.runtime.activation_cache import cache_dtype
-from workbench.tasks import load_task
+from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 Initialization = Literal["fan_in", "gaussian", "zero", "pruned"]
 
@@ -70,6 +77,33 @@ class PreparedJob:
         return digest.hexdigest()
 
 
+def require_known(job: Job) -> None:
+    """Raise ConfigError at once for an option, task or model that does not exist, before anything large is loaded."""
+    _options(job)
+    if job.task not in TASKS:
+        raise unknown_task(job.task)
+    require_known_model(job.model)
+
+
+def check_shape(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
+    """Raise ConfigError for a plan that was made for another model, cluster or batch."""
+    job, asked = prepared.job, f"The plan {plan.partition()} on {plan.grouping()} was asked for."
+    stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    if any(layers != prepared.facts.num_layers for layers in (plan.num_layers, stages[-1].stop)):
+        found, todo = f"It has {plan.num_layers} layers; '{job.model}' has {prepared.facts.num_layers}.", "Cut all layers into stages."
+    elif max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size or len(ranks) > len(set(ranks)):
+        found, todo = f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.", "Use each device once."
+    elif (plan.micro_batch_size, plan.num_micro_batches) != (job.batch_size // job.micro_batches, job.micro_batches):
+        found = (
+            f"Its mini-batches are {plan.mini_batch_size} in {plan.num_micro_batches}, the job's {job.batch_size} in {job.micro_batches}."
+        )
+        todo = "Plan for the job's batch_size and micro_batches."
+    else:
+        return
+    raise ConfigError(asked, found, todo)
+
+
 def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = _options(job)
@@ -92,15 +126,16 @@ def prepare(job: Job) -> PreparedJob:
 
 
 def _options(job: Job) -> PacPlusOptions:
-    import msgspec
-
-    known = PacPlusOptions.__dataclass_fields__
-    for name in job.options:
-        if name not in known:
-            raise ConfigError(f"The option '{name}' of pac_plus was asked for.", f"Known: {', '.join(known)}.", "Choose one of these.")
-    try:
-        options = msgspec.convert(job.options, PacPlusOptions, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"The options {job.options} of pac_plus were asked for.", f"{error}.", "Change that option.") from error
+    kinds = get_type_hints(PacPlusOptions)
+    for name, value in job.options.items():
+        if name not in kinds:
+            raise ConfigError(f"The option '{name}' of pac_plus was asked for.", f"Known: {', '.join(kinds)}.", did_you_mean(name, kinds))
+        try:
+            msgspec.convert(value, kinds[name], strict=False)
+        except msgspec.ValidationError:
+            choices = get_args(kinds[name])
+            wanted = f"one of {', '.join(choices)}" if choices else _WORDS[kinds[name]]
+            raise ConfigError(f"The option {name} = {value!r} of pac_plus was asked for.", f"It must be {wanted}.", "Change it.") from None
+    options = msgspec.convert(job.options, PacPlusOptions, strict=False)
     cache_dtype(options.cache_dtype)
     return options

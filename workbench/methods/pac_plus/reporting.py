@@ -34,14 +34,16 @@ class DeviceReporter:
             self._where = {"epoch": epoch}
         self._context.publish(self._where | {"phase": name, "used_bytes": self._used_bytes()})
 
-    def step(self, trace: StepTrace, num_steps: int, *, cached: bool) -> None:
-        """Tell of a step that this device has done.  A step lasts from the end of the one before, so that waiting counts."""
+    def step(self, trace: StepTrace, num_steps: int, *, cached: bool, trains: bool = True) -> None:
+        """Tell of a step that this device has done.  A step lasts from the end of the one before, so that waiting counts.
+
+        trains: False for a step without a loss.
+        """
         begin_s = trace.start_s if self._last_end_s is None else self._last_end_s
         self._last_end_s = trace.end_s
         self._where = {"epoch": trace.epoch, "step": trace.step}
         message: dict[str, Any] = {
             "num_steps": num_steps,
-            "loss": trace.loss,
             "cached": cached,
             "samples": trace.samples,
             "phase": self._phase,
@@ -49,7 +51,7 @@ class DeviceReporter:
             "busy_s": trace.busy_s,
             "used_bytes": self._used_bytes(),
         }
-        self._context.publish(self._where | message)
+        self._context.publish(self._where | message | ({"loss": trace.loss} if trains else {}))
 
     def _used_bytes(self) -> int | None:
         if self._budget is None or not self._budget.footprint_bytes:

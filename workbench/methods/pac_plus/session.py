@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
@@ -31,7 +33,7 @@ from workbench.tasks.tokenize import TokenizedSplit
 class RankJob:
     """All that an engine needs to know.  The same on every rank; sent once.
 
-    host_layers: seconds of every layer on one unslowed core, for pacing; None runs as fast as it can.
+    host_layers: seconds of every layer on one unslowed core, for pacing; None runs as fast as it can, and so do real devices.
     folder: shared by the emulated devices; holds the initial adapter and the checkpoints.
     start_epoch: 0, or the first epoch that a resumed run still has to do.  trace_steps: steps of each epoch kept span by span.
     """
@@ -84,6 +86,25 @@ class RankResult:
     notes: list[str] = field(default_factory=list)
 
 
+def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
+    """Return the result with every moment moved by this rank's clock offset, so that ranks of several machines compare."""
+
+    def moved(spans: Iterable[Span]) -> list[Span]:
+        return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
+
+    steps = [
+        step._replace(
+            start_s=step.start_s + offset_s,
+            end_s=step.end_s + offset_s,
+            spans=tuple(moved(step.spans)),
+            memory=tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory),
+        )
+        for step in result.steps
+    ]
+    phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
+    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution))
+
+
 class RankSession:
     """An open group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
 
@@ -96,8 +117,9 @@ class RankSession:
         self._open_subgroups()
         self.progress = DeviceReporter(context, budget)
         share = context.device.host_share or 1.0
-        self.pacer = Pacer(share if rank_job.host_layers is not None else 1.0, clock=time.monotonic)
-        paced = context.fidelity == "paced" and rank_job.host_layers is not None
+        self._slows_down = rank_job.host_layers is not None and context.fidelity != "real"
+        self.pacer = Pacer(share if self._slows_down else 1.0, clock=time.monotonic)
+        paced = context.fidelity == "paced" and self._slows_down
         self.transport = Transport(
             group,
             self.rank,
@@ -130,7 +152,7 @@ class RankSession:
             spec=spec,
             inputs=contents,
             pacer=self.pacer,
-            full_speed_s=full_speed_s if self.rank_job.host_layers is not None else _free,
+            full_speed_s=full_speed_s if self._slows_down else _free,
             begin_s=self._free_s,
         )
         self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)
@@ -170,7 +192,14 @@ def _free(op: Op) -> float:
 
 
 def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:
-    """Return a step's record: its spans only if this step is one of those that are kept."""
+    """Return a step's record: its spans only if this step is one of those that are kept.  Raises ConfigError for a loss that is none."""
+    loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
+    if not math.isfinite(loss):
+        raise ConfigError(
+            f"Training with learning_rate = {session.rank_job.job.learning_rate:g} was asked for.",
+            f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
+            "Lower learning_rate.",
+        )
     compute = [span for span in done.spans if not span.op.is_communication]
     keep = session.keeps_trace(step, num_steps)
     return StepTrace(
@@ -179,7 +208,7 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
         samples=samples,
         start_s=min((span.start_s for span in done.spans), default=0.0),
         end_s=max((span.end_s for span in compute), default=0.0),
-        loss=float(sum(content for value, content in done.outputs.items() if value.name == "loss")),
+        loss=loss,
         spans=tuple(done.spans) if keep else (),
         memory=tuple(done.memory) if keep else (),
         busy_s=sum(span.end_s - span.start_s for span in compute),

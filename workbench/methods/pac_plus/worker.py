@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,29 +16,33 @@ from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, plan_steps, train_first_epoch
+from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path, steps_path
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
 from workbench.methods.pac_plus.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
-from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
+from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace, on_rank_zeros_clock
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stage
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.context import RankContext
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.process_group import group
+from workbench.runtime.work_folder import full_disk_told
 from workbench.tasks.batching import epoch_batches
 
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
-    """Do this rank's part of the job.  Checkpoints go to rank_job.checkpoints, epoch by epoch."""
+    """Do this rank's part of the job.  Checkpoints go to rank_job.folder, epoch by epoch."""
     import_family(rank_job.job.model)
     with (
+        full_disk_told(rank_job.folder),
         MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         group(context, rank_job.timeout_s) as process_group,
         RankSession(context, rank_job, process_group, budget) as session,
     ):
-        return _Run(session).all()
+        result = _Run(session).all()
+    return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
 
 class _Run:
@@ -54,7 +57,7 @@ class _Run:
             epoch_batches(self._lengths, job.batch_size, job.seed, 0), self._lengths, job.micro_batches
         )
         self._result = RankResult(rank=session.rank)
-        self._folder = self._rank_job.folder / f"rank-{session.rank}"
+        self._folder = Path(session.context.local_folder or self._rank_job.folder) / f"rank-{session.rank}"
         self._taped: ActivationCache | None = None
         self._has_taped = False
 
@@ -69,12 +72,12 @@ class _Run:
         else:
             for epoch in range(start):
                 self._result.steps += self._kept_steps(epoch)
-            tensors = load_file(rank_job.checkpoints / f"epoch-{start - 1}.safetensors")
+            tensors = load_file(checkpoint_path(rank_job.folder, start - 1))
         if start < self._epochs:
             assert cached_stage is not None, "a plan without shares for cached epochs"
             owners = shard_owners(cached_stage, self._lengths, session.context.world_size, rank_job.job.seed)
             cache = self._cache(owners)
-            self._result.nbytes["resident after the backbone's release"] = read_memory().rss_bytes
+            self._result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
             compute, optimizer = self._whole_adapter(tensors, start)
             for epoch in range(start, self._epochs):
                 session.progress.phase(WAITING)
@@ -97,7 +100,7 @@ class _Run:
         index = plan.stage_of(session.rank)
         session.progress.phase(LOADING)
         compute, optimizer = build_stage(rank_job, index, len(self._steps))
-        self._result.nbytes["resident with the backbone"] = read_memory().rss_bytes
+        self._result.nbytes["private memory with the backbone"] = read_memory().anonymous_bytes
         tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
         session.progress.phase(WAITING)
         session.barrier()
@@ -213,8 +216,8 @@ class _Run:
 
     def _save(self, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint whole or not at all."""
-        self._rank_job.checkpoints.mkdir(parents=True, exist_ok=True)
-        path = self._rank_job.checkpoints / f"epoch-{epoch}.safetensors"
+        path = checkpoint_path(self._rank_job.folder, epoch)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
         part.replace(path)
@@ -222,16 +225,16 @@ class _Run:
     def _keep_steps(self, epoch: int, traces: list[StepTrace]) -> None:
         """Add an epoch's steps to the result, and note them on the disk for a run that is resumed."""
         self._result.steps += traces
-        write_text(self._folder / f"steps-{epoch}.json", to_json(traces))
+        write_text(steps_path(self._rank_job.folder, epoch, self._session.rank), to_json(traces))
 
     def _kept_steps(self, epoch: int) -> list[StepTrace]:
-        path = self._folder / f"steps-{epoch}.json"
-        return from_json(path.read_bytes(), list[StepTrace], source=str(path)) if path.is_file() else []
+        path = steps_path(self._rank_job.folder, epoch, self._session.rank)
+        return from_json(path.read_bytes(), list[StepTrace], source=f"'{path}'") if path.is_file() else []
 
     def _release(self, compute: StageCompute | None) -> None:
         if compute is not None:
             compute.backbone = None
-        gc.collect()
+        release_free_memory()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -254,7 +257,7 @@ def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> t
 
 def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
     """Take over the initial weights and the calibration constants that the job began with."""
-    tensors = load_file(folder / "initial.safetensors")
+    tensors = load_file(folder / INITIAL)
     adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
 
 

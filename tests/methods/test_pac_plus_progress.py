@@ -1,0 +1,73 @@
+"""What the devices tell of themselves while they train, and what becomes of it in the parent."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.methods.builders import PLANS, make_rank_job
+from tests.methods.conftest import four_devices
+from workbench.core.job import Job
+from workbench.methods.base import Event
+from workbench.methods.pac_plus import launch
+from workbench.methods.pac_plus.reporting import DeviceReporter
+from workbench.methods.pac_plus.session import StepTrace
+from workbench.methods.pac_plus.worker import run_rank
+from workbench.models.loading import load_stack
+from workbench.progress import RunState
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.memory import MemoryBudget, MemoryReading
+
+
+def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tmp_path: Path) -> None:
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=22, epochs=2)
+    events: list[Event] = []
+    state = RunState(Job(epochs=2), four_devices())
+
+    def take(event: Event) -> None:
+        events.append(event)
+        state.update(event)
+
+    results = engines.run(run_rank, [job] * 4, on_event=launch.Progress(job.plan, take))
+    phases: dict[int, list[str]] = {rank: [] for rank in range(4)}
+    for event in events:
+        if event.kind == "device" and event.device is not None and event.device.phase not in phases[event.rank][-1:]:
+            phases[event.rank].append(event.device.phase)
+    waiting, shared = "waiting for the others", ["sharing the adapter", "waiting for the others", "sharing the activations"]
+    assert phases[0] == ["loading", waiting, "first epoch", *shared, waiting, "cached epoch", "done"]
+    assert phases[2][-2:] == ["idle", "done"]  # no share in the cached epochs
+    whole = [event for event in events if event.kind == "step"]
+    assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]
+    assert all(sorted(event.samples for event in whole if event.epoch == epoch) == [6, 8, 8] for epoch in (0, 1))
+    at_steps = [event.device for event in events if event.kind == "device" and event.step >= 0]
+    assert len(at_steps) == 4 * 3 + 3 * 3
+    for device in at_steps:
+        assert device is not None and device.step_s is not None and device.busy_s is not None
+        assert 0 < device.busy_s <= device.step_s * 1.001
+        assert device.used_bytes is None or 0 < device.used_bytes < 2_000_000_000
+    rows = state.snapshot().devices
+    assert [row.phase for row in rows] == ["done"] * 4
+    assert sum(trace.busy_s for trace in results[0].steps) > 0
+
+
+def test_a_lost_devices_step_stays_known_between_phases() -> None:
+    told: list[dict] = []
+
+    class Context(RankContext):
+        def publish(self, event: dict) -> None:
+            told.append(event)
+
+    context = Context(rank=0, world_size=1, device=four_devices().devices[0], cluster=four_devices(), fidelity="paced")
+    budget = MemoryBudget("a", 100, reading=lambda: MemoryReading(rss_bytes=0, peak_rss_bytes=0, data_bytes=0))
+    reporter = DeviceReporter(context, budget)
+    reporter.phase("loading")
+    reporter.phase("first epoch", 0)
+    reporter.step(StepTrace(epoch=0, step=3, samples=8, start_s=1.0, end_s=2.0, loss=0.5, busy_s=0.5), 10, cached=False)
+    reporter.step(StepTrace(epoch=0, step=4, samples=8, start_s=2.5, end_s=4.0, loss=0.5, busy_s=0.5), 10, cached=False, trains=False)
+    reporter.phase("sharing the adapter")
+    assert "epoch" not in told[0] and told[1]["epoch"] == 0
+    assert told[2]["step_s"] == pytest.approx(1.0)
+    assert told[3]["step_s"] == pytest.approx(2.0)  # waiting included
+    assert "loss" in told[2] and "loss" not in told[3]
+    assert (told[4]["epoch"], told[4]["step"], told[4]["phase"]) == (0, 4, "sharing the adapter")
+    assert told[4]["used_bytes"] is None  # this system does not tell

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.job import Job
+from workbench.core.report import StepRecord
+from workbench.methods.base import DeviceState, Event
+from workbench.progress import RunState
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def two_devices() -> Cluster:
+    link = Link(bytes_per_s=1e6)
+    return Cluster(
+        name="two", devices=tuple(Device(name=n, flops_per_s=1e9, memory_bytes=100_000_000, link=link) for n in ("fast", "slow"))
+    )
+
+
+def step(epoch: int, number: int, loss: float = 0.5, samples: int = 32, num_steps: int = 4) -> Event:
+    return Event("step", 1, epoch, number, num_steps, loss, samples=samples)
+
+
+def predicted(seconds: float, cached_s: float, epochs: int = 3, num_steps: int = 4) -> Event:
+    records = tuple(
+        StepRecord(epoch=epoch, step=number, samples=32, cached=epoch > 0, predicted_s=cached_s if epoch else seconds)
+        for epoch in range(epochs)
+        for number in range(num_steps)
+    )
+    return Event("predicted", predicted=records)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> RunState:
+    return RunState(Job(epochs=3), two_devices(), clock=clock)
+
+
+def test_before_anything_all_is_unknown(state: RunState) -> None:
+    now = state.snapshot()
+    assert (now.phase, now.epoch, now.step, now.outcome) == ("Starting", -1, -1, "")
+    assert now.loss is now.smoothed_loss is now.samples_per_s is now.remaining_s is None
+    assert [row.name for row in now.devices] == ["fast", "slow"]
+    assert [row.epoch for row in now.epochs] == [0, 1, 2]
+
+
+def test_phases_notes_and_how_it_ended(state: RunState, clock: Clock) -> None:
+    state.update(Event("phase", message="Planning"))
+    clock.now_s += 2
+    state.update(Event("phase", message="Training"))
+    state.update(Event("note", message="Profile measured 3 days ago"))
+    state.update(Event("something new", message="passed over"))
+    clock.now_s += 3
+    state.finish("stopped")
+    clock.now_s += 50
+    now = state.snapshot()
+    assert now.phases == (("Planning", 0.0), ("Training", 2.0))
+    assert now.notes == ("Profile measured 3 days ago",)
+    assert (now.phase, now.elapsed_s, now.outcome) == ("Training", 5.0, "stopped")
+
+
+def test_a_devices_row_follows_its_events(state: RunState) -> None:
+    state.update(Event("device", 1, message="loading", device=DeviceState("loading", used_bytes=10_000_000)))
+    row = state.snapshot().devices[1]
+    assert (row.doing, row.used_bytes, row.budget_bytes, row.busy_share) == ("loading", 10_000_000, 100_000_000, None)
+    state.update(Event("device", 1, 0, 2, 4, device=DeviceState("first epoch", step_s=2.0, busy_s=0.5, used_bytes=40_000_000)))
+    row = state.snapshot().devices[1]
+    assert (row.doing, row.busy_share, row.used_bytes) == ("first epoch, step 3 of 4", 0.25, 40_000_000)
+    state.update(Event("device", 1, 0, device=DeviceState("waiting for the others")))
+    row = state.snapshot().devices[1]
+    assert (row.doing, row.busy_share, row.used_bytes) == ("waiting for the others", 0.25, 40_000_000)
+    assert state.snapshot().devices[0].phase == ""
+    state.update(Event("device", 7, message="no such device"))
+
+
+def test_a_message_is_enough_for_a_device(state: RunState) -> None:
+    state.update(Event("device", 0, message="1F0"))
+    assert state.snapshot().devices[0].doing == "1F0"
+
+
+def test_loss_raw_and_smoothed(state: RunState) -> None:
+    state.update(step(0, 0, loss=1.0))
+    assert state.snapshot().smoothed_loss == pytest.approx(1.0)  # not drawn towards 0 at the beginning
+    state.update(step(0, 1, loss=0.0))
+    now = state.snapshot()
+    assert now.loss == 0.0
+    assert now.smoothed_loss == pytest.approx(0.09 / 0.19)
+    assert now.epochs[0].loss == pytest.approx(0.5)
+
+
+def test_samples_per_second_leave_out_the_wait_for_the_first_step(state: RunState, clock: Clock) -> None:
+    clock.now_s += 60
+    state.update(step(0, 0))
+    assert state.snapshot().samples_per_s is None
+    for number in (1, 2):
+        clock.now_s += 2
+        state.update(step(0, number, samples=32 if number == 1 else 8))
+    assert state.snapshot().samples_per_s == pytest.approx(40 / 4)
+
+
+def test_an_epoch_counts_from_its_first_devices_begin(state: RunState, clock: Clock) -> None:
+    clock.now_s += 10
+    state.update(Event("device", 0, 0, device=DeviceState("first epoch")))
+    clock.now_s += 1
+    state.update(Event("device", 1, 0, device=DeviceState("first epoch")))
+    for number in range(4):
+        clock.now_s += 1
+        state.update(step(0, number))
+    row = state.snapshot().epochs[0]
+    assert (row.done, row.num_steps, row.seconds, row.is_finished) == (4, 4, 5.0, True)
+    assert not state.snapshot().epochs[1].is_finished
+
+
+def test_time_left_is_the_prediction_corrected_by_what_was_measured(state: RunState, clock: Clock) -> None:
+    state.update(predicted(1.0, 0.1))
+    assert state.snapshot().remaining_s is None
+    assert [row.num_steps for row in state.snapshot().epochs] == [4, 4, 4]
+    state.update(step(0, 0))
+    assert state.snapshot().remaining_s == pytest.approx(3 + 0.8)  # nothing measured yet
+    clock.now_s += 2
+    state.update(step(0, 1))
+    assert state.snapshot().remaining_s == pytest.approx(2 * (2 + 0.8))  # twice as slow as predicted
+    clock.now_s += 4
+    for number in (2, 3):
+        state.update(step(0, number))
+    state.update(step(1, 0))
+    clock.now_s += 0.3
+    state.update(step(1, 1))
+    assert state.snapshot().remaining_s == pytest.approx(3 * 0.6)  # cached steps have a ratio of their own
+    state.finish("finished")
+    assert state.snapshot().remaining_s is None
+
+
+def test_time_left_without_a_prediction_goes_by_the_rate(state: RunState, clock: Clock) -> None:
+    for number in range(3):
+        state.update(step(0, number))
+        clock.now_s += 5
+    assert state.snapshot().remaining_s == pytest.approx(5 * (1 + 4 + 4))
+
+
+def test_a_resumed_run_counts_only_what_is_left(state: RunState, clock: Clock) -> None:
+    state.update(predicted(1.0, 0.1))
+    state.update(step(2, 0))
+    now = state.snapshot()
+    assert (now.epoch, now.step) == (2, 0)
+    assert now.remaining_s == pytest.approx(0.3)
+
+
+def test_an_epoch_beyond_the_jobs_is_shown(state: RunState) -> None:
+    state.update(step(4, 0))
+    assert len(state.snapshot().epochs) == 5

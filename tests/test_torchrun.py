@@ -1,0 +1,211 @@
+"""The same plan on processes that torchrun started: two local ones stand for two machines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.methods.builders import write_sentences
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.job import Job
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.report import Report
+from workbench.core.schedule import Op
+from workbench.core.serial import to_json
+from workbench.core.timeline import Span
+from workbench.methods.pac_plus import launch
+from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
+from workbench.methods.pac_plus.prepare import prepare
+from workbench.methods.pac_plus.session import RankResult, StepTrace, on_rank_zeros_clock
+from workbench.models.loading import load_stack
+from workbench.models.reference import train_reference
+from workbench.runtime.network import child_environment
+from workbench.runtime.torchrun import TorchrunEngines
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import collate
+
+CLUSTER = """
+name = "two"
+[defaults]
+bandwidth_mbit_per_s = 1000
+gflops = 30
+memory_mb = 2000
+[[device]]
+name = "left"
+[[device]]
+name = "right"
+"""
+
+# A short measurement: how precisely the devices measure themselves is not asked here.
+MAIN = """
+from functools import partial
+from workbench.methods.pac_plus import measure, method
+measure.BATCH_SIZES, measure.SEQUENCE_LENGTHS = (1, 4), (16,)
+method.measure_layers = partial(measure.measure_layers, budget_s=0.1)
+from workbench.torchrun import main
+main()
+"""
+
+FAULTY = """
+import sys
+from pathlib import Path
+import torch
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import CacheError
+from workbench.runtime.process_group import group
+from workbench.runtime.torchrun import TorchrunEngines
+
+sys.modules["faulty"] = sys.modules["__main__"]
+
+def talk(context, payload):
+    context.publish({"rank": context.rank, "payload": payload})
+    context.publish({"second": True})
+    return context.rank * 10 + payload, context.clock_offset_s
+
+def fail(context, payload):
+    with group(context, 30.0) as opened:
+        if context.rank == 1:
+            raise CacheError("The cache was asked for.", "It is broken.", "Mend it.")
+        opened.allreduce([torch.ones(1)]).wait()
+
+talk.__module__ = fail.__module__ = "faulty"
+engines = TorchrunEngines.join()
+if engines.rank:
+    engines.serve()
+else:
+    device = lambda name: Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
+    engines.lead(Cluster(name="two", devices=(device("left"), device("right"))))
+    events = []
+    results = engines.run(talk, [5, 7], on_event=lambda rank, event: events.append((rank, event)))
+    out = [f"results {[value for value, _ in results]}", f"offset {results[1][1]!r}"]
+    out += [f"event {rank} {event}" for rank, event in sorted(events, key=lambda item: item[0])]
+    try:
+        engines.run(fail, [None, None])
+    except CacheError as error:
+        out.append(f"error {error}")
+    out.append(f"again {[value for value, _ in engines.run(talk, [1, 1])]}")
+    Path(sys.argv[1]).write_text(chr(10).join(out))
+    engines.end()
+"""
+
+
+def torchrun(*words: str, folder: Path, processes: int = 2) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORKBENCH_CACHE": str(folder / "cache")}
+    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
+
+
+def share(rank: int, samples: int) -> Share:
+    return Share(rank=rank, samples=samples)
+
+
+@pytest.mark.slow
+def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) -> None:
+    """A job file and a plan file, two processes, shared and local folder; every loss against plain training in this process."""
+    options = {"cache_dtype": "float32"}
+    data = str(write_sentences(tmp_path / "data"))
+    sizes = {"train_samples": 22, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 2, "epochs": 2}
+    job = Job(model="tiny-bert", learning_rate=5e-4, max_length=24, data=data, options=options, **sizes)
+    stages = (Stage(start=0, stop=4, shares=(share(1, 4),)), Stage(start=4, stop=6, shares=(share(0, 4),)))
+    cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
+    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
+    (tmp_path / "job.json").write_text(to_json(job))
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    (tmp_path / "two.toml").write_text(CLUSTER)
+    (tmp_path / "main.py").write_text(MAIN)
+    files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
+    done = torchrun("main.py", *files, "--workdir=shared", "--local-folder=local", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 2 done" in done.stderr  # live progress of both ranks came to rank 0
+    assert "(real)" in done.stdout
+
+    report = Report.read(tmp_path / "report.json")
+    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == ("real", "", plan, job, True)
+    assert {timeline.source for name, timeline in report.timelines.items() if name.endswith("measured")} == {"real"}
+    assert all(step.measured_s and step.predicted_s for step in report.steps)
+    assert not list((tmp_path / "local").glob("*/*"))  # the cache went with the run
+    assert (tmp_path / "shared" / "adapter").is_dir()
+
+    prepared = prepare(job)
+    stack, split = load_stack(job.model), prepared.train
+
+    def batches(epoch: int) -> list:
+        if epoch == 0:
+            return [collate(split, batch) for batch in epoch_batches(split.lengths, job.batch_size, job.seed, 0)]
+        owners = shard_owners(cached, split.lengths, 2, job.seed)
+        steps = cached_steps(cached, owners, split.lengths, 2, seed=job.seed, epoch=epoch)
+        return [collate(split, [sample for samples in per_rank for sample in samples]) for _, per_rank in steps]
+
+    expected = [
+        loss for _, loss in train_reference(stack, launch.initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)
+    ]
+    losses = [step.loss for step in report.steps]
+    assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)
+    assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_calls_events_and_errors_between_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    done = torchrun("faulty.py", "out.txt", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert lines[0] == "results [5, 17]"
+    assert abs(float(lines[1].removeprefix("offset "))) < 0.1  # both read the same clock
+    assert lines[2:6] == [
+        "event 0 {'rank': 0, 'payload': 5}",
+        "event 0 {'second': True}",
+        "event 1 {'rank': 1, 'payload': 7}",
+        "event 1 {'second': True}",
+    ]
+    assert lines[6] == "error On device 'right': The cache was asked for. It is broken. Mend it."
+    assert lines[7] == "again [1, 11]"
+
+
+@pytest.mark.slow
+def test_a_cluster_of_another_size_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = torchrun("-m", "workbench.torchrun", "--cluster=laptop", folder=tmp_path, processes=1)
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ConfigError")]
+    assert "4 devices" in line and "started 1 processes" in line
+    assert "in lead" not in done.stderr  # one line, no trace of ours
+
+
+def test_outside_torchrun_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeSetupError, match="Start the program with torchrun"):
+        TorchrunEngines.join()
+
+
+def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path: Path) -> None:
+    from workbench.torchrun import _require_shared
+
+    class Blind:
+        world_size = 2
+
+        def run(self, function, payloads):
+            assert payloads[0].is_file()
+            return [True, False]
+
+    link = Link(bytes_per_s=1e6)
+    devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link) for name in ("left", "right"))
+    with pytest.raises(ConfigError, match="right cannot see"):
+        _require_shared(Blind(), Cluster(name="two", devices=devices), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_move_to_rank_zeros_clock() -> None:
+    span = Span(1, Op("F", 0, 0), 2.0, 3.0)
+    trace = StepTrace(epoch=0, step=0, samples=1, start_s=2.0, end_s=3.0, loss=0.5, spans=(span,))
+    result = RankResult(rank=1, steps=[trace], phases_s={"first epoch": (1.0, 4.0)}, redistribution=[span])
+    moved = on_rank_zeros_clock(result, 10.0)
+    assert (moved.steps[0].start_s, moved.steps[0].end_s, moved.steps[0].spans[0].start_s) == (12.0, 13.0, 12.0)
+    assert moved.phases_s == {"first epoch": (11.0, 14.0)}
+    assert moved.redistribution[0].end_s == 13.0
+    assert result.steps[0].start_s == 2.0
+    assert json.loads(to_json(moved.steps))[0][3] == 12.0

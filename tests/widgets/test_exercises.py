@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from widget_reports import CLUSTER, PLAN, make_report
+
+from workbench.core.report import SweepPoint
+from workbench.widgets import exercises
+from workbench.widgets.exercises import Verdict
+from workbench.widgets.variations import with_bandwidth, with_memory
+
+REPORT = make_report(first_s=8.0, cached_s=2.0)
+
+
+def with_unequal(*shares: float):
+    devices = tuple(replace(CLUSTER.devices[rank], host_share=share) for rank, share in enumerate(shares))
+    return replace(CLUSTER, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (lambda answer: exercises.check_speedup(answer, REPORT), 4, 6),
+        (lambda answer: exercises.check_idlest(answer, REPORT), "delta", "alpha"),
+        # 8 + (n - 1) 2 <= 4 n from n = 3 on.
+        (lambda answer: exercises.check_half_time(answer, REPORT), 3, 2),
+        (lambda answer: exercises.check_half_time(answer, REPORT), 3, 4),
+        (lambda answer: exercises.check_share(answer, CLUSTER, "alpha", 3), 0.1667, 1.5),
+        (lambda answer: exercises.check_transfer(answer, CLUSTER, "alpha", "beta", 4_000_000), 0.0324, 0.004),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2, 0.2)),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.9, 0.8, 0.7)),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2)),
+        (lambda answer: exercises.check_trainable_share(answer, 10, 990), 0.01, 1.0),
+        (
+            lambda answer: exercises.check_cache_bytes(answer, tokens=20, num_layers=6, hidden_size=384, itemsize=2),
+            20 * 384 * 7 * 2,
+            20 * 384 * 6 * 2,
+        ),
+        (lambda answer: exercises.check_live_contexts(answer, num_stages=3, num_micro_batches=4), [3, 2, 1], [1, 2, 3]),
+        (lambda answer: exercises.check_live_contexts(answer, num_stages=3, num_micro_batches=2), (2, 2, 1), (2, 2)),
+        (
+            lambda answer: exercises.check_pipeline_time(answer, num_stages=4, num_micro_batches=8, forward_s=0.02, backward_s=0.04),
+            0.66,
+            0.48,
+        ),
+    ],
+)
+def test_a_check_tells_right_from_wrong_and_waits_for_an_answer(check, right, wrong) -> None:
+    assert check(right).passed is True, check(right)
+    assert check(wrong).passed is False
+    assert check(None).passed is None
+    assert len(check(wrong).message) > 20, "a hint helps"
+
+
+def test_not_a_number_is_told() -> None:
+    verdict = exercises.check_speedup("four", REPORT)  # type: ignore[arg-type]
+    assert verdict.passed is False and "'four'" in verdict.message
+    assert exercises.check_idlest("omega", REPORT).passed is False
+
+
+def test_a_cache_that_never_halves_the_time_is_told() -> None:
+    assert "never" in exercises.check_half_time(3, make_report(first_s=2.0, cached_s=1.5)).message
+
+
+@pytest.mark.parametrize(("mine_s", "passed", "said"), [(0.9, True, "beat"), (1.1, True, "within 20 %"), (1.5, False, "Get within")])
+def test_a_plan_of_ones_own_is_compared_with_the_planners(monkeypatch, mine_s: float, passed: bool, said: str) -> None:
+    def sweep(job, cluster, plans, mode, *, num_steps):
+        assert mode == "simulate"
+        seconds = {"mine": mine_s, "planner": 1.0}
+        return tuple(SweepPoint(name=name, plan=plan, predicted_s=seconds[name]) for name, plan in plans.items())
+
+    monkeypatch.setattr(exercises.experiment, "sweep", sweep)
+    verdict = exercises.check_faster_plan(PLAN, REPORT)
+    assert verdict.passed is passed and said in verdict.message
+    assert exercises.check_faster_plan(None, REPORT).passed is None
+
+
+def test_a_verdict_reads_well_with_and_without_html() -> None:
+    assert str(Verdict(False, "Try <again>.")) == "Not yet. Try <again>."
+    assert "Try &lt;again&gt;." in Verdict(False, "Try <again>.")._repr_html_()
+
+
+def test_variations_change_every_device() -> None:
+    slow = with_bandwidth(CLUSTER, 20)
+    assert {device.link.bytes_per_s for device in slow.devices} == {2.5e6} and slow.link(0, 3).bytes_per_s == 2.5e6
+    assert {device.memory_bytes for device in with_memory(CLUSTER, 5).devices} == {5}

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.core.catalogue import cluster_names, load_cluster
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.widgets import ClusterForm, JobForm
+
+JOB = Job(model="tiny-gpt2", task="mrpc", learning_rate=1e-3, train_samples=None, test_samples=7, options={"reduction": 4, "dropout": 0.0})
+
+
+def test_job_form_gives_back_the_very_job_it_was_made_of() -> None:
+    assert JobForm(JOB).job == JOB
+    assert JobForm().job == Job()
+
+
+def test_job_form_changes_only_what_was_changed() -> None:
+    form = JobForm(JOB)
+    seen: list[Job] = []
+    form.on_change(seen.append)
+    form.controls["epochs"].value = 5
+    form.controls["train_samples"].value = 100
+    form.controls["reduction"].value = 16
+    assert form.job.epochs == 5
+    assert form.job.train_samples == 100
+    assert form.job.options == {"reduction": 16, "dropout": 0.0}
+    assert (form.job.learning_rate, form.job.test_samples) == (1e-3, 7)
+    assert seen[-1] == form.job
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "said"),
+    [
+        ("batch_size", 30, "not a multiple of 4"),
+        ("epochs", 0, "at least 1"),
+        ("train_samples", -3, "0 (all) or more"),
+        ("reduction", 0, "at least 1"),
+        ("model", " ", "without a model"),
+    ],
+)
+def test_job_form_says_in_one_line_what_cannot_be_meant(control: str, value: object, said: str) -> None:
+    form = JobForm()
+    good = form.controls[control].value
+    seen: list[Job] = []
+    form.on_change(seen.append)
+    form.controls[control].value = value
+    assert said in form.message.value and "role='alert'" in form.message.value
+    assert not seen
+    with pytest.raises(ConfigError):
+        _ = form.job
+    form.controls[control].value = good
+    assert form.message.value == "" and form.job == Job() == seen[-1]
+
+
+def test_every_control_is_described() -> None:
+    assert all(control.description and control.tooltip for control in JobForm().controls.values())
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_an_untouched_cluster_form_is_the_cluster(name: str) -> None:
+    assert ClusterForm(name).cluster == load_cluster(name)
+
+
+def test_sliders_change_one_device_and_reset_puts_it_back() -> None:
+    form = ClusterForm("laptop")
+    seen: list[Cluster] = []
+    form.on_change(seen.append)
+    sliders = form.sliders("gamma")
+    sliders["speed"].value = 0.135
+    sliders["memory"].value = 123
+    sliders["bandwidth"].value = 20
+    sliders["latency"].value = 1.5
+    before, after = load_cluster("laptop"), form.cluster
+    gamma = after.devices[2]
+    assert gamma.host_share == 0.135
+    assert gamma.flops_per_s == pytest.approx(before.devices[2].flops_per_s / 2)
+    assert gamma.memory_bytes == 123_000_000
+    assert gamma.link == Link(bytes_per_s=2.5e6, latency_s=1.5e-3)
+    assert [*after.devices[:2], after.devices[3]] == [*before.devices[:2], before.devices[3]]
+    assert after.name == "laptop-edited" == seen[-1].name
+    assert "laptop-edited" in form.overview.heading.value
+    form.reset.click()
+    assert form.cluster == before
+
+
+def test_choosing_another_cluster_shows_its_devices() -> None:
+    form = ClusterForm("laptop")
+    form.choice.value = "pac-env-b"
+    assert form.cluster == load_cluster("pac-env-b")
+    assert list(form.overview.shown.data[0].x) == [device.host_share for device in form.cluster.devices]
+    with pytest.raises(ConfigError, match="alpha"):
+        form.sliders("alpha")
+
+
+def test_a_cluster_of_ones_own_can_be_left_and_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[[device]]\nname = "a"\ngflops = 3\nmemory_mb = 50\n')
+    form = ClusterForm(path)
+    mine = form.cluster
+    assert mine == load_cluster(path) and form.sliders("a")["speed"].value == 3.0
+    form.choice.value = "laptop"
+    form.choice.value = "mine"
+    assert form.cluster == mine
+
+
+def test_a_file_may_have_the_name_of_a_known_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "laptop.toml"
+    path.write_text('name = "laptop"\n[[device]]\nname = "only"\ngflops = 3\nmemory_mb = 50\nhost_share = 0.5\n')
+    assert [device.name for device in ClusterForm(path).cluster.devices] == ["only"]
+
+
+def test_many_devices_get_no_sliders_but_an_overview() -> None:
+    link = Link(bytes_per_s=1e6)
+    many = Cluster(name="many", devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)))
+    form = ClusterForm(many)
+    assert form.cluster == many and not form.grid.children and "40 devices" in form.message.value
+
+
+def test_unknown_cluster_is_told() -> None:
+    with pytest.raises(ConfigError, match="labtop"):
+        ClusterForm("labtop")

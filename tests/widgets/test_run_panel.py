@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from widget_reports import CLUSTER, make_report
+
+from workbench.core.errors import DeviceLostError
+from workbench.core.job import Job
+from workbench.core.report import Report
+from workbench.methods.base import Event
+from workbench.widgets import ClusterForm, JobForm, RunPanel
+
+
+class Runner:
+    """Stands in for experiment.run: `act` is what happens in the middle of a run."""
+
+    def __init__(self, act: Callable[[Callable[[Event], None]], None] = lambda progress: None) -> None:
+        self.act, self.calls = act, []
+
+    def __call__(self, job: Job, cluster: Any, mode: str, *, progress: Callable[[Event], None], **settings: Any) -> Report:
+        self.calls.append((job, cluster, mode, settings))
+        progress(Event("phase", message="Training"))
+        self.act(progress)
+        return make_report(job, mode=mode)
+
+
+def panel_of(runner: Runner) -> RunPanel:
+    return RunPanel(JobForm(), ClusterForm(CLUSTER), runner=runner, fidelity="paced")
+
+
+@pytest.mark.parametrize(("button", "mode"), [("simulate_button", "simulate"), ("run_button", "execute")])
+def test_a_button_runs_what_the_forms_say(button: str, mode: str) -> None:
+    runner = Runner()
+    panel = panel_of(runner)
+    getattr(panel, button).click()
+    panel.wait()
+    assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "workdir": None})]
+    assert "Finished in" in panel.progress.value and "4.0 times shorter" in panel.result.value
+    assert not panel.run_button.disabled and panel.stop_button.disabled
+
+
+def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
+    begun, stopped = threading.Event(), threading.Event()
+
+    def wait_for_stop(progress: Callable[[Event], None]) -> None:
+        begun.set()
+        stopped.wait(10)
+        progress(Event("step", epoch=0, step=0, num_steps=9, loss=0.7))
+        raise AssertionError("the stop was not noticed")
+
+    panel = panel_of(Runner(wait_for_stop))
+    panel.run_button.click()
+    assert begun.wait(10) and panel.running and panel.run_button.disabled and not panel.stop_button.disabled
+    panel.start("simulate")  # a second run is refused, and says so
+    assert "One is in progress" in panel.message.value
+    panel.stop_button.click()
+    stopped.set()
+    panel.wait()
+    assert "Stopped" in panel.progress.value and "Stopped." in panel.message.value
+    assert not panel.running and not panel.run_button.disabled
+
+
+@pytest.mark.parametrize("error", [DeviceLostError("Device 'beta' was lost", "at step 3."), ZeroDivisionError("our own <bug>")])
+def test_what_fails_is_shown(error: Exception) -> None:
+    def fail(progress: Callable[[Event], None]) -> None:
+        raise error
+
+    panel = panel_of(Runner(fail))
+    panel.run_button.click()
+    panel.wait()
+    assert "role='alert'" in panel.message.value and "Failed after" in panel.progress.value
+    assert ("Device &#x27;beta&#x27; was lost at step 3." in panel.message.value) != ("our own &lt;bug&gt;" in panel.message.value)
+    assert ("Traceback" in panel.message.value) == isinstance(error, ZeroDivisionError)
+    with pytest.raises(type(error)):
+        panel.report("execute")
+
+
+def test_a_form_that_means_nothing_is_told_before_anything_starts() -> None:
+    runner = Runner()
+    form = JobForm()
+    panel = RunPanel(form, ClusterForm(CLUSTER), runner=runner)
+    form.controls["epochs"].value = 0
+    panel.run_button.click()
+    assert "epochs = 0" in panel.message.value and not runner.calls
+
+
+def test_a_cell_uses_the_panels_report_of_the_same_job_only() -> None:
+    runner = Runner()
+    form = JobForm()
+    panel = RunPanel(form, ClusterForm(CLUSTER), runner=runner)
+    panel.run_button.click()
+    made = panel.report("execute")  # waits for the panel
+    assert made is panel.report("execute") and len(runner.calls) == 1
+    assert panel.report("simulate").mode == "simulate" and len(runner.calls) == 2
+    form.controls["seed"].value = 1
+    assert panel.report("execute").job.seed == 1 and len(runner.calls) == 3

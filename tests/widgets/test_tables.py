@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from widget_reports import CLUSTER, PLAN, make_report
+
+from workbench.core.report import SweepPoint
+from workbench.planners.memory import Need
+from workbench.widgets import Table, lines, needs_table, output_folder, plan_table, report_table, sweep_table, tiny
+
+
+def test_a_table_is_aligned_as_text_and_escaped_as_html() -> None:
+    table = Table(("name", "n"), [("a<b", 1), ("longer", 20)], title="Title", note="Note")
+    assert str(table) == "Title\nname    n\na<b     1\nlonger  20\nNote"
+    assert "a&lt;b" in table._repr_html_() and "<b>Title</b>" in table._repr_html_()
+
+
+def test_plan_table_names_devices_and_who_is_idle() -> None:
+    text = str(plan_table(PLAN, CLUSTER))
+    assert "stage 0        0-3" in text and "beta 8" in text
+    assert "Idle in the first epoch: gamma, delta." in text
+
+
+def test_needs_table_adds_up_to_the_whole() -> None:
+    need = Need(weights_bytes=5_000_000, gradient_bytes=1_000_000, optimizer_bytes=2_000_000, context_bytes=400_000, boundary_bytes=100_000)
+    assert needs_table({1: need}, CLUSTER).rows == [("beta", "5 MB", "3 MB", "500 kB", "8.5 MB", "600 MB")]
+
+
+def test_report_table_compares_epochs_and_steps() -> None:
+    text = str(report_table(make_report()))
+    assert "8.0 s through the backbone" in text
+    assert "2.0 s each, from the activation cache, 4.0 times shorter" in text
+    assert "100 ms simulated, 200 ms measured" in text
+
+
+@pytest.mark.parametrize("measured_s", [None, 0.2])
+def test_sweep_table_shows_the_deviation_where_it_was_measured(measured_s: float | None) -> None:
+    table = sweep_table([SweepPoint(name="mine", plan=PLAN, predicted_s=0.19, measured_s=measured_s)])
+    assert ("-5.0%" in str(table)) == (measured_s is not None)
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_lines_names_axes_and_what_the_numbers_are() -> None:
+    figure = lines({"a": [(1, 2), (10, 3)]}, title="T", label="simulated", x_title="x", y_title="y", logarithmic="x")
+    assert figure.layout.xaxis.type == "log" and "(simulated)" in figure.layout.title.text and figure.data[0].showlegend
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("", False), ("0", False)])
+def test_tiny_follows_the_environment(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
+    monkeypatch.setenv("WORKBENCH_TINY", value)
+    assert tiny() is expected
+    # A test's tiny run must not replace the figures of a real one.
+    assert (output_folder("x") == Path("../figures/x")) is not expected

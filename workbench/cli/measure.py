@@ -1,0 +1,129 @@
+"""What `workbench devices` prints when it measures: devices, links, layers."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from workbench.cli.output import print_json, print_table, say
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.experiment import Fidelity
+from workbench.methods.base import Event
+from workbench.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
+
+KILO, MEGA, GIGA = 1e3, 1e6, 1e9
+
+
+def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
+    """Measure this machine and print each device's FLOP/s, memory bandwidth and disk read rate."""
+    host, devices = survey_devices(cluster)
+    if as_json:
+        print_json({"host": host, "devices": devices})
+        return
+    rows = [
+        (
+            "this machine",
+            f"{host.gemm_flops_per_s / GIGA:.1f}",
+            f"{host.memory_bytes_per_s / GIGA:.1f}",
+            f"{host.storage_bytes_per_s / MEGA:.0f}",
+            "",
+            "measured" if host.storage_is_cold else "measured, disk warm",
+        )
+    ]
+    for device in devices:
+        memory = "-" if device.memory_bytes_per_s is None else f"{device.memory_bytes_per_s / GIGA:.1f}"
+        rows.append(
+            (
+                device.name,
+                f"{device.flops_per_s / GIGA:.1f}",
+                memory,
+                f"{device.storage_bytes_per_s / MEGA:.0f}",
+                f"{device.memory_bytes / MEGA:.0f}",
+                "emulated" if device.emulated else "catalogue",
+            )
+        )
+    columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
+    print_table(
+        f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do",
+        columns,
+        rows,
+        right=(1, 2, 3, 4),
+    )
+
+
+def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> None:
+    """Emulate the cluster, measure every link and print it beside what the cluster's file says."""
+    if not as_json:
+        say(f"Emulating {cluster.world_size} devices to measure {cluster.world_size * (cluster.world_size - 1)} links")
+    used, links = survey_links(cluster, fidelity=fidelity)
+    if as_json:
+        print_json({"cluster": cluster.name, "label": f"emulated, {used} links", "links": as_builtins(links)})
+        return
+    rows = [
+        (
+            f"{link.source} > {link.destination}",
+            f"{link.described.bytes_per_s * 8e-6:g}",
+            f"{link.measured.bytes_per_s * 8e-6:.0f}",
+            f"{link.described.latency_s * KILO:.2f}",
+            f"{link.measured.latency_s * KILO:.2f}",
+        )
+        for link in links
+    ]
+    columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
+    print_table(f"Links of {cluster.name} (emulated, {used} links)", columns, rows, right=(1, 2, 3, 4))
+    if used == "kernel" and median(link.measured.latency_s for link in links) < median(link.described.latency_s for link in links) / 2:
+        print("This kernel limits rates but does not delay packets: latencies are this machine's own.")
+
+
+def measure_layers(
+    job: Job, cluster: Cluster, *, device: str | None, batch_sizes: tuple[int, ...], length: int, refresh: bool, as_json: bool
+) -> None:
+    """Profile the job's model, or take what is kept, and print every layer's times and bytes beside the analytic figures."""
+
+    def tell(event: Event) -> None:
+        if event.message and event.kind == "phase":
+            say(event.message)
+
+    survey = survey_layers(job, cluster, device=device, batch_sizes=batch_sizes, sequence_length=length, refresh=refresh, progress=tell)
+    if as_json:
+        print_json(survey)
+    else:
+        _print_layers(survey)
+
+
+def _print_layers(survey: LayerSurvey) -> None:
+    runs = alike(survey)
+    batches = [row.batch for row in runs[0][2]]
+    where = f"{survey.model} on {survey.device} ({survey.source}), {survey.sequence_length} tokens a sample"
+    columns = ["layer", *(f"forward {batch}" for batch in batches), *(f"backward {batch}" for batch in batches)]
+    columns += [f"GFLOP {batches[-1]}", "GFLOP/s"]
+    table = [
+        [
+            _layers(first, last),
+            *(f"{row.measured['forward_s'] * KILO:.2f}" for row in rows),
+            *(f"{row.measured['backward_s'] * KILO:.2f}" for row in rows),
+            f"{(rows[-1].analytic['forward_flops'] + rows[-1].analytic['backward_flops']) / GIGA:.3f}",
+            f"{rows[-1].flops_per_s / GIGA:.1f}",
+        ]
+        for first, last, rows in runs
+    ]
+    print_table(f"{where}; milliseconds by batch size", columns, table, right=range(1, len(columns)))
+    kinds = (
+        ("frozen_bytes", "frozen"),
+        ("trainable_bytes", "trained"),
+        ("activation_bytes", "activations"),
+        ("tap_bytes", "cached"),
+        ("context_bytes", "contexts"),
+    )
+    sizes = [
+        [_layers(first, last), *(f"{rows[-1].measured[kind] / KILO:,.0f} | {rows[-1].analytic[kind] / KILO:,.0f}" for kind, _ in kinds)]
+        for first, last, rows in runs
+    ]
+    title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
+    print_table(title, ("layer", *(name for _, name in kinds)), sizes, right=range(1, len(kinds) + 1))
+    for note in survey.notes:
+        print(note)
+
+
+def _layers(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,97 @@
+"""The folder of a PAC+ run: what it holds, whose it is, and how far an interrupted run has come."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from workbench.core.errors import CacheError, ConfigError
+from workbench.core.serial import write_text
+
+IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
+CHECKPOINTS, STEPS, ADAPTER = "checkpoints", "steps", "adapter"
+
+
+def checkpoint_path(folder: Path, epoch: int) -> Path:
+    """Return where the adapter and its moments are kept as they were after an epoch."""
+    return folder / CHECKPOINTS / f"epoch-{epoch}.safetensors"
+
+
+def steps_path(folder: Path, epoch: int, rank: int) -> Path:
+    """Return where a rank notes an epoch's steps, for the Report of a run that is resumed."""
+    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.json"
+
+
+def begin_folder(folder: Path, identity: str) -> None:
+    """Remove what an earlier run left and note whose the folder is now; files that are not a run's stay.
+
+    Raises ConfigError if it holds files that are named like a run's but are none.
+    """
+    mine = held_by_run(folder)
+    if mine and not (folder / IDENTITY).is_file():
+        raise ConfigError(
+            f"A run in the folder '{folder}' was asked for.",
+            f"It holds {', '.join(path.name for path in mine)}, which no run of the workbench wrote.",
+            "Choose another folder with --workdir.",
+        )
+    for path in mine:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != IDENTITY:
+            path.unlink()
+    # Last, so that what an earlier run left can never pass for this one's.
+    write_text(folder / IDENTITY, identity + "\n")
+
+
+def held_by_run(folder: Path) -> list[Path]:
+    """Return what a run keeps in the folder."""
+    names = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, ADAPTER)]
+    return [path for path in names if path.exists()] + rank_folders(folder)
+
+
+def rank_folders(folder: Path) -> list[Path]:
+    """Return the folders in which the ranks keep tapes and caches."""
+    return sorted(path for path in folder.glob("rank-*") if path.is_dir() and path.name.removeprefix("rank-").isdigit())
+
+
+def disk_bytes(folders: list[Path]) -> int:
+    """Return the bytes of all files in some folders."""
+    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+
+
+def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int:
+    """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
+
+    Raises CacheError if the folder holds another job's run.
+    """
+    try:
+        kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return 0
+    if kept != identity:
+        raise CacheError(
+            f"Resuming the run in '{folder}' was asked for.",
+            "It was made by another job, plan, model or dataset.",
+            "Run without --resume, or repeat the interrupted run's own settings.",
+        )
+    count = 0
+    if _is_whole(folder / INITIAL):
+        while count < epochs and _epoch_is_whole(folder, count, world_size):
+            count += 1
+    return count
+
+
+def _epoch_is_whole(folder: Path, epoch: int, world_size: int) -> bool:
+    steps = all(steps_path(folder, epoch, rank).is_file() for rank in range(world_size))
+    return steps and _is_whole(checkpoint_path(folder, epoch))
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a safetensors file is there, and as long as its header says."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False

@@ -1,0 +1,86 @@
+"""The folder in which a run keeps its state: it is this run's alone, and a full disk is told before the run or in its middle."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench.core.errors import CacheError, ConfigError, WorkbenchError
+
+if sys.platform != "win32":
+    import fcntl
+
+_FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+_FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the words, not the number
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Keep the folder for this run alone while it lasts.  Raises ConfigError if it cannot be made or another run has it."""
+    asked = f"A run in the folder '{folder}' was asked for."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(asked, f"It cannot be made: {error.strerror}.", "Choose another with --workdir or WORKBENCH_CACHE.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(asked, "It may not be written to.", "Choose another with --workdir or WORKBENCH_CACHE.")
+    if sys.platform == "win32":
+        yield
+        return
+    # A lock on the folder itself leaves no file behind, and goes with the process however that ends.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(asked, "Another run is using it now.", "Wait for it to end, or choose another with --workdir.") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def require_disk(folder: Path, nbytes: int) -> None:
+    """Raise CacheError if `nbytes` and a tenth more do not fit beside the folder, before anything has started."""
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < 1.1 * nbytes:
+        raise CacheError(
+            f"The activation cache needs {nbytes / 1e6:.1f} MB more in '{folder}', and a tenth to spare.",
+            f"{free / 1e6:.1f} MB are free.",
+            "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
+        )
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return whether an error, of the system or of a library, means that a disk is full."""
+    return (isinstance(error, OSError) and error.errno in _FULL) or bool(_FULL_WORDS.search(str(error)))
+
+
+@contextlib.contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """Raise CacheError for whatever inside fails because the folder's disk is full."""
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        free = shutil.disk_usage(_existing(folder)).free
+        raise CacheError(
+            f"The run was writing to '{folder}'.",
+            f"The disk is full ({free / 1e6:.1f} MB are free).",
+            "Free some space and go on with --resume (resume=True), or choose another disk with --workdir.",
+        ) from error
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())

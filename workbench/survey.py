@@ -1,0 +1,258 @@
+"""Measure what planning rests on, for people to look at: devices, links, layers (PAC+, section V-A, 'Profiling')."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from workbench.core.cluster import Cluster, Link
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.experiment import Fidelity, Mode, profile
+from workbench.methods import load_method
+from workbench.methods.base import Event, ignore
+from workbench.profiler.host import HostProfile, measure_host
+from workbench.profiler.links import SIZES, LinkSample, fit_link, measure_links
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.process_group import group
+from workbench.runtime.transport import PacedLinks
+
+LONGEST_MESSAGE_S = 0.3
+"""Messages that would take longer over a cluster's slowest link are not sent: a slow link needs no large ones to be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What a device can do.  emulated: this machine's rates at the device's share of a core, else as the catalogue has them.
+
+    memory_bytes_per_s: None where nobody measured it.
+    """
+
+    name: str
+    emulated: bool
+    flops_per_s: float
+    memory_bytes_per_s: float | None
+    storage_bytes_per_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """A path between two devices, as the cluster describes it and as it was measured."""
+
+    source: str
+    destination: str
+    described: Link
+    measured: Link
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One layer for one batch.  measured: what planners are given.  analytic: the same, computed from the model's sizes.
+
+    Both have seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included, and bytes of
+    the frozen and the trained parameters, of the activations that the next layer gets, of the taps that are cached, and of what
+    the backward pass keeps.
+    """
+
+    layer: int
+    batch: int
+    measured: dict[str, float]
+    analytic: dict[str, float]
+
+    @property
+    def flops_per_s(self) -> float:
+        """Return the analytic FLOPs of both passes over the measured seconds."""
+        seconds = self.measured["forward_s"] + self.measured["backward_s"]
+        return (self.analytic["forward_flops"] + self.analytic["backward_flops"]) / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSurvey:
+    """Every layer of a job's model on one device.  source: 'measured', 'scaled' or 'analytic'.  notes: when it was measured."""
+
+    model: str
+    method: str
+    device: str
+    source: str
+    sequence_length: int
+    rows: tuple[LayerRow, ...]
+    notes: tuple[str, ...] = ()
+
+
+def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile, tuple[DeviceRates, ...]]:
+    """Measure this machine and return what each device of the cluster is then: an emulated one is paced to its share in all it does."""
+    host = measure_host(seconds=seconds)
+    rates = []
+    for device in cluster.devices:
+        share = device.host_share
+        rates.append(
+            DeviceRates(
+                name=device.name,
+                emulated=share is not None,
+                flops_per_s=device.flops_per_s if share is None else share * host.gemm_flops_per_s,
+                memory_bytes_per_s=None if share is None else share * host.memory_bytes_per_s,
+                storage_bytes_per_s=device.storage_bytes_per_s if share is None else share * host.storage_bytes_per_s,
+                memory_bytes=device.memory_bytes,
+            )
+        )
+    return host, tuple(rates)
+
+
+def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:
+    """Emulate the cluster, send messages of several sizes over every link, one link at a time; return the fidelity and the links.
+
+    Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated.
+    """
+    if cluster.world_size < 2:
+        raise ConfigError(f"The links of cluster '{cluster.name}' were asked for.", "It has one device.", "Describe two or more.")
+    ranks = range(cluster.world_size)
+    slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
+    sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
+    with EngineCluster.start(cluster, fidelity=fidelity) as engines:
+        found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
+        used = engines.fidelity
+    rows = []
+    for samples in (kept for of_rank in found for kept in of_rank.values()):
+        source, destination = samples[0].source, samples[0].destination
+        rows.append(
+            LinkRow(
+                source=cluster.devices[source].name,
+                destination=cluster.devices[destination].name,
+                described=cluster.link(source, destination),
+                measured=fit_link(samples),
+                samples=samples,
+            )
+        )
+    return used, tuple(rows)
+
+
+def measure_rank_links(context: RankContext, asked: tuple[Sequence[int], int]) -> dict[tuple[int, int], tuple[LinkSample, ...]]:
+    """Return the samples of the links that leave this rank.  asked: message sizes and repeats."""
+    sizes, repeats = asked
+    with group(context, 60.0, "links") as opened:
+        links = PacedLinks(cluster=context.cluster, rank=context.rank) if context.fidelity == "paced" else None
+        return measure_links(opened if links is None else PacedGroup(opened, links), context.rank, sizes=sizes, repeats=repeats)
+
+
+class PacedGroup:
+    """A process group whose messages wait as the runtime's transport lets them wait where the kernel does not shape the links."""
+
+    def __init__(self, opened: Any, links: PacedLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._group, self._links, self._sleep = opened, links, sleep
+
+    def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:
+        """Wait out the link's time, then send."""
+        self._sleep(self._links.transfer_s(destination, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
+        return self._group.send(tensors, destination, tag)
+
+    def recv(self, tensors: Sequence[Any], source: int, tag: int) -> Any:
+        """Receive."""
+        return self._group.recv(tensors, source, tag)
+
+    def barrier(self) -> Any:
+        """Wait for all."""
+        return self._group.barrier()
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._group.size()
+
+
+def survey_layers(
+    job: Job,
+    cluster: Cluster,
+    *,
+    device: str | None = None,
+    batch_sizes: Sequence[int] = (1, 4, 16),
+    sequence_length: int = 32,
+    mode: Mode = "execute",
+    refresh: bool = False,
+    progress: Callable[[Event], None] = ignore,
+) -> LayerSurvey:
+    """Return what the method's profiler says of every layer on one device (default: the first), beside the analytic figures.
+
+    mode: as in experiment.profile.  Sizes between those measured are interpolated.  Raises ConfigError for an unknown device.
+    """
+    names = [known.name for known in cluster.devices]
+    if device is not None and device not in names:
+        raise ConfigError(f"Device '{device}' of cluster '{cluster.name}' was asked for.", f"There are {', '.join(names)}.", "Name one.")
+    if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:
+        asked = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
+        raise ConfigError(asked, "All must be at least 1.", "Raise them.")
+    notes: list[str] = []
+
+    def note(event: Event) -> None:
+        if event.kind == "note":
+            notes.append(event.message)
+        progress(event)
+
+    found = profile(job, cluster, mode, progress=note, refresh=refresh)
+    rank = 0 if device is None else names.index(device)
+    method = load_method(job.method)
+    prepared = method.prepare(job, ignore)
+    rows = []
+    for batch in batch_sizes:
+        costs = method.layer_costs(prepared, batch=batch, sequence_length=sequence_length)
+        for index, (layer, cost) in enumerate(zip(found.layers[rank], costs, strict=True)):
+            tokens = batch * sequence_length
+            measured = {
+                "forward_s": layer.forward_s(batch, sequence_length),
+                "backward_s": layer.backward_s(batch, sequence_length),
+                "frozen_bytes": layer.frozen_bytes,
+                "trainable_bytes": layer.trainable_bytes,
+                "activation_bytes": tokens * layer.output_bytes_per_token,
+                "tap_bytes": tokens * layer.tap_bytes_per_token,
+                "context_bytes": tokens * layer.context_bytes_per_token,
+            }
+            analytic = {
+                "forward_flops": cost.forward_flops + cost.side_forward_flops,
+                "backward_flops": cost.backward_flops + cost.side_backward_flops,
+                "frozen_bytes": 4 * cost.frozen_params,
+                "trainable_bytes": 4 * cost.trainable_params,
+                "activation_bytes": tokens * cost.output_bytes_per_token,
+                "tap_bytes": tokens * cost.tap_bytes_per_token,
+                "context_bytes": tokens * cost.context_bytes_per_token,
+            }
+            rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
+    return LayerSurvey(
+        model=job.model,
+        method=job.method,
+        device=names[rank],
+        source=found.source,
+        sequence_length=sequence_length,
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
+    """Return (first layer, last layer, rows by batch size) for every run of layers with the same figures: a table fit to be read."""
+    layers: dict[int, list[LayerRow]] = {}
+    for row in survey.rows:
+        layers.setdefault(row.layer, []).append(row)
+    runs: list[tuple[int, int, list[LayerRow]]] = []
+    for index, rows in layers.items():
+        if runs and [replace(row, layer=0) for row in rows] == [replace(row, layer=0) for row in runs[-1][2]]:
+            runs[-1] = (runs[-1][0], index, runs[-1][2])
+        else:
+            runs.append((index, index, rows))
+    return runs
+
+
+def as_builtins(rows: Sequence[LinkRow]) -> list[dict[str, Any]]:
+    """Return links ready for JSON, rates and latencies flat."""
+    return [
+        {
+            "source": row.source,
+            "destination": row.destination,
+            "described": asdict(row.described),
+            "measured": asdict(row.measured),
+            "samples": [asdict(sample) | {"bytes_per_s": sample.bytes_per_s} for sample in row.samples],
+        }
+        for row in rows
+    ]

@@ -1,0 +1,198 @@
+"""Run a job on real devices under torchrun: `torchrun ... -m workbench.torchrun`, the same command on every machine.
+
+Rank 0 reads the command line, has every device measure itself, plans, calls the others, evaluates and writes the Report.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.job import (
+    CLUSTER,
+    DEFAULTS,
+    BatchSize,
+    ClusterName,
+    Data,
+    Epochs,
+    LearningRate,
+    MaxLength,
+    Method,
+    MicroBatches,
+    Model,
+    Options,
+    ReportFile,
+    Samples,
+    Seed,
+    TaskName,
+    parse_options,
+)
+from workbench.cli.output import USER_ERROR, Commands, Json, print_json, report_error
+from workbench.cli.progress import RunProgress
+from workbench.cli.show import summary
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.report import Report
+from workbench.core.serial import from_json
+from workbench.experiment import run, run_name
+from workbench.fetch import cache_folder
+from workbench.runtime.context import RankContext
+from workbench.runtime.torchrun import TorchrunEngines, sees_file
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+
+JobFile = Annotated[Path | None, typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read.")]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`), not the planner's.")]
+SharedFolder = Annotated[
+    Path | None, typer.Option("--workdir", help="Folder that every machine sees: checkpoints, the adapter.", show_default="chosen")
+]
+LocalFolder = Annotated[
+    Path | None, typer.Option("--local-folder", help="Folder on each machine's own disk, for its part of the activation cache.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def command(
+    context: typer.Context,
+    method: Method = DEFAULTS.method,
+    cluster: ClusterName = CLUSTER,
+    model: Model = DEFAULTS.model,
+    task: TaskName = DEFAULTS.task,
+    epochs: Epochs = DEFAULTS.epochs,
+    seed: Seed = DEFAULTS.seed,
+    batch_size: BatchSize = DEFAULTS.batch_size,
+    micro_batches: MicroBatches = DEFAULTS.micro_batches,
+    learning_rate: LearningRate = DEFAULTS.learning_rate,
+    max_length: MaxLength = DEFAULTS.max_length,
+    train_samples: Samples = None,
+    validation_samples: Samples = None,
+    test_samples: Samples = None,
+    data: Data = None,
+    option: Options = None,
+    job_file: JobFile = None,
+    plan_file: PlanFile = None,
+    workdir: SharedFolder = None,
+    local_folder: LocalFolder = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    report: ReportFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model on the processes that torchrun started, one for each device of the cluster, at their own speed."""
+    if job_file is not None:
+        job = from_json(_read(job_file), Job, source=f"'{job_file}'")
+    else:
+        job = Job(
+            method=method,
+            model=model,
+            task=task,
+            epochs=epochs,
+            seed=seed,
+            batch_size=batch_size,
+            micro_batches=micro_batches,
+            learning_rate=learning_rate,
+            max_length=max_length,
+            train_samples=train_samples,
+            validation_samples=validation_samples,
+            test_samples=test_samples,
+            data=data,
+            options=parse_options(option),
+        )
+    plan = None if plan_file is None else from_json(_read(plan_file), Plan, source=f"'{plan_file}'")
+    described = load_cluster(cluster)
+    made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
+    if report is not None:
+        made.write(report)
+    if as_json:
+        print_json(made)
+    else:
+        print(summary(made))
+
+
+def lead(
+    engines: TorchrunEngines,
+    job: Job,
+    cluster: Cluster,
+    *,
+    plan: Plan | None = None,
+    workdir: Path | None = None,
+    local_folder: Path | None = None,
+    resume: bool = False,
+) -> Report:
+    """Run a job from rank 0 and return its Report.
+
+    Raises ConfigError if the cluster has another number of devices than torchrun started processes, or a machine does not see workdir.
+    """
+    own = "" if local_folder is None else str(local_folder / run_name(job, cluster))
+    engines.lead(cluster, own)
+    folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
+    _require_shared(engines, cluster, folder)
+    with RunProgress(job, cluster) as progress:
+        report = run(job, cluster, "execute", progress=progress.update, workdir=folder, resume=resume, chosen_plan=plan, engines=engines)
+    if own and not job.options.get("keep_cache"):
+        engines.run(remove_own_files, [None] * engines.world_size)
+    return report
+
+
+def remove_own_files(context: RankContext, payload: None) -> None:
+    """Remove what this rank kept in its local folder."""
+    folder = Path(context.local_folder)
+    shutil.rmtree(folder / f"rank-{context.rank}", ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()  # the last rank of a machine finds it empty
+
+
+def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:
+    """Check that every rank sees the folder.  Raises ConfigError naming those that do not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"  # beside it: the run decides what lies in the folder itself
+    try:
+        mark.touch()
+        seen = engines.run(sees_file, [mark] * engines.world_size)
+    except OSError as error:
+        asked = f"The shared folder '{folder}' was asked for."
+        raise ConfigError(asked, f"{error.strerror}.", "Choose another with --workdir.") from error
+    finally:
+        mark.unlink(missing_ok=True)
+    blind = [device.name for device, sees in zip(cluster.devices, seen, strict=True) if not sees]
+    if blind:
+        raise ConfigError(
+            f"The shared folder '{folder}' was asked for.",
+            f"{', '.join(blind)} cannot see what rank 0 wrote beside it.",
+            "Give --workdir a folder of a network file system that every machine mounts at the same path.",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"Asked to read '{path}'.", f"{error.strerror}.", "Check the path.") from error
+
+
+def main() -> None:
+    """Lead as rank 0, serve as any other."""
+    try:
+        engines = TorchrunEngines.join()
+        if engines.rank:
+            engines.serve()
+            return
+    except WorkbenchError as error:
+        report_error(error, as_json=False)
+        sys.exit(USER_ERROR)
+    try:
+        app(obj=engines)
+    finally:
+        engines.end()
+
+
+if __name__ == "__main__":
+    main()
