@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.methods.builders import write_sentences
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import CacheError, ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
@@ -24,6 +28,7 @@ from workbench.methods.pac_plus.prepare import prepare
 from workbench.methods.pac_plus.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.models.loading import load_stack
 from workbench.models.reference import train_reference
+from workbench.runtime.context import RankContext
 from workbench.runtime.network import child_environment
 from workbench.runtime.torchrun import TorchrunEngines
 from workbench.tasks.batching import epoch_batches
@@ -51,51 +56,9 @@ from workbench.torchrun import main
 main()
 """
 
-FAULTY = """
-import sys
-from pathlib import Path
-import torch
-from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import CacheError
-from workbench.runtime.process_group import group
-from workbench.runtime.torchrun import TorchrunEngines
 
-sys.modules["faulty"] = sys.modules["__main__"]
-
-def talk(context, payload):
-    context.publish({"rank": context.rank, "payload": payload})
-    context.publish({"second": True})
-    return context.rank * 10 + payload, context.clock_offset_s
-
-def fail(context, payload):
-    with group(context, 30.0) as opened:
-        if context.rank == 1:
-            raise CacheError("The cache was asked for.", "It is broken.", "Mend it.")
-        opened.allreduce([torch.ones(1)]).wait()
-
-talk.__module__ = fail.__module__ = "faulty"
-engines = TorchrunEngines.join()
-if engines.rank:
-    engines.serve()
-else:
-    device = lambda name: Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
-    engines.lead(Cluster(name="two", devices=(device("left"), device("right"))))
-    events = []
-    results = engines.run(talk, [5, 7], on_event=lambda rank, event: events.append((rank, event)))
-    out = [f"results {[value for value, _ in results]}", f"offset {results[1][1]!r}"]
-    out += [f"event {rank} {event}" for rank, event in sorted(events, key=lambda item: item[0])]
-    try:
-        engines.run(fail, [None, None])
-    except CacheError as error:
-        out.append(f"error {error}")
-    out.append(f"again {[value for value, _ in engines.run(talk, [1, 1])]}")
-    Path(sys.argv[1]).write_text(chr(10).join(out))
-    engines.end()
-"""
-
-
-def torchrun(*words: str, folder: Path, processes: int = 2) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORKBENCH_CACHE": str(folder / "cache")}
     return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
 
@@ -149,31 +112,73 @@ def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) ->
     assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_calls_events_and_errors_between_two_processes(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    done = torchrun("faulty.py", "out.txt", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "out.txt").read_text().splitlines()
-    assert lines[0] == "results [5, 17]"
-    assert abs(float(lines[1].removeprefix("offset "))) < 0.1  # both read the same clock
-    assert lines[2:6] == [
-        "event 0 {'rank': 0, 'payload': 5}",
-        "event 0 {'second': True}",
-        "event 1 {'rank': 1, 'payload': 7}",
-        "event 1 {'second': True}",
+def two_devices() -> Cluster:
+    link = Link(bytes_per_s=1e6)
+    return Cluster(
+        name="two", devices=tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link) for name in ("left", "right"))
+    )
+
+
+@pytest.fixture
+def leader() -> Iterator[TorchrunEngines]:
+    """Yield rank 0 of two, the other served by a thread; a store in memory stands for torchrun's."""
+    store = dist.HashStore()
+    engines, other = (TorchrunEngines(rank, 2, lambda: store) for rank in (0, 1))
+    engines.cluster = two_devices()
+    thread = threading.Thread(target=other.serve)
+    thread.start()
+    yield engines
+    engines.end()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def talk(context: RankContext, payload: int) -> tuple[int, str]:
+    context.publish({"payload": payload})
+    context.publish({"second": True})
+    return context.rank * 10 + payload, context.fidelity
+
+
+def fail(context: RankContext, payload: None) -> None:
+    if context.rank == 1:
+        raise CacheError("The cache was asked for.", "It is broken.", "Mend it.")
+    raise RuntimeError("gloo: Connection closed by peer")
+
+
+def test_calls_answers_and_events(leader: TorchrunEngines) -> None:
+    events: list[tuple[int, object]] = []
+    results = leader.run(talk, [5, 7], on_event=lambda rank, event: events.append((rank, event)))
+    assert results == [(5, "real"), (17, "real")]
+    assert sorted(events, key=lambda item: item[0]) == [
+        (0, {"payload": 5}),
+        (0, {"second": True}),
+        (1, {"payload": 7}),
+        (1, {"second": True}),
     ]
-    assert lines[6] == "error On device 'right': The cache was asked for. It is broken. Mend it."
-    assert lines[7] == "again [1, 11]"
 
 
-@pytest.mark.slow
-def test_a_cluster_of_another_size_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = torchrun("-m", "workbench.torchrun", "--cluster=laptop", folder=tmp_path, processes=1)
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ConfigError")]
-    assert "4 devices" in line and "started 1 processes" in line
-    assert "in lead" not in done.stderr  # one line, no trace of ours
+def test_the_cause_is_raised_and_the_next_call_works(leader: TorchrunEngines) -> None:
+    with pytest.raises(CacheError, match=r"On device .right.: The cache was asked for\. It is broken\. Mend it\."):
+        leader.run(fail, [None, None])
+    assert leader.run(talk, [1, 1]) == [(1, "real"), (11, "real")]
+
+
+def test_a_failure_does_not_wait_long_for_the_others(leader: TorchrunEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.runtime.torchrun._GRACE_S", 0.1)
+    with pytest.raises(RuntimeError, match="rank 0 fails"):
+        leader.run(wait_or_fail, [None, None])
+
+
+def wait_or_fail(context: RankContext, payload: None) -> None:
+    if context.rank == 0:
+        raise RuntimeError("rank 0 fails at once")
+    time.sleep(0.5)
+
+
+def test_a_cluster_of_another_size_is_refused() -> None:
+    engines = TorchrunEngines(0, 3, dist.HashStore)
+    with pytest.raises(ConfigError, match=r"2 devices.*started 3 processes"):
+        engines.lead(two_devices())
 
 
 def test_outside_torchrun_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,10 +197,8 @@ def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path: Path) -> None:
             assert payloads[0].is_file()
             return [True, False]
 
-    link = Link(bytes_per_s=1e6)
-    devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link) for name in ("left", "right"))
     with pytest.raises(ConfigError, match="right cannot see"):
-        _require_shared(Blind(), Cluster(name="two", devices=devices), tmp_path / "run")
+        _require_shared(Blind(), two_devices(), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

@@ -23,11 +23,16 @@ def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> Non
 
 
 def try_cluster_form(notebook: Notebook, device: str) -> None:
+    # Two steps down from 1000 Mbit/s is 200, from 200 it is 50.
+    before, after = ("200", "50") if device == "moss" else ("1000", "200")
     move_slider(notebook, f"{device}: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
-    wait_until(lambda: "-edited'" in notebook.text_of(".widget-html"), 30, "the overview to follow the slider")
+    bars = ".jupyter-widgets .js-plotly-plot .bartext"
+    wait_until(lambda: after in notebook.text_of(bars).split(), 30, "the overview to follow the slider")
+    assert "-edited'" in notebook.text_of(".widget-html")
     notebook.shoot("cluster-form-edited")
     notebook.press("Reset")
     wait_until(lambda: "-edited'" not in notebook.text_of(".widget-html"), 30, "the overview to be as before")
+    wait_until(lambda: after not in notebook.text_of(bars).split() and before in notebook.text_of(bars).split(), 30, "the old bars")
 
 
 def try_job_form(notebook: Notebook) -> None:

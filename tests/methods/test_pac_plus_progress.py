@@ -33,8 +33,9 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
     for event in events:
         if event.kind == "device" and event.device is not None and event.device.phase not in phases[event.rank][-1:]:
             phases[event.rank].append(event.device.phase)
-    waiting, shared = "waiting for the others", ["sharing the adapter", "waiting for the others", "sharing the activations"]
-    assert phases[0] == ["loading", waiting, "first epoch", *shared, waiting, "cached epoch", "done"]
+    assert "waiting for the others" in phases[0]
+    worked = [phase for phase in phases[0] if phase != "waiting for the others"]
+    assert worked == ["loading", "first epoch", "sharing the adapter", "sharing the activations", "cached epoch", "done"]
     assert phases[2][-2:] == ["idle", "done"]  # no share in the cached epochs
     whole = [event for event in events if event.kind == "step"]
     assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]

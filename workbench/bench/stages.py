@@ -137,5 +137,3 @@ class _PacedStage(PipelineStage):
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
         return self._pacer.run(lambda: super(_PacedStage, self).backward_one_chunk(*args, **options), self._backward_s).result
-
-

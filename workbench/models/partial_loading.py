@@ -81,11 +81,11 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
         original(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register
     try:
         yield
     finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
+        nn.Module.register_parameter = original
 
 
 def read_stage(

@@ -24,9 +24,10 @@ from workbench.core.serial import to_json, write_text
 from workbench.runtime.cgroups import MemoryCgroup
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.jobs import identify
-from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment
+from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment, require_loopback
 from workbench.runtime.processes import ProcessId
 from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder
+from workbench.runtime.work_folder import is_full_disk
 
 _LOG_TAIL_LINES = 15
 _RANK_ARGUMENT = "--rank"
@@ -90,13 +91,17 @@ class EngineSession:
             raise RuntimeSetupError(
                 f"Engines for cluster '{self.cluster.name}' were being started.",
                 f"The system refused: {error}.",
-                "Free some space in the temporary folder, or set TMPDIR to another one.",
+                "Free some space in the temporary folder, or set TMPDIR to another one."
+                if is_full_disk(error)
+                else "Run workbench doctor.",
             ) from error
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
+        if self.fidelity == "paced":
+            require_loopback()
         folder = self._folder = make_run_folder()
         environment = child_environment()
         self._janitor = subprocess.Popen(
@@ -153,6 +158,7 @@ class EngineSession:
             # Unix sockets cross network namespaces, use up no ports, and are private to the folder's owner.
             for side in ("engine", "client"):
                 arguments += [f"--IPController.{side}_transport=ipc", f"--IPController.{side}_ip={self.folder}/sock"]
+            arguments += ["--IPController.monitor_transport=ipc", f"--IPController.monitor_ip={self.folder}/monitor"]
         self._ipp = ipyparallel.Cluster(
             profile_dir=str(profile),
             cluster_id="",

@@ -15,12 +15,17 @@ from types import TracebackType
 
 import psutil
 
-from workbench.core.errors import MemoryBudgetError
+from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
 
 if sys.platform != "win32":
     import resource
 
-_REFUSED = re.compile(r"can't allocate memory|cannot allocate memory|out of memory|std::bad_alloc|alloc_cpu|errno 12", re.IGNORECASE)
+# The last line: no room for a new thread's stack, in Python's words and the C++ library's, or for oneDNN's code.
+_REFUSED = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|std::bad_alloc|alloc_cpu|errno 12"
+    r"|can't start new thread|resource temporarily unavailable|could not create a (primitive|memory)",
+    re.IGNORECASE,
+)
 _ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 
@@ -72,6 +77,8 @@ def release_free_memory() -> None:
 
 def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, used_bytes: int = 0) -> MemoryBudgetError | None:
     """Return the MemoryBudgetError that an allocator's refusal stands for, None if `error` is something else."""
+    if isinstance(error, RuntimeSetupError) and error.__cause__ is not None:
+        error = error.__cause__  # a group that could not be opened for want of memory
     text = str(error)
     refused = isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and _REFUSED.search(text))
     if not refused or isinstance(error, MemoryBudgetError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -145,6 +146,19 @@ def probe() -> NetworkSupport:
             remedy="Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
             "kernel.apparmor_restrict_unprivileged_userns=0), for links that the kernel shapes.",
         )
+
+
+def require_loopback() -> None:
+    """Raise RuntimeSetupError where devices could not reach each other at 127.0.0.1 (a namespace whose loopback is down)."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        raise RuntimeSetupError(
+            "Devices that talk over this machine's loopback interface were asked for.",
+            f"127.0.0.1 cannot be used: {error.strerror}.",
+            "Set the interface up: ip link set lo up",
+        ) from error
 
 
 def child_environment() -> dict[str, str]:

@@ -102,7 +102,9 @@ def check_faster_plan(plan: Plan | None, report: Report) -> Verdict:
     ratio = mine.predicted_s / planned.predicted_s
     said = f"A step takes {mine.predicted_s * 1e3:.0f} ms with yours, {planned.predicted_s * 1e3:.0f} ms with the planner's."
     if ratio < 1:
-        return Verdict(True, f"{said} You beat Algorithm 1: it keeps the devices in the order in which the cluster lists them.")
+        return Verdict(
+            True, f"{said} You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order."
+        )
     if ratio <= 1.2:
         return Verdict(True, f"{said} That is within 20 %.")
     return Verdict(False, f"{said} Get within 20 %: which device is the slowest of its stage, and what does it hold?")

@@ -39,6 +39,7 @@ from workbench.runtime.work_folder import full_disk_told, require_disk
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
 
+SILENT_AFTER_STEPS = 10
 HOST_MODELS = ("", "laptop-core")
 """Makes of devices that are defined by their share of this host."""
 
@@ -212,8 +213,9 @@ class PacPlus:
         host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
         message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=start)
-        if is_real:
-            message = replace(message, timeout_s=REAL_TIMEOUT_S)
+        # A peer counts as silent when it takes far longer than a step should.
+        slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
+        message = replace(message, timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s))
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
 

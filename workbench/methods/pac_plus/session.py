@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +116,8 @@ class RankSession:
         self._free_s: float | None = None
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
+        # A rank that a plan leaves idle waits here for whole epochs: a dead peer still fails it at once, a long epoch must not.
+        self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
         self.progress = DeviceReporter(context, budget)
         share = context.device.host_share or 1.0
         self._slows_down = rank_job.host_layers is not None and context.fidelity != "real"
@@ -164,13 +167,13 @@ class RankSession:
         return first <= step < first + self.rank_job.trace_steps
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks, however long they take."""
         self.sum(torch.zeros(1))
         self._free_s = None
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, beside any schedule."""
-        self._group.allreduce([tensor]).wait()
+        """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
+        self._patient.allreduce([tensor]).wait()
 
     def _open_subgroups(self) -> None:
         # torch asks every rank to take part in making every group, in one order.

@@ -49,8 +49,8 @@ def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
     rank_job = sweep.rank_job
     import_family(rank_job.job.model)
     with (
-        MemoryBudget(context.device.name, context.device.memory_bytes),
         group(context, rank_job.timeout_s) as process_group,
+        MemoryBudget(context.device.name, context.device.memory_bytes),
         RankSession(context, rank_job, process_group) as session,
     ):
         result = RankResult(rank=context.rank)

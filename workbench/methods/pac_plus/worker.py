@@ -37,8 +37,8 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
     import_family(rank_job.job.model)
     with (
         full_disk_told(rank_job.folder),
-        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         group(context, rank_job.timeout_s) as process_group,
+        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         RankSession(context, rank_job, process_group, budget) as session,
     ):
         result = _Run(session).all()
@@ -110,6 +110,8 @@ class _Run:
         if tape is not None:
             tape.finish()
         self._taped, self._has_taped = tape, True
+        session.progress.phase(WAITING)
+        session.barrier()
         session.progress.phase("sharing the adapter")
         with self._phase("sharing the adapter"):
             tensors, spans = share_adapter(session, optimizer, stage_slots(config, plan))

@@ -1,0 +1,31 @@
+"""Devices that a plan leaves idle for a whole epoch wait for it, however long it takes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.methods.builders import PLANS, losses_of, make_rank_job
+from tests.methods.conftest import four_devices
+from workbench.core import Grid, LayerProfile, Share, Stage
+from workbench.methods.pac_plus.worker import run_rank
+from workbench.models.loading import load_stack
+from workbench.runtime.engines import EngineCluster
+
+
+def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineCluster, tmp_path: Path) -> None:
+    """Each epoch lasts longer than a silent peer is waited for; three devices have nothing to do but wait."""
+    stack = load_stack("tiny-bert")
+    job = make_rank_job(stack, "tiny-bert", PLANS["[6] on [1]"], four_devices(), tmp_path, samples=32, epochs=2)
+    alone = Stage(start=0, stop=6, shares=(Share(rank=1, samples=8),))
+    # The paced side network alone makes four steps of two micro-batches take longer than the timeout.
+    pause = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.1,),))
+    layer = LayerProfile(
+        name="slow",
+        times={"SF": pause},
+        frozen_bytes=0,
+        trainable_bytes=0,
+        output_bytes_per_token=0,
+        context_bytes_per_token=0,
+    )
+    slow = replace(job, plan=replace(job.plan, cached=alone), host_layers=(layer,) * 6, timeout_s=2.0)
+    losses = losses_of(engines.run(run_rank, [slow] * 4))
+    assert sorted(losses) == [(epoch, step) for epoch in range(2) for step in range(4)]
