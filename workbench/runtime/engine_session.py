@@ -91,9 +91,7 @@ class EngineSession:
             raise RuntimeSetupError(
                 f"Engines for cluster '{self.cluster.name}' were being started.",
                 f"The system refused: {error}.",
-                "Free some space in the temporary folder, or set TMPDIR to another one."
-                if is_full_disk(error)
-                else "Run workbench doctor.",
+                "Make room in the temporary folder, or set TMPDIR to another." if is_full_disk(error) else "Run workbench doctor.",
             ) from error
         except BaseException:
             self.close()
