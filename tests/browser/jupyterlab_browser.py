@@ -184,7 +184,8 @@ class Notebook:
 
     def text_of(self, css: str) -> str:
         """Return the text of all elements that match, read at one moment."""
-        return str(self.js("return Array.from(document.querySelectorAll(arguments[0])).map(one => one.innerText ?? one.textContent).join(' ')", css))
+        elements = "Array.from(document.querySelectorAll(arguments[0]))"
+        return str(self.js(f"return {elements}.map(one => one.innerText ?? one.textContent).join(' ')", css))
 
     def press(self, label: str) -> None:
         """Press the button with this label by its key, as somebody without a mouse would."""

@@ -6,9 +6,10 @@ import pytest
 from widget_reports import CLUSTER
 
 from workbench.core.job import Job
-from workbench.methods.base import Event
+from workbench.methods.base import DeviceState, Event
+from workbench.progress import RunState, Snapshot
 from workbench.widgets.live import LiveProgress
-from workbench.widgets.progress import RunProgress
+from workbench.widgets.progress import as_html, as_text, head
 
 
 class Clock:
@@ -18,53 +19,60 @@ class Clock:
         return self.now
 
 
-def run_of(*events: tuple[float, Event], epochs: int = 2) -> tuple[RunProgress, Clock]:
-    clock = Clock()
-    state = RunProgress(job=Job(epochs=epochs), cluster=CLUSTER, clock=clock)
-    for seconds, event in events:
-        clock.now = seconds
-        state.update(event)
-    return state, clock
-
-
 TRAINING = (
-    (1.0, Event("phase", message="Training on 4 devices")),
-    (4.0, Event("step", epoch=0, step=0, num_steps=5, loss=0.7)),
-    (5.0, Event("step", epoch=0, step=1, num_steps=5, loss=0.6)),
-    (6.0, Event("step", epoch=0, step=2, num_steps=5, loss=0.5)),
+    (0.5, Event("phase", message="Planning for 4 devices")),
+    (1.0, Event("phase", message="Training on <4> devices")),
+    (2.0, Event("device", 2, 0, 2, 5, message="", device=DeviceState("first epoch", 2.0, 1.0, 150_000_000))),
+    (4.0, Event("step", epoch=0, step=0, num_steps=5, loss=0.7, samples=32)),
+    (5.0, Event("step", epoch=0, step=1, num_steps=5, loss=0.6, samples=32)),
+    (6.0, Event("step", epoch=0, step=2, num_steps=5, loss=0.5, samples=32)),
 )
 
 
-def test_an_epoch_shows_steps_loss_rate_and_time_left() -> None:
-    state, _ = run_of(*TRAINING)
-    # Two steps of 32 samples in 2 s after the first, two steps are left.
-    assert state.rows() == [
-        ("epoch 1", 0.6, "3 of 5 steps, loss 0.500, 32 samples/s, 2 s left"),
-        ("epoch 2 (from the cache)", 0.0, ""),
-    ]
-    assert state.head() == "Training on 4 devices (6 s)"
+def snapshot_of(*events: tuple[float, Event], outcome: str = "", epochs: int = 2) -> Snapshot:
+    clock = Clock()
+    state = RunState(Job(epochs=epochs), CLUSTER, clock=clock)
+    for seconds, event in events:
+        clock.now = seconds
+        state.update(event)
+    if outcome:
+        state.finish(outcome)
+    return state.snapshot()
 
 
-def test_steps_that_arrive_out_of_order_do_not_go_back() -> None:
-    state, _ = run_of(*TRAINING, (7.0, Event("step", epoch=0, step=1, num_steps=5, loss=0.6)))
-    assert state.epochs[0].done == 3
+def test_while_it_runs_phase_loss_rate_and_time_left_are_told() -> None:
+    line = head(snapshot_of(*TRAINING))
+    assert line.startswith("Training on <4> devices (6 s), loss 0.")
+    assert "32 samples/s" in line and line.endswith("7 s left")  # two steps here and five in the next epoch, a second each
 
 
-def test_text_and_html_show_the_bars_and_each_device() -> None:
-    state, _ = run_of(*TRAINING, (6.5, Event("device", rank=2, message="waits for <beta>")))
-    assert "[##############..........] 3 of 5 steps" in state.text()
-    assert "aria-valuenow='60'" in state.html() and "gamma" in state.html() and "waits for &lt;beta&gt;" in state.html()
+def test_bars_show_every_epoch() -> None:
+    now = snapshot_of(*TRAINING)
+    text = as_text(now)
+    assert "epoch 1                  [##############..........] 3 of 5 steps, 4.0 s, mean loss 0.600" in text
+    assert "epoch 2 (from the cache) [........................]" in text
+    assert "aria-valuenow='60'" in as_html(now) and "aria-valuenow='0'" in as_html(now)
+
+
+def test_devices_show_what_they_do_compute_and_hold() -> None:
+    drawn = as_html(snapshot_of(*TRAINING))
+    for said in ("gamma", "first epoch, step 3 of 5", "50% of a step", "150 MB of 400 MB"):
+        assert said in drawn
+    assert "Training on &lt;4&gt; devices" in drawn
 
 
 @pytest.mark.parametrize("outcome", ["finished", "stopped", "failed"])
-def test_the_clock_stops_with_the_run(outcome: str) -> None:
-    state, clock = run_of(*TRAINING)
-    clock.now = 10.0
-    state.finish(outcome)
-    clock.now = 99.0
-    assert state.elapsed_s == 10.0
-    assert state.head().startswith(outcome.capitalize()) and "10 s" in state.head()
-    assert "left" not in state.text()
+def test_the_end_says_how_and_shows_what_was_trained(outcome: str) -> None:
+    now = snapshot_of(*TRAINING, outcome=outcome)
+    assert head(now).startswith(outcome.capitalize()) and "6 s" in head(now)
+    assert "epoch 1" in as_text(now) and "epoch 2" not in as_text(now)
+    assert "Planning for 4 devices 0.5 s" in as_html(now) and "step 3 of 5" not in as_html(now)
+
+
+def test_a_simulation_has_no_empty_bars_in_the_end_but_its_notes() -> None:
+    now = snapshot_of((0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), outcome="finished")
+    assert as_text(now) == "Finished in 1 s\nProfile measured now."
+    assert "progressbar" not in as_html(now) and "Profile measured now." in as_html(now)
 
 
 def test_a_stop_ends_the_run_at_its_next_event_and_is_shown() -> None:
@@ -74,18 +82,11 @@ def test_a_stop_ends_the_run_at_its_next_event_and_is_shown() -> None:
         live.update(Event("phase", message="Loading"))
         stop.set()
         live.update(Event("phase", message="Training"))
-    assert live.state.outcome == "stopped"
     assert live._repr_mimebundle_()["text/plain"].startswith("Stopped")
 
 
 def test_a_failure_is_shown_and_passed_on() -> None:
     with pytest.raises(ValueError, match="broken"), LiveProgress(Job(), CLUSTER) as live:
         raise ValueError("broken")
-    assert live.state.outcome == "failed"
-    assert threading.active_count() == 1 or all(thread.name != "workbench-progress" for thread in threading.enumerate())
-
-
-def test_a_simulation_has_no_empty_bars_in_the_end() -> None:
-    state, _ = run_of((0.5, Event("phase", message="Planning")))
-    state.finish("finished")
-    assert state.text() == f"Finished in {state.elapsed_s:.0f} s" and "progressbar" not in state.html()
+    assert "Failed after" in live._repr_mimebundle_()["text/html"]
+    assert all(thread.name != "workbench-progress" for thread in threading.enumerate())

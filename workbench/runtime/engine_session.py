@@ -47,6 +47,10 @@ class DeviceEngineSetLauncher(LocalEngineSetLauncher):
     launcher_class = DeviceEngineLauncher
 
 
+class EnginesLate(RuntimeSetupError):
+    """Engines that did not all register in time."""
+
+
 class EngineSession:
     """Everything that runs for a cluster of emulated devices.  `close` ends all of it, also after a failed `open`."""
 
@@ -60,6 +64,7 @@ class EngineSession:
         self.events_address = ""
         self._hard_memory = hard_memory
         self._owner_pid = os.getpid()
+        self._timeout_s = START_TIMEOUT_S
         self._folder: Path | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
         self._network: EmulatedNetwork | None = None
@@ -82,8 +87,9 @@ class EngineSession:
             needed.append(ProcessId.of(self._network.holder_pid))
         return bool(self.engines) and all(process.alive for process in needed)
 
-    def open(self) -> None:
-        """Start everything (about 5 s).  Raises RuntimeSetupError; nothing is left running then."""
+    def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start everything (about 5 s).  Raises RuntimeSetupError, EnginesLate after timeout_s; nothing is left running then."""
+        self._timeout_s = timeout_s
         try:
             self._open()
         except OSError as error:
@@ -200,7 +206,7 @@ class EngineSession:
 
     def _connect(self) -> None:
         assert self._ipp is not None and self._controller is not None
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self._timeout_s
         files = {kind: Path(path) for kind, path in self._ipp.controller.connection_files.items()}
         information: dict[str, dict[str, Any]] = {}
         while len(information) < len(files):
@@ -245,9 +251,9 @@ class EngineSession:
                     "Run workbench doctor.",
                 )
         if time.monotonic() > deadline_s:
-            raise RuntimeSetupError(
+            raise EnginesLate(
                 f"Engines for cluster '{self.cluster.name}' were being started.",
-                f"They were not up after {START_TIMEOUT_S:.0f} s: {self._log_tail()}",
+                f"They were not up after {self._timeout_s:.0f} s: {self._log_tail()}",
                 "Close other programs and try again.",
             )
 

@@ -19,12 +19,15 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
 from workbench.runtime.engine_run import EngineRun
-from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.engine_session import EngineSession, EnginesLate
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
 
 R = TypeVar("R")
 P = TypeVar("P")
+
+FIRST_TRY_S = 45.0
+"""Engines are up after 4 to 15 s; after this long it pays to start again."""
 
 
 class EngineCluster:
@@ -176,8 +179,13 @@ class EngineCluster:
         if self._session is not None and not self._session.healthy:
             self.stop()
         if self._session is None:
-            session = EngineSession(self.cluster, self.fidelity, hard_memory=self._hard_memory)
-            session.open()
+            try:
+                session = EngineSession(self.cluster, self.fidelity, hard_memory=self._hard_memory)
+                session.open(FIRST_TRY_S)
+            except EnginesLate:
+                # Seen once in some hundred starts: the controller never finished one engine's registration.
+                session = EngineSession(self.cluster, self.fidelity, hard_memory=self._hard_memory)
+                session.open()
             atexit.register(session.close)
             self._session = session
         return self._session

@@ -11,7 +11,8 @@ from IPython.display import DisplayHandle, display
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.methods.base import Event
-from workbench.widgets.progress import RunProgress
+from workbench.progress import RunState
+from workbench.widgets.progress import as_html, as_text
 
 REFRESH_S = 0.5
 
@@ -23,7 +24,7 @@ class LiveProgress:
     """
 
     def __init__(self, job: Job, cluster: Cluster, *, stop: threading.Event | None = None) -> None:
-        self.state = RunProgress(job=job, cluster=cluster)
+        self.state = RunState(job, cluster)
         self._stop = stop or threading.Event()
         self._over = threading.Event()
         self._handle: DisplayHandle | None = None
@@ -57,4 +58,5 @@ class LiveProgress:
             self._handle.update(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.state.text(), "text/html": self.state.html()}
+        now = self.state.snapshot()
+        return {"text/plain": as_text(now), "text/html": as_html(now)}

@@ -16,11 +16,12 @@ from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.experiment import Fidelity, Mode
 from workbench.methods.base import Event
+from workbench.progress import RunState
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Message
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.live import REFRESH_S, LiveProgress
-from workbench.widgets.progress import RunProgress
+from workbench.widgets.progress import as_html
 from workbench.widgets.tables import report_table
 
 Runner = Callable[..., Report]
@@ -111,7 +112,7 @@ class RunPanel(widgets.VBox):
         return made
 
     def _work(self, job: Job, cluster: Cluster, mode: Mode) -> None:
-        state = RunProgress(job=job, cluster=cluster)
+        state = RunState(job, cluster)
         over = threading.Event()
 
         def update(event: Event) -> None:
@@ -120,9 +121,9 @@ class RunPanel(widgets.VBox):
                 raise KeyboardInterrupt
 
         def refresh() -> None:
-            self.progress.value = state.html()
+            self.progress.value = as_html(state.snapshot())
             while not over.wait(REFRESH_S):
-                self.progress.value = state.html()
+                self.progress.value = as_html(state.snapshot())
 
         drawing = threading.Thread(target=refresh, name="workbench-progress", daemon=True)
         drawing.start()
@@ -142,7 +143,7 @@ class RunPanel(widgets.VBox):
         finally:
             over.set()
             drawing.join()
-            self.progress.value = state.html()
+            self.progress.value = as_html(state.snapshot())
             self._enable(running=False)
 
     def _enable(self, *, running: bool | None = None) -> None:
