@@ -50,7 +50,7 @@ def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Simulate")
     wait_until(lambda: "Finished in" in notebook.text_of(".widget-html [role=status]"), 60, "the simulation")
     notebook.press("Run")
-    wait_until(lambda: "computing" in notebook.text_of(".widget-html"), 90, "the devices to say what they are doing")
+    wait_until(lambda: "doing" in notebook.text_of(".widget-html"), 90, "the devices to say what they are doing")
     notebook.shoot("run-panel-running")
     wait_until(lambda: "Test split" in notebook.text_of(".widget-html"), 120, "the run")
     notebook.shoot("run-panel-finished")

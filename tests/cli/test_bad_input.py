@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +95,10 @@ def test_what_cannot_be_meant(words: tuple[str, ...], found: str, todo: str, dat
     [
         ("name = two\n", "malformed"),
         ('name = "none"\n', "no devices"),
-        (CLUSTER_FILE.replace("gflops = 30", "gflops = 30\nbandwidth_mbit_per_s = -5"), "line 4: Device 'alpha' asks for bandwidth_mbit_per_s"),
+        (
+            CLUSTER_FILE.replace("gflops = 30", "gflops = 30\nbandwidth_mbit_per_s = -5"),
+            "line 4: Device 'alpha' asks for bandwidth",
+        ),
         (CLUSTER_FILE.replace("host_share = 0.4", "host_share = 0"), "Device 'beta' asks for host_share = 0"),
         (CLUSTER_FILE.replace("memory_mb", "memmory_mb"), "Did you mean 'memory_mb'?"),
         (CLUSTER_FILE.replace("host_share = 0.5", 'host_share = 0.5\naddress = "pi.local"'), "alpha has an address"),
@@ -130,8 +134,7 @@ def test_a_full_disk_elsewhere_is_no_traceback(monkeypatch: pytest.MonkeyPatch) 
     assert refused("plan")["found"] == "No space left on device: '/somewhere'."
 
 
-def test_unknown_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["workbench"])
+def test_unknown_commands() -> None:
     told = CliRunner().invoke(app, ["simulat"])
     assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'simulate'?" in told.stderr
@@ -144,13 +147,14 @@ class Command:
     """`workbench run` of a small job, as a process of its own with a temporary folder of its own."""
 
     def __init__(self, folder: Path, data: Path) -> None:
-        self.folder = folder
-        self.work, self.temporary, self.report = folder / "work", Path("/tmp") / f"wb-{os.getpid()}-{folder.name[-12:]}", folder / "report.json"
-        (folder / "two.toml").write_text(CLUSTER_FILE)
-        self.temporary.mkdir(exist_ok=True)
+        self.folder, self.work, self.report = folder, folder / "work", folder / "report.json"
+        self.temporary = folder / "t"  # a short name: paths of sockets in it must stay short
+        self.temporary.mkdir()
+        # Slow devices: an epoch takes long enough to be interrupted in, and costs the host nothing.
+        (folder / "two.toml").write_text(CLUSTER_FILE.replace("0.5", "0.1").replace("0.4", "0.08"))
         self.process: subprocess.Popen[str] | None = None
         self.words = [sys.executable, "-m", "workbench", "run", "--model", "tiny-bert", "--task", "sst2", "--data", str(data)]
-        self.words += ["--cluster", str(folder / "two.toml"), "--epochs", "60", "--batch-size", "8", "--fidelity", "paced"]
+        self.words += ["--cluster", str(folder / "two.toml"), "--epochs", "20", "--batch-size", "8", "--fidelity", "paced"]
         self.words += ["--workdir", str(self.work), "--report", str(self.report)]
         self.environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
@@ -167,13 +171,13 @@ class Command:
         )
         return self.process
 
-    def wait_for_epoch(self, process: subprocess.Popen[str], epoch: int) -> list[str]:
-        """Return what it said until the epoch (from 1) was done."""
+    def wait_for_an_epoch(self, process: subprocess.Popen[str]) -> list[str]:
+        """Return what it said until the first of its epochs was done."""
         assert process.stderr is not None
         lines = []
         for line in process.stderr:
             lines.append(line.rstrip())
-            if line.startswith(f"epoch {epoch} done"):
+            if line.startswith("epoch") and "done" in line:
                 return lines
         raise AssertionError(f"the run ended early: {lines}")
 
@@ -194,19 +198,18 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path, data: Path) -> Iterator[Command]:
-    made = Command(tmp_path, data)
+def command(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Iterator[Command]:
+    made = Command(tmp_path_factory.mktemp("c"), data)
     yield made
     if made.process is not None:
         made.process.kill()
         made.process.communicate(timeout=60)
-    shutil.rmtree(made.temporary, ignore_errors=True)
 
 
 def test_control_c_then_a_kill_then_the_end(command: Command) -> None:
     """Ctrl-C in the terminal, SIGKILL of the resumed run, and the third call finishes: nothing is left behind any of them."""
     process = command.start()
-    command.wait_for_epoch(process, 2)
+    command.wait_for_an_epoch(process)
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -214,7 +217,7 @@ def test_control_c_then_a_kill_then_the_end(command: Command) -> None:
     assert command.survivors() == []
 
     process = command.start("--resume")
-    before = command.wait_for_epoch(process, 8)
+    before = command.wait_for_an_epoch(process)
     assert any(line.startswith("Resumed after epoch ") for line in before)
     process.kill()
     process.communicate(timeout=60)
@@ -226,14 +229,14 @@ def test_control_c_then_a_kill_then_the_end(command: Command) -> None:
     assert "Resumed after epoch " in told
     assert command.survivors() == []
     report = Report.read(command.report)
-    assert [epoch.epoch for epoch in report.epochs] == list(range(60))
+    assert [epoch.epoch for epoch in report.epochs] == list(range(20))
     assert f"Adapter     {command.work / 'adapter'}" in said
 
 
 def test_no_port_of_ours_can_be_busy(command: Command) -> None:
     """Every port that devices listen on was chosen by the kernel; the controller listens on none, so none can be taken."""
     process = command.start()
-    command.wait_for_epoch(process, 1)
+    command.wait_for_an_epoch(process)
     listening = []
     family = [child for child in psutil.process_iter() if _belongs(child, command.temporary)]
     assert len(family) >= 4  # controller, two engines, janitor
@@ -274,18 +277,23 @@ def test_without_any_network(loopback: bool, command: Command) -> None:
 
 
 @pytest.mark.privileged
-def test_as_nobody(command: Command, cache: Path) -> None:
+def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
     setpriv = shutil.which("setpriv")
-    nobody = (setpriv or "", "--reuid=65534", "--regid=65534", "--clear-groups")
     if os.geteuid() != 0 or setpriv is None:
         pytest.skip("becoming another user needs root")
-    for folder in (command.temporary, command.folder, cache):
-        folder.chmod(0o777)
-    able = subprocess.run([*nobody, sys.executable, "-c", "import torch"], capture_output=True, env=command.environment)
-    if able.returncode or subprocess.run([*nobody, "test", "-w", str(command.folder)]).returncode:
-        pytest.skip("this Python, or the tests' folder, is closed to other users")
-    process = command.start("--epochs", "2", before=nobody)
-    said, told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
-    assert "accuracy" in said
-    assert command.survivors() == []
+    nobody = (setpriv, "--reuid=65534", "--regid=65534", "--clear-groups")
+    # The tests' own folder is closed to other users.
+    with tempfile.TemporaryDirectory(prefix="wb-") as name:
+        folder = Path(name)
+        monkeypatch.setenv("WORKBENCH_CACHE", str(folder / "cache"))
+        monkeypatch.setenv("HOME", "/nonexistent")
+        command = Command(folder, write_data(folder / "data"))
+        for place in (folder, command.temporary):
+            place.chmod(0o777)
+        if subprocess.run([*nobody, "env", sys.executable, "-c", "import torch"], capture_output=True, env=command.environment).returncode:
+            pytest.skip("this Python is closed to other users")
+        process = command.start("--epochs", "2", before=nobody)
+        said, told = process.communicate(timeout=120)
+        assert process.returncode == 0, told
+        assert "accuracy" in said
+        assert command.survivors() == []

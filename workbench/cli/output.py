@@ -36,6 +36,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
+        words = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         try:
             return super().invoke(ctx)
         except WorkbenchError as error:
@@ -43,7 +44,7 @@ class Commands(TyperGroup):
             raise typer.Exit(USER_ERROR) from None
         except _UsageError as error:
             # The parser stops at the first fault, maybe before it came to --json.
-            report_error(_usage_error(error), as_json=bool(ctx.meta.get("json")) or "--json" in sys.argv)
+            report_error(_usage_error(error), as_json="--json" in words)
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             say("Interrupted.")
@@ -83,9 +84,9 @@ def require_writable(path: Path) -> None:
 def _usage_error(error: Any) -> ConfigError:
     """Return the parser's complaint in our words."""
     command = error.ctx.command_path if error.ctx is not None else "workbench"
-    return ConfigError(
-        f"The command `{command}` was called.", " ".join(error.format_message().split()).rstrip(".?") + ".", f"See {command} --help."
-    )
+    complaint = " ".join(error.format_message().split())
+    found = complaint if complaint.endswith((".", "?")) else f"{complaint}."
+    return ConfigError(f"The command `{command}` was called.", found, f"See {command} --help.")
 
 
 def _system_error(error: OSError) -> WorkbenchError:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+import psutil
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError
@@ -150,15 +151,13 @@ def probe() -> NetworkSupport:
 
 def require_loopback() -> None:
     """Raise RuntimeSetupError where devices could not reach each other at 127.0.0.1 (a namespace whose loopback is down)."""
-    try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-    except OSError as error:
+    addresses = [address.address for interface in psutil.net_if_addrs().values() for address in interface]
+    if "127.0.0.1" not in addresses:
         raise RuntimeSetupError(
             "Devices that talk over this machine's loopback interface were asked for.",
-            f"127.0.0.1 cannot be used: {error.strerror}.",
-            "Set the interface up: ip link set lo up",
-        ) from error
+            "It has no address: the interface is down.",
+            "Set it up: ip link set lo up",
+        )
 
 
 def child_environment() -> dict[str, str]:
