@@ -217,7 +217,13 @@ class EngineSession:
             time.sleep(0.02)
         if os.name == "posix":
             self._link_sockets(information)
-        self.client = ipyparallel.Client(information["client"], profile_dir=self._ipp.profile_dir, cluster_id="", timeout=30)
+        self.client = ipyparallel.Client(
+            information["client"],
+            profile_dir=self._ipp.profile_dir,
+            ipython_dir=str(self.folder / "ipython"),  # the user's own may not be writable, and is none of our business
+            cluster_id="",
+            timeout=30,
+        )
         while len(self.client.ids) < self.cluster.world_size:
             self._require_alive(deadline_s)
             time.sleep(0.05)
