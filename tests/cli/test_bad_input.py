@@ -187,7 +187,8 @@ class Command:
         left = ["not looked yet"]
         while left and time.monotonic() < deadline:
             mark = str(self.temporary)
-            left = [str(path) for path in self.temporary.iterdir()]
+            # torch makes itself an empty folder when it is imported.
+            left = [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
             for process in psutil.process_iter():
                 try:
                     left += [" ".join(process.cmdline())] if any(mark in word for word in process.cmdline()) else []

@@ -50,9 +50,8 @@ def measure_layers(
     for name, (start, stop) in spans.items():
         bench = benches[name] = _Bench(stack, config, start, stop, cache_dtype(dtype))
         makers |= {f"{name} F": bench.forward, f"{name} SF": bench.side_forward, f"{name} SB": bench.side_backward}
-    with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
-        makers["LOAD"] = _load_bench(Path(folder), config, dtype)
-        grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
+    makers["LOAD"] = _load_bench(config, dtype)
+    grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
     step = time_grids({"STEP": lambda batch, length: benches["whole"].step}, (1,), (1,), budget_s=2.0)["STEP"]
     trainable = [
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters()) for index in range(count)
@@ -195,7 +194,7 @@ class _Bench:
         return side, taps, _mask(batch, length), targets
 
 
-def _load_bench(folder: Path, config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
+def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
     """Return calls that read a batch's taps from the page cache, as a run does after its first cached epoch."""
 
     def make(batch: int, length: int) -> Call:
@@ -207,7 +206,9 @@ def _load_bench(folder: Path, config: ParallelAdapterConfig, dtype: str) -> Call
             width=config.hidden_size,
             dtype=dtype,
         )
-        cache = ActivationCache.create(folder / f"{batch}-{length}", manifest)
+        # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
+        with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
+            cache = ActivationCache.create(Path(folder) / "cache", manifest)
         return lambda: cache.batch(range(batch), length)
 
     return make

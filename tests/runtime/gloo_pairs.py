@@ -1,0 +1,53 @@
+"""Two ranks as two threads of this process, joined by a real gloo group over the loopback interface."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.runtime.transport import Transport
+
+
+def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
+    link = Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
+    return Cluster(
+        name="pair", devices=tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link, host_share=1.0) for name in "ab")
+    )
+
+
+def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
+    """Return what work(rank, transport) returns on each rank; an exception of either is raised.
+
+    settings: of the Transport; a callable is called with the rank.
+    """
+    store = dist.HashStore()
+    results: list[Any] = [None, None]
+    errors: list[BaseException] = []
+    loopback = next(name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found))
+
+    def serve(rank: int) -> None:
+        try:
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
+            options._timeout = timedelta(seconds=timeout_s)
+            group = dist.ProcessGroupGloo(store, rank, 2, options)
+            own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
+            with Transport(group, rank, subgroup=lambda ranks: group, timeout_s=timeout_s, **own) as transport:
+                results[rank] = work(rank, transport)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,165 @@
+"""The same schedule simulated and executed: same order on every rank, values of the unsplit computation, paced times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gloo_pairs import cluster_of_two, on_two_ranks
+
+from workbench.core import Plan, Share, Stage
+from workbench.core.costs import TableCosts
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.runtime.executor import Execution, execute, nbytes
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
+from workbench.schedules import insert_transfers, one_f_one_b
+from workbench.simulator import simulate
+
+MICRO_BATCHES, SAMPLES, WIDTH = 4, 2, 3
+FORWARD_S, BACKWARD_S = 0.004, 0.008
+
+
+def pipeline() -> Schedule:
+    """Two stages of one rank each."""
+    stages = tuple(Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2))
+    plan = Plan(method="test", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
+
+
+def group_of_two() -> Schedule:
+    """One stage on both ranks, gradients summed."""
+    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
+    plan = Plan(method="test", stages=(stage,), micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
+
+
+class Layer:
+    """A stage of a chain of linear layers: what F, B, ALLREDUCE and STEP do on one rank."""
+
+    def __init__(self, schedule: Schedule, rank: int, weights: torch.Tensor, inputs: torch.Tensor) -> None:
+        self.weight = weights.clone().requires_grad_()
+        self.weight.grad = torch.zeros_like(weights)
+        self._rank, self._inputs, self._last = (
+            rank,
+            inputs,
+            not any(op.kind == SEND and op.reads[0].name == "act" for op in schedule.ops[rank]),
+        )
+
+    def table(self) -> dict[str, Any]:
+        return {"F": self._forward, "B": self._backward, "STEP": self._step, "ALLREDUCE": lambda op, reads: (self.weight.grad,)}
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        arrived = [content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"]
+        source = arrived[0].clone().requires_grad_() if arrived else self._inputs[op.microbatch]
+        output = source @ self.weight
+        outcome = output.square().sum() if self._last else output
+        context = (source, outcome)
+        return tuple(context if value.name == "ctx" else outcome.detach() for value in op.writes)
+
+    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        named = dict(zip((value.name for value in op.reads), reads, strict=True))
+        source, outcome = named["ctx"]
+        torch.autograd.backward(outcome, named.get("grad"))
+        return tuple(source.grad if value.name == "grad" else None for value in op.writes)
+
+    def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (None,) * len(op.writes)
+
+
+def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], share: float = 1.0) -> list[tuple[Execution, Layer]]:
+    cluster = cluster_of_two(bytes_per_s=4 * SAMPLES * WIDTH / 0.002)  # 2 ms a message
+
+    def work(rank: int, transport: Transport) -> tuple[Execution, Layer]:
+        layer = Layer(schedule, rank, weights[rank], inputs[rank])
+        done = execute(
+            schedule,
+            rank,
+            handlers=layer.table(),
+            transport=transport,
+            spec=lambda value: TensorSpec((SAMPLES, WIDTH), torch.float32),
+            inputs=dict.fromkeys(schedule.inputs[rank]),
+            pacer=Pacer(share),
+            full_speed_s=lambda op: {"F": FORWARD_S, "B": BACKWARD_S}.get(op.kind, 0.0),
+        )
+        return done, layer
+
+    return on_two_ranks(work, paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
+
+
+def made_up() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, WIDTH, WIDTH, generator=generator), torch.randn(MICRO_BATCHES, SAMPLES, WIDTH, generator=generator)
+
+
+def test_a_pipeline_gives_the_losses_and_gradients_of_the_unsplit_chain() -> None:
+    weights, samples = made_up()
+    schedule = pipeline()
+    (_, first), (second_done, second) = run(schedule, [weights[0], weights[1]], [samples, samples])
+    reference = [weight.clone().requires_grad_() for weight in weights]
+    losses = [(sample @ reference[0] @ reference[1]).square().sum() for sample in samples]
+    sum(losses).backward()
+    for m, loss in enumerate(losses):
+        torch.testing.assert_close(second_done.outputs[Value("loss", 1, m, 1)], loss.detach())
+    torch.testing.assert_close(first.weight.grad, reference[0].grad)
+    torch.testing.assert_close(second.weight.grad, reference[1].grad)
+
+
+def test_a_group_sums_its_gradients() -> None:
+    weights, samples = made_up()
+    halves = [samples[:, :1], samples[:, 1:]]
+    done = run(group_of_two(), [weights[0], weights[0]], halves)
+    reference = weights[0].clone().requires_grad_()
+    (samples @ reference).square().sum().backward()
+    for _, layer in done:
+        torch.testing.assert_close(layer.weight.grad, reference.grad)
+
+
+@pytest.mark.parametrize("make", [pipeline, group_of_two])
+def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
+    weights, samples = made_up()
+    schedule = make()
+    parts = [samples, samples] if make is pipeline else [samples[:, :1], samples[:, 1:]]
+    done = run(schedule, [weights[0], weights[1] if make is pipeline else weights[0]], parts)
+    costs = TableCosts(seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002}, bytes_by_name={"act": 24, "grad": 24})
+    simulated = simulate(schedule, costs, device_names=("a", "b"))
+
+    def order(spans: Any, kinds: Any) -> list[str]:
+        return [span.op.label for span in sorted(spans, key=lambda span: span.start_s) if kinds(span.op)]
+
+    for rank, (execution, _) in enumerate(done):
+        own = [span for span in simulated.spans if span.rank == rank]
+        streams = (
+            lambda op: not op.is_communication,
+            lambda op: op.kind == SEND,
+            lambda op: op.kind == RECV,
+            lambda op: op.kind in COLLECTIVES,
+        )
+        for kinds in streams:
+            listed = [op.label for op in schedule.ops[rank] if kinds(op)]
+            assert order(execution.spans, kinds) == listed
+            assert order(own, kinds) == listed
+
+
+def test_paced_operations_last_as_long_as_on_the_device() -> None:
+    weights, samples = made_up()
+    for execution, _ in run(pipeline(), [weights[0], weights[1]], [samples, samples], share=0.5):
+        spans = [span for span in execution.spans if span.op.kind in "FB"]
+        # An overshoot is taken off the next deadline, so it is the sum that holds.
+        total = sum({"F": FORWARD_S, "B": BACKWARD_S}[span.op.kind] for span in spans) / 0.5
+        assert sum(span.end_s - span.start_s for span in spans) >= 0.95 * total
+        assert max(span.end_s for span in spans) - min(span.start_s for span in spans) >= 0.95 * total
+
+
+def test_memory_goes_back_to_what_stays() -> None:
+    weights, samples = made_up()
+    for execution, _ in run(pipeline(), [weights[0], weights[1]], [samples, samples]):
+        assert max(sample.nbytes for sample in execution.memory) > 0
+        left = sum(nbytes(content) for content in execution.outputs.values())
+        assert execution.memory[-1].nbytes == left
+
+
+def test_bytes_of_contents() -> None:
+    assert nbytes((torch.zeros(3), [torch.zeros(2, dtype=torch.bfloat16)])) == 16
+    assert nbytes(None) == 0

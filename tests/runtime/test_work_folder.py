@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import errno
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from workbench.core.errors import CacheError, ConfigError, PlanError
+from workbench.runtime.work_folder import full_disk_told, own_folder, require_disk
+
+
+def test_one_run_at_a_time_and_no_trace_of_the_lock(tmp_path: Path) -> None:
+    with (
+        own_folder(tmp_path / "a" / "run"),
+        pytest.raises(ConfigError, match="Another run is using it"),
+        own_folder(tmp_path / "a" / "run"),
+    ):
+        pass
+    with own_folder(tmp_path / "a" / "run"):
+        assert list((tmp_path / "a" / "run").iterdir()) == []
+
+
+def test_disk_is_looked_at_beforehand_without_making_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**8))
+    require_disk(tmp_path / "not" / "there", 9 * 10**7)
+    with pytest.raises(CacheError, match=r"needs 95\.0 MB more.*100\.0 MB are free"):
+        require_disk(tmp_path / "not" / "there", 95 * 10**6)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_told(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"disk is full \(\d+\.\d MB are free\).*--resume"), full_disk_told(tmp_path):
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), PlanError("No space left on device"), KeyboardInterrupt()])
+def test_other_errors_pass(error: BaseException, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, full_disk_told(tmp_path):
+        raise error
+    assert caught.value is error
