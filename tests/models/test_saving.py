@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from workbench.core.errors import ConfigError
 from workbench.models.calibration import calibrate, set_statistics
@@ -17,11 +18,13 @@ from .helpers import small_batch, small_config
 
 FRESH = """
 import sys, torch
+from safetensors.torch import load_file
 from workbench.models.loading import load_stack
 from workbench.models.saving import load_adapter
 adapter, description = load_adapter(sys.argv[1])
 stack = load_stack(description.model)
-ids, mask = torch.load(sys.argv[2])
+inputs = load_file(sys.argv[2])
+ids, mask = inputs["ids"], inputs["mask"]
 _, taps = stack(ids, mask)
 print(adapter.predict(taps, mask, torch.arange(len(ids))).flatten().tolist())
 """
@@ -42,7 +45,7 @@ def saved(tmp_path):
 
 def test_a_fresh_process_predicts_the_same(saved, tmp_path):
     folder, stack, adapter, batch, _ = saved
-    torch.save((batch.input_ids, batch.attention_mask), tmp_path / "batch.pt")
+    save_file({"ids": batch.input_ids.contiguous(), "mask": batch.attention_mask.contiguous()}, tmp_path / "batch.pt")
     done = subprocess.run([sys.executable, "-c", FRESH, folder, tmp_path / "batch.pt"], capture_output=True, text=True, check=True)
     (expected,) = predict(stack, [adapter], [batch])
     found = [float(number) for number in done.stdout.strip().strip("[]").split(",")]
