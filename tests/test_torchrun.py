@@ -59,7 +59,14 @@ main()
 
 def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORKBENCH_CACHE": str(folder / "cache")}
+    temporary = folder / "temporary"  # torchrun leaves an empty folder of its own in there
+    temporary.mkdir(exist_ok=True)
+    environment = child_environment() | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORKBENCH_CACHE": str(folder / "cache"),
+        "TMPDIR": str(temporary),
+    }
     return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
 
 
