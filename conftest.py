@@ -1,0 +1,12 @@
+"""What the notebooks write at their smallest settings does not outlive the tests."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the notebooks' temporary output (see workbench.widgets.settings.output_folder)."""
+    shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)
