@@ -194,6 +194,10 @@ def test_bench_dispatches_by_its_table(monkeypatch) -> None:
     monkeypatch.setitem(BENCHES, "fake", "fake_bench")
     assert json.loads(call("bench", "fake", "--json").stdout) == {"fake": {"ratio": 0.9}}
     assert "0.9" in call("bench", "fake").stdout
+    fake.bench = lambda say: {"points": [{"mbit_per_s": 125, "ratio": 0.87654321}, {"mbit_per_s": 250, "ratio": 0.9}]}
+    shown = call("bench", "fake").stdout
+    assert "mbit per s" in shown and "0.8765" in shown
+    assert "{" not in shown, "points are a table, not a dump"
 
 
 def test_options_are_json_where_they_are_json() -> None:

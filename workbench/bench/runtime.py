@@ -132,7 +132,7 @@ def _point(mbit: int, results: list[dict[str, Any]]) -> dict[str, Any]:
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
         "overrun_share": sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results),
-        "largest_relative_loss_difference": gap,
+        "loss_gap": gap,
     }
 
 

@@ -335,9 +335,11 @@ def bench(
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
     if name != "all" and name not in BENCHES:
         raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
+    from workbench.cli.show import show_bench
+
     results = {chosen: import_module(BENCHES[chosen]).bench(say) for chosen in (BENCHES if name == "all" else (name,))}
     if as_json:
         print_json(results)
     else:
         for chosen, result in results.items():
-            print_table(f"Benchmark {chosen}", ("what", "measured"), result.items())
+            show_bench(chosen, result)

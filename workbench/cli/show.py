@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster
@@ -113,3 +115,19 @@ def _median(values: list[float]) -> float:
     from statistics import median
 
     return median(values)
+
+
+def show_bench(name: str, result: Mapping[str, Any]) -> None:
+    """Print a benchmark: what it says of itself, and its points, if it has several, as a table with one row each."""
+    print(f"Benchmark {name}")
+    for key, value in result.items():
+        if key not in ("name", "points"):
+            print(f"  {key.replace('_', ' ')}: {_figure(value)}")
+    points: Sequence[Mapping[str, Any]] = result.get("points", ())
+    if points:
+        columns = tuple(key.replace("_", " ") for key in points[0])
+        print_table("Points", columns, ([_figure(value) for value in point.values()] for point in points), right=range(len(columns)))
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
