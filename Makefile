@@ -55,7 +55,7 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 2; \
 	fi
 	@echo "Installing the versions of constraints.txt; the first time takes some minutes"
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test]"
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test,quantization,pruning]"
 	@touch $(STAMP)
 
 clean:

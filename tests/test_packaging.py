@@ -24,7 +24,7 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
     return named
 
 
-DIRECT = by_name(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"])
+DIRECT = by_name(PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra])
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 PINNED = by_name([line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")])
 
