@@ -232,12 +232,6 @@ def test_groups_too_small_for_the_devices_are_refused():
         candidates(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH, max_group=2)
 
 
-def test_every_order_of_many_devices_is_refused():
-    profile, cluster = equal(2, 7)
-    with pytest.raises(ConfigError, match="up to 6"):
-        plan(profile, cluster, batch_size=7, micro_batches=1, sequence_length=SEQUENCE_LENGTH, order="all")
-
-
 def test_forty_eight_layers_and_eight_devices_are_planned():
     """The size of T5-Large on PAC+'s largest testbed (about half a second)."""
     profile, cluster = unequal(5, num_layers=48, world_size=8, tight=True)

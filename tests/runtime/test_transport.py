@@ -7,10 +7,10 @@ import pytest
 import torch
 from gloo_pairs import cluster_of_two, on_two_ranks
 
+from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Value, recv, send
 from workbench.core.timeline import Span
-from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 from workbench.runtime.transport import Mailbox, PacedLinks, TensorSpec, Transport
 
 SIZE = 1000  # floats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.core.errors import ConfigError
@@ -66,9 +66,10 @@ class LayerProfile:
 
     times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
     LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
-    output_bytes_per_token: what the next layer needs.  context_bytes_per_token: what the backward pass
-    needs.  tap_bytes_per_token: what the activation cache keeps.
-    workspace_bytes_per_token: scratch of the forward pass.
+    output: what the next layer needs, all of it (behind a decoder's layer the encoder's output and the decoder's states).
+    gradient: what comes back from the next layer.  context: what the backward pass needs.  tap: what the activation cache keeps.
+    workspace: scratch of the forward pass.  Each is `per_token` of the sequence plus `per_sample`: a decoder's tokens, whose number is one
+    constant for the whole job, count per sample.
     """
 
     name: str
@@ -80,6 +81,11 @@ class LayerProfile:
     gradient_bytes_per_token: int = 0
     tap_bytes_per_token: int = 0
     workspace_bytes_per_token: int = 0
+    output_bytes_per_sample: int = 0
+    context_bytes_per_sample: int = 0
+    gradient_bytes_per_sample: int = 0
+    tap_bytes_per_sample: int = 0
+    workspace_bytes_per_sample: int = 0
 
     def seconds(self, kind: str, batch: int, sequence_length: int) -> float:
         """Return the seconds of one operation kind, 0 if this layer has none of it."""
@@ -94,19 +100,29 @@ class LayerProfile:
         """Return t_b(beta) of PAC+ Table II in seconds."""
         return sum(self.seconds(kind, batch, sequence_length) for kind in BACKWARD_KINDS)
 
+    def output_bytes(self, batch: int, sequence_length: int) -> int:
+        """Return the bytes that the next layer needs of a batch."""
+        return batch * (sequence_length * self.output_bytes_per_token + self.output_bytes_per_sample)
+
+    def gradient_bytes(self, batch: int, sequence_length: int) -> int:
+        """Return the bytes that come back from the next layer for a batch."""
+        return batch * (sequence_length * self.gradient_bytes_per_token + self.gradient_bytes_per_sample)
+
+    def context_bytes(self, batch: int, sequence_length: int) -> int:
+        """Return the bytes that the backward pass of a batch needs, the tap left out."""
+        return batch * (sequence_length * self.context_bytes_per_token + self.context_bytes_per_sample)
+
+    def tap_bytes(self, batch: int, sequence_length: int) -> int:
+        """Return the bytes of a batch's tap."""
+        return batch * (sequence_length * self.tap_bytes_per_token + self.tap_bytes_per_sample)
+
+    def workspace_bytes(self, batch: int, sequence_length: int) -> int:
+        """Return the scratch of a batch's forward pass in bytes."""
+        return batch * (sequence_length * self.workspace_bytes_per_token + self.workspace_bytes_per_sample)
+
     def scaled(self, factor: float) -> LayerProfile:
         """Return the profile of a device that is `factor` times slower."""
-        return LayerProfile(
-            name=self.name,
-            times={kind: grid.scaled(factor) for kind, grid in self.times.items()},
-            frozen_bytes=self.frozen_bytes,
-            trainable_bytes=self.trainable_bytes,
-            output_bytes_per_token=self.output_bytes_per_token,
-            context_bytes_per_token=self.context_bytes_per_token,
-            gradient_bytes_per_token=self.gradient_bytes_per_token,
-            tap_bytes_per_token=self.tap_bytes_per_token,
-            workspace_bytes_per_token=self.workspace_bytes_per_token,
-        )
+        return replace(self, times={kind: grid.scaled(factor) for kind, grid in self.times.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ class ParallelAdapterConfig:
     num_heads: None takes heads of 16 channels (a SIMD register) if the width allows it, else the most of 4, 3, 2, 1 that divides it.
     feed_forward_factor: of the width.
     is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
+    num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
+    target_length: the decoder's tokens, one number for the whole job; 0 without a decoder.
     dropout: of the pooled features.  seed: of the initial weights and of the dropout.
     """
 
@@ -29,6 +31,8 @@ class ParallelAdapterConfig:
     is_causal: bool = False
     kind: Kind = "classification"
     num_outputs: int = 2
+    num_encoder_layers: int | None = None
+    target_length: int = 0
     dropout: float = 0.1
     seed: int = 0
 

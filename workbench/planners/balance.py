@@ -18,6 +18,9 @@ import numpy as np
 from workbench.core.plan import Share, Stage
 from workbench.planners.dispatch import StageTimes
 
+TIE = 1e-12
+"""Bottlenecks that differ by no more than this share are equally good."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
@@ -32,52 +35,49 @@ def balance(
 ) -> Iterator[Balanced]:
     """Yield W_s of Eq. 3 for every number of stages s that fits, the devices in the order of `ranks`."""
     count = len(ranks)
-    widest = count if max_group is None else max_group
-    groups = {(a, c): times.group(ranks[a : c + 1]) for a in range(count) for c in range(a, min(count, a + widest))}
-    # slowest[x, a]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
-    slowest = np.full((num_layers + 1, count + 1), np.inf)
-    whole = np.full((num_layers + 1, count + 1), np.inf)
-    choices: list[dict[tuple[int, int], tuple[int, int]]] = []
+    widest = count if max_group is None else min(max_group, count)
+    times.prefetch(ranks, widest)
+    # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
+    slowest = np.full((count + 1, num_layers + 1), np.inf)
+    whole = np.full((count + 1, num_layers + 1), np.inf)
+    # W_0: no layers on no devices.
+    slowest[count, num_layers] = whole[count, num_layers] = 0.0
+    choices: list[np.ndarray] = []  # of each s: (count, L), the front stage's last device and stop, as one number
+    fronts: list[np.ndarray] = []
+    in_flight = 0
     for s in range(1, min(num_layers, count) + 1):
-        variant = times.variant(min(s, micro_batches))
+        if min(s, micro_batches) != in_flight:
+            in_flight = min(s, micro_batches)
+            # fronts[a]: (L, groups, L), the seconds of layers [x, y) on devices a to a + g at [x, g, y - 1].
+            fronts = [
+                np.stack([times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))], axis=1) for a in range(count)
+            ]
         next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
-        choice: dict[tuple[int, int], tuple[int, int]] = {}
-        for x in range(num_layers - s + 1):
-            for a in range(count - s + 1):
-                stops = np.arange(x + 1, num_layers + 1) if s > 1 else np.array([num_layers])
-                lasts = range(a, min(count, a + widest)) if s > 1 else [count - 1]
-                lasts = [c for c in lasts if (a, c) in groups]
-                if not lasts:
-                    continue
-                own = np.stack([groups[a, c][variant][times.index[x, stops]] for c in lasts])
-                if s > 1:
-                    columns = np.array(lasts) + 1
-                    rest, rest_whole = slowest[stops][:, columns].T, whole[stops][:, columns].T
-                else:
-                    rest, rest_whole = np.zeros_like(own), np.zeros_like(own)
-                value = np.maximum(own, rest)
-                best = value.min()
-                if not math.isfinite(best):
-                    continue
-                sums = np.where(value <= best * (1 + 1e-12), own + rest_whole, np.inf)
-                at = np.unravel_index(np.argmin(sums), sums.shape)
-                next_slowest[x, a], next_whole[x, a] = best, sums[at]
-                choice[x, a] = (int(stops[at[1]]), lasts[at[0]])
+        choice = np.full((count, num_layers), -1)
+        for a in range(count - s + 1):
+            own = fronts[a]
+            rest = slice(a + 1, a + 1 + own.shape[1])
+            value = np.maximum(own, slowest[rest, 1:]).reshape(num_layers, -1)
+            best = value.min(axis=1)
+            sums = np.where(value <= (best * (1 + TIE))[:, None], (own + whole[rest, 1:]).reshape(num_layers, -1), np.inf)
+            choice[a] = sums.argmin(axis=1)
+            next_slowest[a, :num_layers], next_whole[a, :num_layers] = best, sums[np.arange(num_layers), choice[a]]
         slowest, whole = next_slowest, next_whole
         choices.append(choice)
         if math.isfinite(slowest[0, 0]):
-            yield Balanced(stages=_stages(times, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0]))
+            yield Balanced(stages=_stages(times, num_layers, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0]))
 
 
 def _stages(
-    times: StageTimes, ranks: Sequence[int], choices: list[dict[tuple[int, int], tuple[int, int]]], micro_batches: int
+    times: StageTimes, num_layers: int, ranks: Sequence[int], choices: Sequence[np.ndarray], micro_batches: int
 ) -> tuple[Stage, ...]:
     stages, start, first = [], 0, 0
     for s in range(len(choices), 0, -1):
-        stop, last = choices[s - 1][start, first]
-        group = ranks[first : last + 1]
+        width, before_stop = divmod(int(choices[s - 1][first, start]), num_layers)
+        stop, end = before_stop + 1, first + width + 1
+        group = ranks[first:end]
         samples = times.shares(start, stop, group, min(s, micro_batches))
         shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
         stages.append(Stage(start=start, stop=stop, shares=shares))
-        start, first = stop, last + 1
+        start, first = stop, end
     return tuple(stages)

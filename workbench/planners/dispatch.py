@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.profile import Profile
-from workbench.planners.memory import boundary_bytes_per_token
+from workbench.planners.memory import FootprintTable
+
+ROUNDING = 1e-9
+"""A cost that falls by less than this share when a sample is added is constant up to rounding."""
 
 
 def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
@@ -37,8 +40,8 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
 class StageTimes:
     """T(x -> y, group) of Eq. 3 for every range of layers at once, by Eq. 4 vectorised over ranges.
 
-    Ranges [x, y) with x < y are numbered by `index`.  Memory depends on how many micro-batches are in flight, so every
-    time exists once per `in_flight` from 1 to `max_in_flight`.  A rank that gets no sample costs and holds nothing.
+    Memory depends on how many micro-batches are in flight (1 to `max_in_flight`), and so do the times; where the devices can take
+    the same samples with one more in flight, both share a column.  A rank that gets no sample costs and holds nothing.
     memory_length: the sequence length that memory must hold, if not the one that is timed.
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
@@ -54,89 +57,130 @@ class StageTimes:
         memory_length: int | None = None,
         excess: bool = False,
     ) -> None:
-        num_layers = profile.num_layers
-        self.micro_batch_size = micro_batch_size
-        starts, stops = np.triu_indices(num_layers)
-        self.starts, self.stops = starts, stops + 1
-        self.index = np.full((num_layers + 1, num_layers + 1), -1)
-        self.index[self.starts, self.stops] = np.arange(len(starts))
-        seconds = [self._seconds(profile, rank, sequence_length) for rank in range(profile.world_size)]
-        over = [self._over(profile, cluster, rank, memory_length or sequence_length, max_in_flight) for rank in range(profile.world_size)]
-        # When memory is plentiful the in-flight counts do not differ, and are computed once.
-        masks = np.stack([(device > 0) for device in over], axis=1).reshape(max_in_flight, -1)
-        self._variant = [0]
-        for live in range(1, max_in_flight):
-            same = not excess and np.array_equal(masks[live], masks[live - 1])
-            self._variant.append(self._variant[-1] + (0 if same else 1))
-        kept = [self._variant.index(variant) for variant in range(self._variant[-1] + 1)]
+        count, size = profile.num_layers, micro_batch_size
+        self.micro_batch_size = size
+        starts, stops = np.triu_indices(count)
+        ranges = np.full((count, count), -1)  # of layers [x, y): at [x, y - 1]
+        ranges[starts, stops] = np.arange(len(starts))
+        ranks = range(profile.world_size)
+        footprints = [
+            FootprintTable(profile, rank, starts, stops + 1, sequence_length=memory_length or sequence_length, max_in_flight=max_in_flight)
+            for rank in ranks
+        ]
+        budgets = [device.memory_bytes for device in cluster.devices]
+        most = np.stack([table.most_samples(budget, size) for table, budget in zip(footprints, budgets, strict=True)])
+        differs = (most[:, 1:] != most[:, :-1]).any(axis=0) | excess  # (in flight - 1, ranges)
+        opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): where a column begins
+        at, live = np.nonzero(opens)
+        columns = np.cumsum(opens).reshape(opens.shape).T - 1
+        # The last column is that of the ranges which do not exist; it is infinite.
+        self._columns = np.where(ranges >= 0, columns[:, ranges], len(at))
+        samples = np.arange(1, size + 1)[:, None]
         self._costs = []
-        for rank in range(profile.world_size):
-            chosen = over[rank][kept]
-            cost = np.maximum(chosen, 0.0) if excess else np.where(chosen > 0, np.inf, seconds[rank])
-            cost[:, 0] = 0.0
-            self._costs.append(np.ascontiguousarray(cost.transpose(1, 0, 2)))  # (B + 1, variants, ranges)
-        self._tables: dict[frozenset[int], np.ndarray] = {}
+        for rank in ranks:
+            if excess:
+                over = footprints[rank].nbytes(samples, live, at) - budgets[rank]
+                cost = np.maximum(over, 0).astype(float)
+            else:
+                seconds = _seconds(profile, rank, size, sequence_length)[:, starts, stops]
+                cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
+            self._costs.append(cost)
+        self._rising = all(_raise_to_monotone(cost) for cost in self._costs)
+        self._slowest: dict[frozenset[int], np.ndarray] = {}
+        self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
 
-    def group(self, ranks: Sequence[int]) -> np.ndarray:
-        """Return T of a group: (variants, ranges) seconds, infinite where it runs out of memory."""
-        return self._table(tuple(ranks))[self.micro_batch_size]
+    def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
+        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite where it runs out of memory or x >= y."""
+        return self._row(tuple(ranks))[self._columns[in_flight - 1]]
 
-    def variant(self, in_flight: int) -> int:
-        """Return the first index of `group` for a number of micro-batches in flight."""
-        return self._variant[in_flight - 1]
+    def prefetch(self, ranks: Sequence[int], widest: int) -> None:
+        """Compute T of every group of at most `widest` consecutive devices of an order, each from the one before."""
+        for first in range(len(ranks)):
+            group = tuple(ranks[first : first + widest])
+            missing = [end for end in range(1, len(group) + 1) if frozenset(group[:end]) not in self._slowest]
+            if missing:
+                for end, row in enumerate(self._rows(group[: missing[-1]]), start=1):
+                    self._slowest.setdefault(frozenset(group[:end]), row)
 
     def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:
         """Return the samples of each rank that reach T."""
-        where, variant = self.index[start, stop], self.variant(in_flight)
-        costs = [self._costs[rank][:, variant, where].tolist() for rank in ranks]
-        return dispatch(costs, self.micro_batch_size)[1]
+        key = (start, stop, tuple(ranks), in_flight)
+        if key not in self._shares:
+            column = self._columns[in_flight - 1, start, stop - 1]
+            costs = [[0.0, *self._costs[rank][:, column].tolist()] for rank in ranks]
+            self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
+        return self._shares[key]
 
-    def _table(self, ranks: tuple[int, ...]) -> np.ndarray:
+    def _row(self, ranks: tuple[int, ...]) -> np.ndarray:
         key = frozenset(ranks)
-        if key not in self._tables:
-            if len(ranks) == 1:
-                self._tables[key] = self._costs[ranks[0]]
+        if key not in self._slowest:
+            *_, self._slowest[key] = self._rows(ranks)
+        return self._slowest[key]
+
+    def _rows(self, ranks: tuple[int, ...]) -> Iterator[np.ndarray]:
+        """Yield H(B, first n of ranks) for n = 1, 2, ...: (columns + 1,) seconds."""
+        table = np.zeros(0)
+        for number, rank in enumerate(ranks):
+            cost = self._costs[rank]
+            if number == 0:
+                table = _padded(cost) if self._rising else cost
+            elif self._rising:
+                table = _merge(table, _padded(cost))
             else:
-                self._tables[key] = _extend(self._table(ranks[:-1]), self._costs[ranks[-1]])
-        return self._tables[key]
+                table = _extend(table, cost)
+            yield np.append(table[self.micro_batch_size - 1], np.inf)
 
-    def _seconds(self, profile: Profile, rank: int, sequence_length: int) -> np.ndarray:
-        """Return (B + 1, ranges): t_f + t_b of a range, summed over its layers."""
-        layers = profile.layers[rank]
-        rows = [
-            [layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for b in range(self.micro_batch_size + 1)]
-            for layer in layers
-        ]
-        summed = np.concatenate([np.zeros((1, self.micro_batch_size + 1)), np.cumsum(np.array(rows), axis=0)])
-        return np.maximum(summed[self.stops] - summed[self.starts], 0.0).T
 
-    def _over(self, profile: Profile, cluster: Cluster, rank: int, sequence_length: int, max_in_flight: int) -> np.ndarray:
-        """Return (in-flight, B + 1, ranges): the bytes of memory.rank_need above the device's budget."""
-        layers = profile.layers[rank]
+def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np.ndarray:
+    """Return (B, L, L): t_f + t_b of 1 to B samples in layers [x, y), at [:, x, y - 1], summed from x on."""
+    layers = profile.layers[rank]
+    rows = np.array(
+        [[layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for layer in layers] for b in range(1, size + 1)]
+    )
+    summed = np.zeros((size, len(layers), len(layers)))
+    for start in range(len(layers)):
+        summed[:, start, start:] = np.cumsum(rows[:, start:], axis=1)
+    return summed
 
-        def summed(values: list[int]) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(values)])
-            return total[self.stops] - total[self.starts]
 
-        trainable = summed([layer.trainable_bytes for layer in layers])
-        optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte)
-        fixed = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
-        context = summed([layer.context_bytes_per_token + layer.tap_bytes_per_token for layer in layers])
-        workspace = np.array(
-            [max(layer.workspace_bytes_per_token for layer in layers[x:y]) for x, y in zip(self.starts, self.stops, strict=True)]
-        )
-        boundary = np.array([boundary_bytes_per_token(profile, rank, int(x), int(y)) for x, y in zip(self.starts, self.stops, strict=True)])
-        tokens = sequence_length * np.arange(self.micro_batch_size + 1)[None, :, None]
-        live = np.arange(1, max_in_flight + 1)[:, None, None]
-        return fixed + tokens * (live * context + workspace + boundary) - float(cluster.devices[rank].memory_bytes)
+def _raise_to_monotone(cost: np.ndarray) -> bool:
+    """Return whether more samples never cost less; what falls by rounding alone is raised to what comes before it."""
+    highest = np.maximum.accumulate(cost, axis=0)
+    rises = bool(np.all(highest <= cost * (1 + ROUNDING)))
+    if rises:
+        cost[:] = highest
+    return rises
+
+
+def _padded(cost: np.ndarray) -> np.ndarray:
+    """Return the rows padded to a power of two with infinity."""
+    rows = 1 << (len(cost) - 1).bit_length()
+    return np.concatenate([cost, np.full((rows - len(cost), cost.shape[1]), np.inf)])
+
+
+def _merge(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Return Eq. 4's next table if costs rise with samples, where H(b) is the b-th smallest of all the devices' costs.
+
+    Both tables have 2^k rows in rising order.  The smallest half of the two is the element-wise minimum of one and the other
+    reversed, which rises and then falls; a bitonic merge (Batcher, 1968) sorts it in k passes.
+    """
+    merged = np.minimum(table, cost[::-1])
+    rows, columns = merged.shape
+    while rows > 1:
+        rows //= 2
+        halves = merged.reshape(-1, 2, rows, columns)
+        lower = np.minimum(halves[:, 0], halves[:, 1])
+        np.maximum(halves[:, 0], halves[:, 1], out=halves[:, 1])
+        halves[:, 0] = lower
+    return merged
 
 
 def _extend(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table: table[b - i] for the group before, cost[i] for the device that joins."""
-    result = table.copy()  # i = 0: nothing for the device that joins
+    """Return Eq. 4's next table whatever the costs: of b samples, b - i for the group before and i for the device that joins."""
+    result = np.minimum(table, cost)  # i = 0 and i = b
     scratch = np.empty_like(table)
     for i in range(1, len(table)):
         part = scratch[: len(table) - i]
-        np.maximum(table[: len(table) - i], cost[i], out=part)
+        np.maximum(table[: len(table) - i], cost[i - 1], out=part)
         np.minimum(result[i:], part, out=result[i:])
     return result

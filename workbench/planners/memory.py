@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
@@ -46,24 +48,63 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
 def rank_need(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int) -> Need:
     """Return what layers [start, stop) need on a rank that takes `samples` of each micro-batch."""
     layers = profile.layers[rank][start:stop]
-    tokens = samples * sequence_length
     trainable = sum(layer.trainable_bytes for layer in layers)
+    kept = sum(layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers)
     return Need(
         weights_bytes=sum(layer.frozen_bytes for layer in layers) + trainable,
         gradient_bytes=trainable,
         optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
-        context_bytes=in_flight * tokens * sum(layer.context_bytes_per_token + layer.tap_bytes_per_token for layer in layers),
-        workspace_bytes=tokens * max(layer.workspace_bytes_per_token for layer in layers),
-        boundary_bytes=tokens * boundary_bytes_per_token(profile, rank, start, stop),
+        context_bytes=in_flight * kept,
+        workspace_bytes=max(layer.workspace_bytes(samples, sequence_length) for layer in layers),
+        boundary_bytes=boundary_bytes(profile, rank, start, stop, samples=samples, sequence_length=sequence_length),
     )
 
 
-def boundary_bytes_per_token(profile: Profile, rank: int, start: int, stop: int) -> int:
-    """Return the bytes per token that cross both ends of layers [start, stop), activations and gradients."""
+def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:
+    """Return the bytes that cross both ends of layers [start, stop), activations and gradients."""
     layers = profile.layers[rank]
     ends = [layers[start - 1]] if start > 0 else []
     ends += [layers[stop - 1]] if stop < profile.num_layers else []
-    return sum(layer.output_bytes_per_token + layer.gradient_bytes_per_token for layer in ends)
+    return sum(layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length) for layer in ends)
+
+
+class FootprintTable:
+    """rank_need of one rank for many ranges of layers at once: a fixed part and one for each sample.
+
+    starts, stops: (ranges,) layers [x, y).  Arrays over `in flight` begin with one micro-batch.
+    """
+
+    def __init__(
+        self, profile: Profile, rank: int, starts: np.ndarray, stops: np.ndarray, *, sequence_length: int, max_in_flight: int
+    ) -> None:
+        layers = profile.layers[rank]
+
+        def summed(values: list[int]) -> np.ndarray:
+            total = np.concatenate([[0], np.cumsum(values)])
+            return total[stops] - total[starts]
+
+        trainable = summed([layer.trainable_bytes for layer in layers])
+        optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte).astype(int)
+        self._fixed = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
+        kept = summed([layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers])
+        highest = np.zeros((len(layers), len(layers)), int)
+        scratch = np.array([layer.workspace_bytes(1, sequence_length) for layer in layers])
+        for start in range(len(layers)):
+            highest[start, start:] = np.maximum.accumulate(scratch[start:])
+        message = [layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers]
+        # No message crosses in front of the first layer, nor behind the last.
+        crossing = np.array([0, *message[:-1], 0])
+        once = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
+        self._each = np.arange(1, max_in_flight + 1)[:, None] * kept + once
+
+    def most_samples(self, budget_bytes: int, micro_batch_size: int) -> np.ndarray:
+        """Return (in flight, ranges): the most samples, up to a micro-batch, whose need is within the budget."""
+        left = np.broadcast_to(budget_bytes - self._fixed, self._each.shape)
+        return np.where(left < 0, 0, np.minimum(left // np.maximum(self._each, 1), micro_batch_size))
+
+    def nbytes(self, samples: np.ndarray, live: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both (columns,))."""
+        return self._fixed[at] + samples * self._each[live, at]
 
 
 def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int) -> dict[int, Need]:
@@ -87,13 +128,12 @@ def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int) -> dict[in
 def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: int) -> Need:
     """Return what a cached epoch needs on a rank: the adapters of all layers, the backbone's memory released (PAC+, section IV-B)."""
     layers = profile.layers[rank]
-    tokens = samples * sequence_length
     trainable = sum(layer.trainable_bytes for layer in layers)
     return Need(
         weights_bytes=trainable,
         gradient_bytes=trainable,
         optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
-        context_bytes=tokens * sum(layer.context_bytes_per_token + layer.tap_bytes_per_token for layer in layers),
+        context_bytes=sum(layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers),
     )
 
 

@@ -5,7 +5,7 @@ Eq. 3 and its reading are in balance.py, Eq. 4 in dispatch.py, Eq. 5-6 in pricin
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -18,10 +18,12 @@ from workbench.planners import memory
 from workbench.planners.balance import Balanced, balance
 from workbench.planners.cached import plan_cached
 from workbench.planners.dispatch import StageTimes
-from workbench.planners.pricing import Price, price
+from workbench.planners.orders import checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.pricing import Price, Pricer
 
 Objective = Literal["paper", "bottleneck"]
-MAX_DEVICES_IN_EVERY_ORDER = 6
+MAX_ORDERS = 5040
+"""So many orders are tried one by one; of more, a search looks at no more."""
 
 
 def plan(
@@ -39,7 +41,8 @@ def plan(
 ) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
-    order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every order of up to 6 devices.
+    order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every distinct one
+    (see orders.search_orders: all of up to MAX_ORDERS, else a local search).
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
     sequence_length: of a typical batch, which is timed.  memory_length: of the longest, which must fit (default: the same).
     Raises PlanError, naming device, stage and bytes, if no plan fits.
@@ -90,17 +93,21 @@ def candidates(
         max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
     )
     best: dict[int, tuple[float, Plan]] = {}
-    orders = _orders(profile, cluster, order)
-    if max_group is not None and max_group * profile.num_layers < len(orders[0]):
+    given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
+    if max_group is not None and max_group * profile.num_layers < len(given):
         raise ConfigError(
             f"Groups of at most {max_group} devices were asked for.",
-            f"{len(orders[0])} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
+            f"{len(given)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
             "Raise max_group, or name fewer devices in order.",
         )
-    for ranks in orders:
+    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+
+    def look(ranks: tuple[int, ...]) -> float:
+        least = math.inf
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
-            cost = price(profile, cluster, balanced.stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
+            cost = pricer(balanced.stages, micro_batches)
             value = objective_s(cost, objective)
+            least = min(least, value)
             found = best.get(len(balanced.stages))
             if found is None or value < found[0] * (1 - 1e-12):
                 made = Plan(
@@ -112,8 +119,17 @@ def candidates(
                     notes=_notes(cost, balanced),
                 )
                 best[len(balanced.stages)] = (value, made)
+        return least
+
+    if isinstance(order, str):
+        if order != "all":
+            raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
+        starts = [given, *sorted_orders(profile, cluster, sequence_length)]
+        search_orders(device_types(profile, cluster), look, starts, max_orders=MAX_ORDERS)
+    else:
+        look(given)
     if not best:
-        raise _refusal(profile, cluster, size, micro_batches, longest, _first_order(cluster, order), max_group)
+        raise _refusal(profile, cluster, size, micro_batches, longest, given, max_group)
     ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))
     for _, made in ranked:
         memory.check(profile, cluster, made, sequence_length=longest)
@@ -148,42 +164,6 @@ def micro_batch_size(profile: Profile, cluster: Cluster, batch_size: int, micro_
             "Change one of them.",
         )
     return batch_size // micro_batches
-
-
-def _first_order(cluster: Cluster, order: Sequence[int] | Literal["all"] | None) -> tuple[int, ...]:
-    return tuple(range(cluster.world_size)) if order is None or isinstance(order, str) else tuple(order)
-
-
-def _orders(profile: Profile, cluster: Cluster, order: Sequence[int] | Literal["all"] | None) -> list[tuple[int, ...]]:
-    if order is None or not isinstance(order, str):
-        ranks = _first_order(cluster, order)
-        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(cluster.world_size)):
-            raise ConfigError(
-                f"The device order {list(ranks)} was asked for.",
-                f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
-                "Name each at most once.",
-            )
-        return [ranks]
-    if order != "all":
-        raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
-    if cluster.world_size > MAX_DEVICES_IN_EVERY_ORDER:
-        raise ConfigError(
-            f"Every order of {cluster.world_size} devices was asked for.",
-            f"That is feasible up to {MAX_DEVICES_IN_EVERY_ORDER}.",
-            "Name an order.",
-        )
-    kinds = []  # equal devices are interchangeable unless their links differ
-    for rank, device in enumerate(cluster.devices):
-        name = device.name if cluster.pairs else ""
-        kinds.append((replace(device, name=name, address=None), profile.layers[rank]))
-    numbers = [kinds.index(kind) for kind in kinds]
-    seen, orders = set(), []
-    for ranks in itertools.permutations(range(cluster.world_size)):
-        key = tuple(numbers[rank] for rank in ranks)
-        if key not in seen:
-            seen.add(key)
-            orders.append(ranks)
-    return orders
 
 
 def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:

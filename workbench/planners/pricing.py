@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
+from workbench.core.collective_times import ring_allreduce_s
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile
 
@@ -65,17 +66,49 @@ def phase_lengths(
     )
 
 
+class Pricer:
+    """Prices pipelines of one profile and cluster; what it has found of a stage it keeps for the next pipeline that has it."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, *, sequence_length: int) -> None:
+        self._profile, self._cluster, self._length = profile, cluster, sequence_length
+        self._alone: dict[Stage, tuple[float, float, float]] = {}
+        self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
+
+    def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> Price:
+        """Return the price of stages whose shares' samples sum to the micro-batch."""
+        alone = [self._stage(stage) for stage in stages]
+        between = [self._boundary(stage, following) for stage, following in itertools.pairwise(stages)]
+        return phase_lengths(
+            [forward for forward, _, _ in alone],
+            [backward for _, backward, _ in alone],
+            [send for send, _ in between],
+            [back for _, back in between],
+            [reduce for _, _, reduce in alone],
+            num_micro_batches,
+        )
+
+    def _stage(self, stage: Stage) -> tuple[float, float, float]:
+        """Return e_f, e_b and AR."""
+        if stage not in self._alone:
+            reduce_s = allreduce_s(self._cluster, stage.ranks, stage_trainable_bytes(self._profile, stage))
+            self._alone[stage] = (*stage_times(self._profile, stage, sequence_length=self._length), reduce_s)
+        return self._alone[stage]
+
+    def _boundary(self, stage: Stage, following: Stage) -> tuple[float, float]:
+        """Return c_f and c_b."""
+        key = (stage, following)
+        if key not in self._between:
+            size = sum(share.samples for share in stage.shares)
+            layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
+            send = boundary_s(self._cluster, stage, following, layer.output_bytes(1, self._length), size)
+            back = boundary_s(self._cluster, stage, following, layer.gradient_bytes(1, self._length), size, reverse=True)
+            self._between[key] = (send, back)
+        return self._between[key]
+
+
 def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int) -> Price:
     """Return the price of stages whose shares' samples sum to the micro-batch."""
-    times = [stage_times(profile, stage, sequence_length=sequence_length) for stage in stages]
-    send, back = [], []
-    for stage, following in itertools.pairwise(stages):
-        size = sum(share.samples for share in stage.shares)
-        layer = profile.layers[stage.ranks[0]][stage.stop - 1]
-        send.append(boundary_s(cluster, stage, following, layer.output_bytes_per_token * sequence_length, size))
-        back.append(boundary_s(cluster, stage, following, layer.gradient_bytes_per_token * sequence_length, size, reverse=True))
-    reduce = [allreduce_s(cluster, stage.ranks, stage_trainable_bytes(profile, stage)) for stage in stages]
-    return phase_lengths([f for f, _ in times], [b for _, b in times], send, back, reduce, num_micro_batches)
+    return Pricer(profile, cluster, sequence_length=sequence_length)(stages, num_micro_batches)
 
 
 def stage_times(profile: Profile, stage: Stage, *, sequence_length: int) -> tuple[float, float]:
@@ -118,10 +151,5 @@ def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_samp
 
 
 def allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
-    """Return AR: a ring all-reduce over its slowest link, 2(n-1)/n of the bytes in 2(n-1) messages; 0 for one rank."""
-    count = len(ranks)
-    if count < 2 or nbytes == 0:
-        return 0.0
-    ring = [cluster.link(ranks[i], ranks[(i + 1) % count]) for i in range(count)]
-    steps = 2 * (count - 1)
-    return steps * (nbytes / count / min(link.bytes_per_s for link in ring) + max(link.latency_s for link in ring))
+    """Return AR, a ring all-reduce; 0 for one rank, or nothing to sum."""
+    return ring_allreduce_s(cluster, ranks, nbytes) if nbytes else 0.0

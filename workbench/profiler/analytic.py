@@ -1,9 +1,7 @@
 """Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section IV-A).
 
-FLOPs: 2 for each weight and token, 4 x tokens x tokens x width for the attention's two products; norms and activations not counted.
 Backward: a product costs its forward once for the gradient of its input and once for that of its weight, if that is trained.
-Contexts: what PyTorch's autograd keeps in fp32 with dropout, counted as by Korthikanti et al., 'Reducing Activation
-Recomputation in Large Transformer Models' (2022), section 4.
+What one layer's shape gives is in layer_shapes.py.
 """
 
 from __future__ import annotations
@@ -15,8 +13,19 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.profiler.descriptions import FP32_BYTES, MODELS, ModelDescription, describe
+from workbench.profiler.layer_shapes import Bytes, LayerShape
 
-__all__ = ["MODELS", "LayerCost", "ModelDescription", "Technique", "analytic_profile", "describe", "layer_costs", "total_flops"]
+__all__ = [
+    "MODELS",
+    "LayerCost",
+    "ModelDescription",
+    "Technique",
+    "TechniqueSizes",
+    "analytic_profile",
+    "describe",
+    "layer_costs",
+    "total_flops",
+]
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
 ADAMW_FLOPS_PER_PARAM = 12
@@ -25,7 +34,7 @@ DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One layer's FLOPs for a batch, and its bytes.  Bytes per token: of the input sequence."""
+    """One layer's FLOPs for a batch, and its bytes for one sample: per token of the input sequence, and per sample (a decoder's tokens)."""
 
     forward_flops: float
     backward_flops: float
@@ -38,6 +47,47 @@ class LayerCost:
     context_bytes_per_token: int
     tap_bytes_per_token: int
     workspace_bytes_per_token: int
+    output_bytes_per_sample: int = 0
+    gradient_bytes_per_sample: int = 0
+    context_bytes_per_sample: int = 0
+    tap_bytes_per_sample: int = 0
+    workspace_bytes_per_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniqueSizes:
+    """What a technique adds to a model.
+
+    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: one in front of A, as
+    peft has it.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
+    adapter_norms: the backbone's norms are trained beside the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table I's
+    9 and 12 million parameters for T5-Large.  backbone_bytes: of a frozen parameter, 4 in fp32.
+    """
+
+    reduction: int = 8
+    lora_rank: int = 32
+    lora_dropout: bool = False
+    bottleneck: int = 64
+    adapters_per_layer: int = 2
+    adapter_norms: bool = False
+    backbone_bytes: float = FP32_BYTES
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What a layer adds up to, for one sample."""
+
+    shape: LayerShape
+    frozen: int
+    trained: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+    side_forward: float = 0.0
+    side_backward: float = 0.0
+    output: Bytes = Bytes()
+    gradient: Bytes = Bytes()
+    context: Bytes = Bytes()
+    tap: Bytes = Bytes()
 
 
 def layer_costs(
@@ -46,82 +96,27 @@ def layer_costs(
     *,
     batch: int,
     sequence_length: int,
+    sizes: TechniqueSizes | None = None,
     reduction: int = 8,
-    lora_rank: int = 32,
-    bottleneck: int = 64,
     head: Literal["classification", "language"] = "classification",
     num_labels: int = 2,
 ) -> tuple[LayerCost, ...]:
     """Return every layer of the stack; the first includes the embedding, the last the head.
 
-    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; bottleneck: width of the two
-    adapters of a layer; their defaults give PAC+ Table I's 9 and 12 million for T5-Large.
+    sizes: what the technique adds; without, its defaults with `reduction`.
     """
     if technique not in get_args(Technique):
         raise ConfigError(f"The technique '{technique}' was asked for.", f"Known: {', '.join(get_args(Technique))}.", "Choose one of them.")
-    tokens = batch * sequence_length
+    chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
     costs = []
     for layer in range(model.stack_layers):
-        shape = _Shape(model, layer, batch, sequence_length)
-        frozen, trained = model.layer_params(layer), 0
-        forward, backward = shape.products + shape.attention, 0.0
-        side_forward = side_backward = 0.0
-        output, gradient, tap = shape.output_bytes, shape.output_bytes, 0
-        context = float(shape.kept_bytes)
-        if technique == "full":
-            frozen, trained = 0, frozen
-            backward = 2 * forward
-            context += shape.weight_inputs_bytes
-        elif technique == "lora":
-            trained = shape.attentions * lora_rank * (2 * model.hidden + model.query_width + model.kv_width)
-            extra = 2 * shape.own_tokens * trained
-            forward, backward = forward + extra, shape.products + 2 * shape.attention + 2 * extra
-            # The inputs of q and v are A's inputs too, and B's input is kept.
-            context += shape.per_token(shape.attentions * FP32_BYTES * (model.hidden + 2 * lora_rank))
-        elif technique == "adapters":
-            trained = 2 * (2 * model.hidden * bottleneck + model.hidden + bottleneck)
-            extra = 2 * shape.own_tokens * trained
-            forward, backward = forward + extra, shape.products + 2 * shape.attention + 2 * extra
-            context += shape.per_token(2 * FP32_BYTES * (model.hidden + 2 * bottleneck))
-        else:
-            narrow = _narrow(model, reduction)
-            side = _Shape(narrow, layer, batch, sequence_length)
-            down = model.hidden * narrow.hidden
-            trained = narrow.layer_params(layer) + down + 1  # 1: lambda
-            side_forward = side.products + side.attention + 2 * shape.own_tokens * down
-            side_backward = 2 * (side.products + side.attention) + 2 * shape.own_tokens * down  # no gradient into the backbone
-            context = side.kept_bytes + side.weight_inputs_bytes + side.per_token(2 * FP32_BYTES * narrow.hidden)
-            # b_1, b_2, ...; the first layer of a side keeps b_0, its embedding, as well.
-            firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
-            tap = shape.per_token(FP32_BYTES * model.hidden * (2 if layer in firsts else 1))
-            output, gradient = shape.output_bytes + side.output_bytes, side.output_bytes
+        one = _layer(model, layer, technique, sequence_length, chosen)
         if layer == 0:
-            trained += model.embedding_params if technique == "full" else 0
-            frozen += 0 if technique == "full" else model.embedding_params
+            _add(one, technique, model.embedding_params)
         if layer == model.stack_layers - 1:
-            new, flops, kept = _head(model, technique, reduction, head, num_labels, shape)
-            trained += new + (model.head_params if technique == "full" else 0)
-            frozen += 0 if technique == "full" else model.head_params
-            if technique == "parallel_adapters":
-                side_forward, side_backward = side_forward + flops, side_backward + 2 * flops
-            else:
-                forward, backward = forward + flops, backward + 2 * flops
-            context += kept
-        costs.append(
-            LayerCost(
-                forward_flops=forward,
-                backward_flops=backward,
-                side_forward_flops=side_forward,
-                side_backward_flops=side_backward,
-                frozen_params=frozen,
-                trainable_params=trained,
-                output_bytes_per_token=round(output * batch / tokens),
-                gradient_bytes_per_token=round(gradient * batch / tokens),
-                context_bytes_per_token=round(context * batch / tokens),
-                tap_bytes_per_token=round(tap * batch / tokens),
-                workspace_bytes_per_token=round(shape.workspace_bytes * batch / tokens),
-            )
-        )
+            _add(one, technique, model.head_params)
+            _add_head(one, model, technique, chosen.reduction, head, num_labels)
+        costs.append(_cost(one, batch))
     return tuple(costs)
 
 
@@ -130,46 +125,92 @@ def total_flops(costs: tuple[LayerCost, ...]) -> float:
     return sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs)
 
 
-class _Shape:
-    """The FLOPs of a batch and the bytes of one sample in one layer of the stack."""
+def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes) -> _Sum:
+    """Return a layer without embedding and head."""
+    shape = LayerShape(model, layer, sequence_length)
+    one = _Sum(shape, model.layer_params(layer), forward=shape.product_flops + shape.attention_flops)
+    one.output = one.gradient = shape.output()
+    if technique == "full":
+        one.frozen, one.trained = 0, one.frozen
+        one.backward = 2 * one.forward
+        one.context = shape.kept(trained_norms=True) + shape.weight_inputs()
+    elif technique == "lora":
+        one.trained = shape.lora_params(sizes.lora_rank)
+        extra = shape.lora_flops(sizes.lora_rank)
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        one.context = shape.kept(trained_norms=False) + shape.lora_inputs(sizes.lora_rank, dropout=sizes.lora_dropout)
+    elif technique == "adapters":
+        number = sizes.adapters_per_layer
+        one.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
+        extra = 2.0 * shape.own_tokens * one.trained
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        if sizes.adapter_norms:
+            norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
+            one.frozen, one.trained = one.frozen - norms, one.trained + norms
+        one.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(number * FP32_BYTES * (model.hidden + sizes.bottleneck))
+    else:
+        narrow = _narrow(model, sizes.reduction)
+        side = LayerShape(narrow, layer, sequence_length)
+        down = model.hidden * narrow.hidden
+        side_flops = side.product_flops + side.attention_flops
+        one.trained = narrow.layer_params(layer) + down + 1  # 1: lambda
+        one.side_forward = side_flops + 2.0 * shape.own_tokens * down
+        one.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
+        one.context = side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
+        # b_1, b_2, ...; the first layer of a side keeps b_0, its embedding, as well.
+        firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
+        one.tap = shape.own(FP32_BYTES * model.hidden * (2 if layer in firsts else 1))
+        one.output, one.gradient = shape.output() + side.output(), side.output()
+    return one
 
-    def __init__(self, model: ModelDescription, layer: int, batch: int, sequence_length: int) -> None:
-        decoder = model.is_decoder_layer(layer)
-        own = model.target_tokens if decoder else sequence_length
-        self.model, self.own = model, own
-        self.own_tokens = batch * own
-        self.attentions = 2 if decoder else 1
-        weights = model.matrices_of_attention + model.matrices_of_feed_forward
-        self.products = 2.0 * batch * own * weights
-        self.attention = 4.0 * batch * own * own * model.query_width
-        scores = own * own
-        keys = 0
-        if decoder:  # q and o see the decoder's tokens, k and v the encoder's
-            self.products += 2.0 * batch * 2 * model.hidden * (own * model.query_width + sequence_length * model.kv_width)
-            self.attention += 4.0 * batch * own * sequence_length * model.query_width
-            scores += own * sequence_length
-            keys = sequence_length
-        # One sample's bytes.  Kept whatever is trained: inputs of two norms (an eager RMSNorm keeps its result too), q, k, v; of the
-        # scores the softmax's result, its dropout's mask and result (4 + 1 + 4); the activation's input; the masks of three dropouts.
-        norm = 2 if model.norm_vectors == 1 else 1
-        up = 2 if model.gated else 1
-        self.kept_bytes = (
-            own * ((self.attentions + 1) * norm * FP32_BYTES * model.hidden + FP32_BYTES * (model.query_width + 2 * model.kv_width))
-            + (own * FP32_BYTES * model.query_width + keys * FP32_BYTES * 2 * model.kv_width if decoder else 0)
-            + model.heads * scores * (2 * FP32_BYTES + 1)
-            + own * model.feed_forward * (FP32_BYTES * up + 1)
-            + own * (self.attentions + 1) * model.hidden
-        )
-        # Kept for the gradients of the backbone's own weights: inputs of q, k, v, of o, and of the feed-forward's matrices.
-        self.weight_inputs_bytes = (
-            FP32_BYTES * own * (self.attentions * (model.hidden + model.query_width) + model.hidden + model.feed_forward)
-        )
-        self.output_bytes = FP32_BYTES * model.hidden * (own + keys)
-        self.workspace_bytes = FP32_BYTES * (2 * own * up * model.feed_forward + 2 * model.heads * max(own * own, own * keys))
 
-    def per_token(self, nbytes: int) -> int:
-        """Return one sample's bytes of something that each of the layer's own tokens has."""
-        return self.own * nbytes
+def _add(one: _Sum, technique: Technique, params: int) -> None:
+    """Add pretrained parameters outside the layers, which only full fine-tuning trains."""
+    if technique == "full":
+        one.trained += params
+    else:
+        one.frozen += params
+
+
+def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, head: str, num_labels: int) -> None:
+    """Add a classification head, or the language head through the vocabulary; PA's up-projection in front of it (section IV-A)."""
+    own = one.shape.own_tokens
+    up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
+    flops = 2.0 * own * up
+    if head == "language":
+        one.trained += up
+        flops += 2.0 * own * model.hidden * model.vocab
+        one.context += one.shape.own(FP32_BYTES * (model.hidden + 2 * model.vocab))
+    else:
+        one.trained += up + model.hidden * num_labels + num_labels
+        flops += 2.0 * model.hidden * num_labels
+        one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up)) + Bytes(per_sample=FP32_BYTES * model.hidden)
+    if technique == "parallel_adapters":
+        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + 2 * flops
+    else:
+        one.forward, one.backward = one.forward + flops, one.backward + 2 * flops
+
+
+def _cost(one: _Sum, batch: int) -> LayerCost:
+    workspace = one.shape.workspace()
+    return LayerCost(
+        forward_flops=batch * one.forward,
+        backward_flops=batch * one.backward,
+        side_forward_flops=batch * one.side_forward,
+        side_backward_flops=batch * one.side_backward,
+        frozen_params=one.frozen,
+        trainable_params=one.trained,
+        output_bytes_per_token=round(one.output.per_token),
+        gradient_bytes_per_token=round(one.gradient.per_token),
+        context_bytes_per_token=round(one.context.per_token),
+        tap_bytes_per_token=round(one.tap.per_token),
+        workspace_bytes_per_token=round(workspace.per_token),
+        output_bytes_per_sample=round(one.output.per_sample),
+        gradient_bytes_per_sample=round(one.gradient.per_sample),
+        context_bytes_per_sample=round(one.context.per_sample),
+        tap_bytes_per_sample=round(one.tap.per_sample),
+        workspace_bytes_per_sample=round(workspace.per_sample),
+    )
 
 
 def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
@@ -193,20 +234,6 @@ def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
     )
 
 
-def _head(
-    model: ModelDescription, technique: Technique, reduction: int, head: str, num_labels: int, shape: _Shape
-) -> tuple[int, float, float]:
-    """Return the head's new trainable parameters, its forward FLOPs for the batch and one sample's context bytes."""
-    batch = shape.own_tokens // shape.own
-    up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
-    if head == "language":
-        flops = 2.0 * shape.own_tokens * (up + model.hidden * model.vocab)
-        return up, flops, float(FP32_BYTES * shape.own * (model.hidden + 2 * model.vocab))
-    flops = 2.0 * (shape.own_tokens * up + batch * model.hidden * num_labels)
-    kept = FP32_BYTES * (shape.own * model.hidden * bool(up) + model.hidden)
-    return up + model.hidden * num_labels + num_labels, flops, float(kept)
-
-
 def analytic_profile(
     model: ModelDescription | str,
     cluster: Cluster,
@@ -214,9 +241,8 @@ def analytic_profile(
     technique: Technique = "parallel_adapters",
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES,
     sequence_lengths: tuple[int, ...] = (128,),
+    sizes: TechniqueSizes | None = None,
     reduction: int = 8,
-    lora_rank: int = 32,
-    bottleneck: int = 64,
     head: Literal["classification", "language"] = "classification",
     num_labels: int = 2,
     overhead_s: float = 0.0,
@@ -226,15 +252,14 @@ def analytic_profile(
     overhead_s: added to every operation of every layer.  Bytes per token are those at the longest sequence length.
     """
     described = describe(model) if isinstance(model, str) else model
+    chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
     grid = {
         (batch, length): layer_costs(
             described,
             technique,
             batch=batch,
             sequence_length=length,
-            reduction=reduction,
-            lora_rank=lora_rank,
-            bottleneck=bottleneck,
+            sizes=chosen,
             head=head,
             num_labels=num_labels,
         )

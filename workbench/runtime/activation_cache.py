@@ -1,7 +1,8 @@
 """Keep the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read ever after.
 
-A record is one sample's taps, (num_taps, length, width), with no padding. Records lie in one file, in the order
-of the samples, and are read through a memory map. A manifest names what they were made from.
+A record is one sample's taps with no padding (see activation_records).  Records lie in one file, in the order of the samples,
+and are read through a memory map.  A manifest names what they were made from and each record's checksum; while the cache is
+written, the checksums of the records that are whole lie in a file beside it, so that an interrupted epoch can go on.
 """
 
 from __future__ import annotations
@@ -9,31 +10,31 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.runtime.activation_records import RecordLayout, decoded_dtype
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def cache_dtype(name: str) -> torch.dtype:
-    """Return the storage type by name.  Raises ConfigError for an unknown one."""
-    if name not in _DTYPES:
-        raise ConfigError(f"An activation cache of type '{name}' was asked for.", f"There are {', '.join(_DTYPES)}.", "Choose one.")
-    return _DTYPES[name]
+cache_dtype = decoded_dtype
+DATA, MANIFEST, WRITTEN = "taps.bin", "manifest.json", "written.bin"
+_NOT_WRITTEN = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheManifest:
-    """What a cache file holds.  fingerprint: of backbone, tokenizer and data.  crc32: of the whole file, None while it is written."""
+    """What a cache file holds.  fingerprint: of backbone, quantization, tokenizer and data.
+
+    checksums: CRC-32 of every record, None while the cache is written.  For the rest see RecordLayout.
+    """
 
     fingerprint: str
     samples: tuple[int, ...]
@@ -41,28 +42,39 @@ class CacheManifest:
     num_taps: int
     width: int
     dtype: str
-    crc32: int | None = None
+    num_target_taps: int = 0
+    target_length: int = 0
+    checksums: tuple[int, ...] | None = None
+
+    @property
+    def layout(self) -> RecordLayout:
+        """Return the shape of its records."""
+        return RecordLayout(
+            dtype=self.dtype,
+            width=self.width,
+            num_taps=self.num_taps,
+            num_target_taps=self.num_target_taps,
+            target_length=self.target_length,
+        )
 
     @property
     def nbytes(self) -> int:
         """Return the file's size in bytes."""
-        return sum(self.lengths) * self.num_taps * self.width * cache_dtype(self.dtype).itemsize
+        return self.layout.total_bytes(self.lengths)
 
 
 class ActivationCache:
     """The taps of some samples, in a folder of their own."""
 
     def __init__(self, folder: Path, manifest: CacheManifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        token = manifest.num_taps * manifest.width
-        ends = list(accumulate(length * token for length in manifest.lengths))
-        self._start = dict(zip(manifest.samples, [0, *ends][: len(ends)], strict=True))
-        self._length = dict(zip(manifest.samples, manifest.lengths, strict=True))
-        self._data = (
-            torch.from_file(str(folder / "taps.bin"), shared=True, size=ends[-1], dtype=cache_dtype(manifest.dtype))
-            if ends
-            else torch.empty(0, dtype=cache_dtype(manifest.dtype))
-        )
+        self.folder, self.manifest, self.layout = folder, manifest, manifest.layout
+        ends = list(accumulate(map(self.layout.rows, manifest.lengths)))
+        self._place = {sample: place for place, sample in enumerate(manifest.samples)}
+        self._starts = [0, *ends][: len(ends)]  # rows
+        # (all records' rows, row_bytes) uint8
+        self.rows = _map(folder / DATA, np.uint8, (ends[-1] if ends else 0, self.layout.row_bytes))
+        self._data = torch.from_numpy(self.rows)
+        self._checksums = np.full(len(ends), _NOT_WRITTEN, dtype=np.int64)
 
     @classmethod
     def create(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
@@ -70,9 +82,11 @@ class ActivationCache:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(parents=True)
-            with open(folder / "taps.bin", "wb") as file:
+            with open(folder / DATA, "wb") as file:
                 if manifest.nbytes:
                     _allocate(file, manifest.nbytes)
+            np.full(len(manifest.samples), _NOT_WRITTEN, dtype=np.int64).tofile(folder / WRITTEN)
+            write_text(folder / MANIFEST, to_json(manifest))
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise CacheError(
@@ -80,64 +94,162 @@ class ActivationCache:
                 f"{error.strerror}{_free(folder)}.",
                 "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
             ) from error
-        return cls(folder, manifest)
+        cache = cls(folder, manifest)
+        cache._checksums = _map(folder / WRITTEN, np.int64, (len(manifest.samples),))
+        return cache
 
     @classmethod
-    def open(cls, folder: Path, *, fingerprint: str) -> ActivationCache:
-        """Open a finished cache.  Raises CacheError if it is missing, unfinished, stale, truncated or corrupted."""
-        asked = f"The activation cache in '{folder}' was to be used."
-        again = "It is not used; the backbone has to fill it again."
-        try:
-            manifest = from_json((folder / "manifest.json").read_bytes(), CacheManifest, source=str(folder / "manifest.json"))
-            size, nbytes = (folder / "taps.bin").stat().st_size, manifest.nbytes
-        except FileNotFoundError:
-            raise CacheError(asked, "It is missing or unfinished.", again) from None
-        except (OSError, ConfigError) as error:
-            raise CacheError(asked, f"It does not read: {error}", again) from error
-        if manifest.fingerprint != fingerprint:
-            raise CacheError(asked, "It was made by another backbone, tokenizer or dataset.", again)
-        if size != nbytes or len(manifest.samples) != len(manifest.lengths):
-            raise CacheError(asked, f"It has {size} bytes instead of {nbytes}.", again)
-        if _crc32(folder / "taps.bin") != manifest.crc32:
-            raise CacheError(asked, "Its bytes were changed (checksum differs).", again)
-        return cls(folder, manifest)
+    def open(cls, folder: Path, *, fingerprint: str, verify: bool = True) -> ActivationCache:
+        """Open a finished cache.  Raises CacheError if it is missing, unfinished, stale, truncated or corrupted.
+
+        verify: False leaves reading every byte to `check`.
+        """
+        manifest = _read_manifest(folder, fingerprint)
+        if manifest.checksums is None:
+            raise _unusable(folder, "It is missing or unfinished.")
+        cache = cls(folder, manifest)
+        cache._checksums = np.asarray(manifest.checksums, dtype=np.int64)
+        if verify:
+            cache.check(manifest.samples)
+        return cache
+
+    @classmethod
+    def reopen(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
+        """Open the cache of an interrupted run, finished or not, to go on writing; `written` says which records are whole.
+
+        A record whose bytes differ from its checksum counts as not written.  Raises CacheError if it is missing or truncated,
+        or was made for anything but this manifest.
+        """
+        found = _read_manifest(folder, manifest.fingerprint)
+        if replace(found, checksums=None) != replace(manifest, checksums=None):
+            raise _unusable(folder, "It was made for other samples or taps.")
+        cache = cls(folder, replace(manifest, checksums=None))
+        if found.checksums is not None:
+            np.asarray(found.checksums, dtype=np.int64).tofile(folder / WRITTEN)
+        elif not (folder / WRITTEN).is_file() or (folder / WRITTEN).stat().st_size != 8 * len(manifest.samples):
+            raise _unusable(folder, "Its list of whole records is missing or truncated.")
+        cache._checksums = _map(folder / WRITTEN, np.int64, (len(manifest.samples),))
+        cache._checksums[cache._damaged(range(len(manifest.samples)))] = _NOT_WRITTEN
+        return cache
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Return the samples whose records are whole."""
+        return frozenset(sample for sample, place in self._place.items() if self._checksums[place] != _NOT_WRITTEN)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Return the samples that have a record here."""
+        return self.manifest.samples
 
     def finish(self) -> None:
-        """Write the manifest with the checksum: from now on the cache can be opened."""
-        manifest = CacheManifest(
-            fingerprint=self.manifest.fingerprint,
-            samples=self.manifest.samples,
-            lengths=self.manifest.lengths,
-            num_taps=self.manifest.num_taps,
-            width=self.manifest.width,
-            dtype=self.manifest.dtype,
-            crc32=_crc32(self.folder / "taps.bin"),
-        )
-        write_text(self.folder / "manifest.json", to_json(manifest))
+        """Write the manifest with all checksums: from now on the cache can be opened."""
+        for place in np.flatnonzero(self._checksums == _NOT_WRITTEN):
+            self._checksums[place] = self._checksum(int(place))
+        self.manifest = replace(self.manifest, checksums=tuple(self._checksums.tolist()))
+        write_text(self.folder / MANIFEST, to_json(self.manifest))
+        (self.folder / WRITTEN).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the file; nothing can be read any more."""
+        self.rows = np.empty((0, self.layout.row_bytes), dtype=np.uint8)
+        self._data = torch.from_numpy(self.rows)
+        self._checksums = np.array(self._checksums)
 
     def remove(self) -> None:
         """Delete the cache from the disk."""
-        self._data = torch.empty(0, dtype=self._data.dtype)
+        self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def record(self, sample: int) -> Tensor:
-        """Return one sample's taps, (num_taps, length, width), as a view that may be written."""
-        length = self._length[sample]
-        shape = (self.manifest.num_taps, length, self.manifest.width)
-        start = self._start[sample]
-        return self._data[start : start + shape[0] * shape[1] * shape[2]].view(shape)
+    def raw(self, sample: int) -> Tensor:
+        """Return one sample's record as bytes, (rows, row_bytes) uint8, as a view that may be written."""
+        place = self._place[sample]
+        start = self._starts[place]
+        return self._data[start : start + self.layout.rows(self.manifest.lengths[place])]
 
-    def batch(self, samples: Sequence[int], padded_length: int) -> Tensor:
-        """Return the taps of some samples, zero-padded: (num_taps, n, padded_length, width)."""
-        out = torch.zeros(self.manifest.num_taps, len(samples), padded_length, self.manifest.width, dtype=self._data.dtype)
-        for row, sample in enumerate(samples):
-            out[:, row, : self._length[sample]] = self.record(sample)
-        return out
+    def raw_taps(self, sample: int, first: int, count: int) -> Tensor:
+        """Return the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8, as a view that may be written."""
+        return self.raw(sample)[self.layout.run(first, count, self.manifest.lengths[self._place[sample]])]
 
-    def write_batch(self, samples: Sequence[int], taps: Tensor) -> None:
-        """Store the taps of some samples.  taps: (num_taps, n, padded_length, width)."""
+    def read(self, sample: int) -> list[Tensor]:
+        """Return one sample's taps in the decoded type: (length, width) each, then (target_length, width) each."""
+        taps = self.layout.split(self.layout.decode(self.raw(sample)), 1, self.manifest.lengths[self._place[sample]])
+        return [tap[0] for tap in taps]
+
+    def batch(self, samples: Sequence[int], padded_length: int, buffer: Tensor | None = None) -> list[Tensor]:
+        """Return the taps of some samples in the decoded type: (n, padded_length, width) each, then (n, target_length, width) each.
+
+        They are views of one tensor, zero-padded.  buffer: bytes to put them in (see `batch_bytes`); None takes new ones.
+        """
+        places = [self.place(sample) for sample in samples]
+        rows, padding = self.layout.gather_rows([start for start, _ in places], [length for _, length in places], padded_length)
+        raw = self.layout.raw_part(buffer, len(rows))
+        # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
+        if len(rows):
+            np.take(self.rows, rows, axis=0, out=raw.numpy(), mode="clip")
+        raw.numpy()[padding] = 0
+        return self.layout.split(self.layout.decode(raw, self.layout.decoded_part(buffer, len(rows))), len(samples), padded_length)
+
+    def batch_bytes(self, num_samples: int, padded_length: int) -> int:
+        """Return how large a buffer `batch` needs for so many samples."""
+        return self.layout.batch_bytes(num_samples, padded_length)
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """Return where a sample's record begins, in rows of the file, and its length in tokens."""
+        place = self._place[sample]
+        return self._starts[place], self.manifest.lengths[place]
+
+    def check(self, samples: Iterable[int]) -> None:
+        """Raise CacheError if the record of one of these samples differs from its checksum."""
+        if self._damaged(self._place[sample] for sample in samples):
+            raise _unusable(self.folder, "Its bytes were changed (checksum differs).")
+
+    def write_batch(self, samples: Sequence[int], taps: Sequence[Tensor]) -> None:
+        """Store the taps of some samples, of any float type: (n, padded_length, width) each, then (n, target_length, width) each."""
+        if len(taps) != self.layout.num_taps + self.layout.num_target_taps:
+            raise ValueError(f"{len(taps)} taps were given for {self.layout.num_taps} + {self.layout.num_target_taps}")
         for row, sample in enumerate(samples):
-            self.record(sample).copy_(taps[:, row, : self._length[sample]])
+            place = self._place[sample]
+            self._checksums[place] = _NOT_WRITTEN  # until it is whole again
+            length = self.manifest.lengths[place]
+            own = [tap[row, :length] for tap in taps[: self.layout.num_taps]] + [tap[row] for tap in taps[self.layout.num_taps :]]
+            self.layout.encode(torch.cat(own), self.raw(sample))
+            self._checksums[place] = self._checksum(place)
+
+    def _checksum(self, place: int) -> int:
+        start = self._starts[place]
+        return zlib.crc32(self.rows[start : start + self.layout.rows(self.manifest.lengths[place])])
+
+    def _damaged(self, places: Iterable[int]) -> list[int]:
+        """Return which records differ from the checksum they should have; one without a checksum does not."""
+        known = self._checksums.tolist()
+        return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
+
+
+def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:
+    """Return the manifest of a cache whose data have the right size.  Raises CacheError for any other."""
+    try:
+        manifest = from_json((folder / MANIFEST).read_bytes(), CacheManifest, source=str(folder / MANIFEST))
+        size, nbytes = (folder / DATA).stat().st_size, manifest.nbytes
+    except FileNotFoundError:
+        raise _unusable(folder, "It is missing or unfinished.") from None
+    except (OSError, ConfigError) as error:
+        raise _unusable(folder, f"It does not read: {error}") from error
+    if manifest.fingerprint != fingerprint:
+        raise _unusable(folder, "It was made by another backbone, quantization, tokenizer or dataset.")
+    counts = {len(manifest.samples), len(manifest.lengths), len(manifest.checksums or manifest.lengths)}
+    if size != nbytes or len(counts) > 1:
+        raise _unusable(folder, f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.")
+    return manifest
+
+
+def _unusable(folder: Path, found: str) -> CacheError:
+    return CacheError(f"The activation cache in '{folder}' was to be used.", found, "It is not used; the backbone has to fill it again.")
+
+
+def _map(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
+    """Return a file as a shared, writable array; an empty file cannot be mapped."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r+", shape=shape)) if shape[0] else np.empty(shape, dtype=dtype)
 
 
 def _allocate(file: BinaryIO, nbytes: int) -> None:
@@ -157,11 +269,3 @@ def _free(folder: Path) -> str:
         return f"; {shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free"
     except OSError:
         return ""
-
-
-def _crc32(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            crc = zlib.crc32(chunk, crc)
-    return crc

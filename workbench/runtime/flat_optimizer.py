@@ -82,6 +82,16 @@ class FlatAdamW:
         self._steps += 1
         self.zero_gradients()
 
+    def state_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the parameters and both moments, (total,) each: all that makes the next step, with num_steps."""
+        return self.parameters, self._moments["exp_avg"], self._moments["exp_avg_sq"]
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Go on as after so many steps; parameters and moments are the caller's business (state_vectors)."""
+        self._steps = num_steps
+        for leaf in self._leaves:
+            self._optimizer.state[leaf]["step"].fill_(num_steps)
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name ('weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'), as views."""
         return {
@@ -94,6 +104,4 @@ class FlatAdamW:
         """Take over parameters and moments by name, and the step count.  Raises KeyError for a missing name."""
         for name, mine in self.named_tensors().items():
             mine.copy_(tensors[name])
-        self._steps = num_steps
-        for leaf in self._leaves:
-            self._optimizer.state[leaf]["step"].fill_(num_steps)
+        self.set_num_steps(num_steps)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from workbench.core.cluster import Cluster
+from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
 from workbench.core.timeline import Span
-from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 
 _SEE_FIRST = "See the first device that failed."
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workbench.core.plan import Stage
 from workbench.core.schedule import Op
+from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches, TapSource
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import CachedHandlers
 from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, CachedStep
 from workbench.methods.pac_plus.prices import layers_seconds
 from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
-from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 from workbench.tasks.tokenize import collate, padded_length
@@ -48,38 +48,48 @@ def train_cached_epoch(
     owners: Sequence[int],
     compute: StageCompute,
     optimizer: FlatAdamW,
-    cache: ActivationCache | None,
+    cache: TapSource,
     *,
     epoch: int,
+    begin: int = 0,
+    note: Callable[[StepTrace], None] | None = None,
 ) -> list[StepTrace]:
-    """Train one epoch on this rank and return its steps; a rank without a share returns at once."""
+    """Train one epoch on this rank and return its steps; a rank without a share returns at once.
+
+    begin: the first step to do.  note: is called after every step that this rank has completed.
+    """
     if session.rank not in stage.ranks:
         return []
     rank_job, rank = session.rank_job, session.rank
     layers = rank_job.host_layers or ()
     steps = cached_steps(stage, owners, session.split.lengths, session.context.world_size, seed=rank_job.job.seed, epoch=epoch)
+    own = [(per_rank[rank], step.lengths[rank]) for step, per_rank in steps[begin:] if per_rank[rank]]
     traces = []
-    for number, (step, per_rank) in enumerate(steps):
-        samples = per_rank[rank]
-        handlers = CachedHandlers(
-            rank=rank,
-            step=step,
-            batch=collate(session.split, samples, PAD_TO_MULTIPLE) if samples else None,
-            samples=samples,
-            compute=compute,
-            optimizer=optimizer,
-            cache=cache,
-            epoch=epoch,
-            context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
-        )
+    # An emulated device has one slowed core: nothing of it is free to read ahead, and its LOAD has its own price.
+    with CachedBatches(cache, own, depth=0 if session.slows_down else READ_AHEAD) as batches:
+        for number, (step, per_rank) in list(enumerate(steps))[begin:]:
+            samples = per_rank[rank]
+            handlers = CachedHandlers(
+                rank=rank,
+                step=step,
+                batch=collate(session.split, samples, PAD_TO_MULTIPLE) if samples else None,
+                samples=samples,
+                compute=compute,
+                optimizer=optimizer,
+                cache=batches,
+                epoch=epoch,
+                context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
+            )
 
-        def full_speed_s(op: Op, step: CachedStep = step) -> float:
-            if op.kind == "STEP":
-                return layers_seconds(layers, "STEP", 1, 1)
-            return layers_seconds(layers, op.kind, step.sizes[rank], step.lengths[rank])
+            def full_speed_s(op: Op, step: CachedStep = step) -> float:
+                if op.kind == "STEP":
+                    return layers_seconds(layers, "STEP", 1, 1)
+                return layers_seconds(layers, op.kind, step.sizes[rank], step.lengths[rank])
 
-        done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
-        trace = trace_of(session, done, epoch, number, len(steps), step.samples)
-        session.progress.step(trace, len(steps), cached=True)
-        traces.append(trace)
+            done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
+            trace = trace_of(session, done, epoch, number, len(steps), step.samples)
+            session.progress.step(trace, len(steps), cached=True)
+            traces.append(trace)
+            if note is not None:
+                note(trace)
     return traces

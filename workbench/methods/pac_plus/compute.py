@@ -5,6 +5,7 @@ The profiler measures exactly these calls, and the runtime runs exactly these ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,19 +45,19 @@ class StageCompute:
         self.adapter, self.backbone, self._tap_dtype = adapter, backbone, tap_dtype
 
     @torch.no_grad()
-    def backbone_forward(self, hidden_or_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the stage's output (n, t, d) and its taps (num_taps, n, t, d) in the cache's type.
+    def backbone_forward(self, hidden_or_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's type.
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 on the first stage.  attention_mask: (n, t).
         """
         assert self.backbone is not None, "the backbone was released"
         output, taps = self.backbone(hidden_or_ids, attention_mask)
-        return output, torch.stack([tap.to(self._tap_dtype) for tap in taps])
+        return output, [tap.to(self._tap_dtype) for tap in taps]
 
-    def side_forward(self, side: Tensor | None, taps: Tensor, attention_mask: Tensor, targets: Targets | None) -> SideContext:
+    def side_forward(self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None) -> SideContext:
         """Run the side network; with `targets` (last stage) also head and loss, the sum over samples divided by the mini-batch's.
 
-        side: (n, t, d/r), None on the first stage.  taps: (num_taps, n, t, d) as cached.
+        side: (n, t, d/r), None on the first stage.  taps: (n, t, d) each, as cached.
         """
         side_input = None if side is None else side.detach().requires_grad_()
         output = self.adapter(side_input, taps, attention_mask)

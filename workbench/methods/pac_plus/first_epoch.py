@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from workbench.core.plan import Plan
 from workbench.core.schedule import Op, Schedule
@@ -13,6 +12,7 @@ from workbench.methods.pac_plus.handlers import HybridHandlers
 from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, HybridStep, StepShape, cut_mini_batch
 from workbench.methods.pac_plus.prices import layers_seconds
 from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
+from workbench.methods.pac_plus.taps import stage_taps
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.tokenize import collate, padded_length
@@ -46,24 +46,24 @@ def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[
     return tuple(sample for step in steps for micro in step.samples for sample in micro[slice(*stage.split(len(micro))[position])])
 
 
-def create_tape(session: RankSession, steps: Sequence[PlannedStep], hidden_size: int, folder: Path) -> ActivationCache | None:
-    """Make room on the disk for this rank's part of the activations.  Raises CacheError if the disk is full."""
+def tape_manifest(session: RankSession, steps: Sequence[PlannedStep]) -> CacheManifest | None:
+    """Return what this rank tapes of the activations; None for a rank without a stage."""
     plan = session.rank_job.plan
     index = plan.stage_of(session.rank)
     if index is None:
         return None
     stage = plan.stages[index]
-    samples = taped_samples(plan, session.rank, steps)
-    return ActivationCache.create(
-        folder,
-        CacheManifest(
-            fingerprint=session.rank_job.fingerprint,
-            samples=samples,
-            lengths=tuple(session.split.lengths[sample] for sample in samples),
-            num_taps=stage.num_layers + (stage.start == 0),
-            width=hidden_size,
-            dtype=session.rank_job.cache_dtype,
-        ),
+    samples, config = taped_samples(plan, session.rank, steps), session.rank_job.adapter
+    taps = stage_taps(stage.start, stage.stop, config.num_encoder_layers)
+    return CacheManifest(
+        fingerprint=session.rank_job.fingerprint,
+        samples=samples,
+        lengths=tuple(session.split.lengths[sample] for sample in samples),
+        num_taps=taps.num_taps,
+        width=config.hidden_size,
+        dtype=session.rank_job.cache_dtype,
+        num_target_taps=taps.num_target_taps,
+        target_length=config.target_length,
     )
 
 
@@ -74,14 +74,15 @@ def train_first_epoch(
     optimizer: FlatAdamW | None,
     tape: ActivationCache | None,
     *,
-    hidden_size: int,
-    side_width: int,
     epoch: int = 0,
     backbone_only: bool = False,
+    begin: int = 0,
+    note: Callable[[StepTrace], None] | None = None,
 ) -> list[StepTrace]:
     """Train one epoch on this rank and return its steps; a rank that the plan leaves idle returns at once.
 
-    backbone_only: train nothing, only run the backbone and fill the tape.
+    backbone_only: train nothing, only run the backbone and fill the tape.  begin: the first step to do.
+    note: is called after every step that this rank has completed.
     """
     rank_job = session.rank_job
     index = rank_job.plan.stage_of(session.rank)
@@ -91,7 +92,7 @@ def train_first_epoch(
     layers = rank_job.host_layers[stage.start : stage.stop] if rank_job.host_layers else ()
     schedules: dict[tuple[int, ...], Schedule] = {}
     traces = []
-    for number, planned in enumerate(steps):
+    for number, planned in list(enumerate(steps))[begin:]:
         step = HybridStep.build(rank_job.plan, planned.shape, session.context.world_size, schedules, backbone_only=backbone_only)
         handlers = HybridHandlers(
             rank=session.rank,
@@ -102,8 +103,7 @@ def train_first_epoch(
             optimizer=optimizer,
             tape=tape,
             epoch=epoch,
-            hidden_size=hidden_size,
-            side_width=side_width,
+            config=rank_job.adapter,
             context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
         )
 
@@ -117,4 +117,6 @@ def train_first_epoch(
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
         session.progress.step(trace, len(steps), cached=False, trains=not backbone_only)
         traces.append(trace)
+        if note is not None:
+            note(trace)
     return traces

@@ -11,7 +11,7 @@ from workbench.core.errors import CacheError, ConfigError
 from workbench.core.serial import write_text
 
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
-CHECKPOINTS, STEPS, ADAPTER = "checkpoints", "steps", "adapter"
+CHECKPOINTS, STEPS, JOURNALS, ADAPTER = "checkpoints", "steps", "journals", "adapter"
 
 
 def checkpoint_path(folder: Path, epoch: int) -> Path:
@@ -22,6 +22,16 @@ def checkpoint_path(folder: Path, epoch: int) -> Path:
 def steps_path(folder: Path, epoch: int, rank: int) -> Path:
     """Return where a rank notes an epoch's steps, for the Report of a run that is resumed."""
     return folder / STEPS / f"epoch-{epoch}-rank-{rank}.json"
+
+
+def steps_log_path(folder: Path, epoch: int, rank: int) -> Path:
+    """Return where a rank notes the steps of an epoch that is not finished, line by line."""
+    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.jsonl"
+
+
+def journal_path(folder: Path, epoch: int, stage: int) -> Path:
+    """Return where a stage's adapters are kept after every step of an epoch; stage -1: the whole adapter."""
+    return folder / JOURNALS / f"epoch-{epoch}-{'whole' if stage < 0 else f'stage-{stage}'}.bin"
 
 
 def begin_folder(folder: Path, identity: str) -> None:
@@ -47,7 +57,7 @@ def begin_folder(folder: Path, identity: str) -> None:
 
 def held_by_run(folder: Path) -> list[Path]:
     """Return what a run keeps in the folder."""
-    names = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, ADAPTER)]
+    names = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER)]
     return [path for path in names if path.exists()] + rank_folders(folder)
 
 
@@ -61,25 +71,26 @@ def disk_bytes(folders: list[Path]) -> int:
     return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
-def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int:
+def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int | None:
     """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
 
-    Raises CacheError if the folder holds another job's run.
+    None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
     """
     try:
         kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return 0
+        return None
     if kept != identity:
         raise CacheError(
             f"Resuming the run in '{folder}' was asked for.",
             "It was made by another job, plan, model or dataset.",
             "Run without --resume, or repeat the interrupted run's own settings.",
         )
+    if not _is_whole(folder / INITIAL):
+        return None
     count = 0
-    if _is_whole(folder / INITIAL):
-        while count < epochs and _epoch_is_whole(folder, count, world_size):
-            count += 1
+    while count < epochs and _epoch_is_whole(folder, count, world_size):
+        count += 1
     return count
 
 

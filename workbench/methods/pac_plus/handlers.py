@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from workbench.core.schedule import ALLREDUCE, Op, Value
+from workbench.methods.pac_plus.cached_batches import CachedBatches
 from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
+from workbench.methods.pac_plus.taps import boundary_tokens
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -35,8 +38,7 @@ class HybridHandlers:
     optimizer: FlatAdamW
     tape: ActivationCache | None
     epoch: int
-    hidden_size: int
-    side_width: int
+    config: ParallelAdapterConfig
     context_bytes_per_token: int = 0
 
     def table(self) -> dict[str, Handler]:
@@ -51,8 +53,10 @@ class HybridHandlers:
 
     def spec(self, value: Value) -> TensorSpec:
         """Return shape and type of a value that arrives from another rank."""
-        width = self.hidden_size if value.name == "act" else self.side_width
-        return TensorSpec((self.step.num_samples(value), self.step.shape.lengths[value.microbatch], width), torch.float32)
+        width = self.config.hidden_size if value.name == "act" else self.config.width
+        layers = self.step.plan.stages[self.step.boundary(value)].stop
+        tokens = boundary_tokens(self.config, layers, self.step.shape.lengths[value.microbatch])
+        return TensorSpec((self.step.num_samples(value), tokens, width), torch.float32)
 
     def _mask(self, microbatch: int) -> Tensor:
         first, end = self.step.samples(self.rank, microbatch)
@@ -114,7 +118,7 @@ class CachedHandlers:
     samples: Sequence[int]
     compute: StageCompute
     optimizer: FlatAdamW
-    cache: ActivationCache | None
+    cache: CachedBatches
     epoch: int
     context_bytes_per_token: int = 0
 
@@ -133,7 +137,7 @@ class CachedHandlers:
         raise AssertionError(f"{value} is not expected in a cached step")
 
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert self.cache is not None and self.batch is not None
+        assert self.batch is not None
         return (self.cache.batch(self.samples, self.batch.attention_mask.shape[1]),) * len(op.writes)
 
     def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:

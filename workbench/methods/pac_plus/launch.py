@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def rank_job(
     folder: Path,
     identity: str,
     start_epoch: int,
+    resumes: bool = False,
 ) -> RankJob:
     """Return the message that starts every rank."""
     return RankJob(
@@ -78,6 +79,7 @@ def rank_job(
         fingerprint=identity,
         cache_dtype=prepared.options.cache_dtype,
         start_epoch=start_epoch,
+        resumes=resumes,
     )
 
 
@@ -131,19 +133,22 @@ def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
     return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 
 
-def measured_steps(results: Iterable[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     """Return the predicted steps with what was measured: loss, and the time from one step's end to the next's."""
     by_step: dict[tuple[int, int], list[StepTrace]] = defaultdict(list)
     for result in results:
         for trace in result.steps:
             by_step[trace.epoch, trace.step].append(trace)
+    # What passed between the interruption and the resumption belongs to no step.
+    resumed = {result.resumed_at for result in results}
     records, previous = [], None
     for record in predicted:
         traces = by_step.get((record.epoch, record.step))
         if not traces:
             continue
         end = max(trace.end_s for trace in traces)
-        begin = previous if previous is not None and record.step > 0 else min(trace.start_s for trace in traces)
+        follows = record.step > 0 and (record.epoch, record.step) not in resumed
+        begin = previous if previous is not None and follows else min(trace.start_s for trace in traces)
         previous = end
         records.append(
             StepRecord(

@@ -75,9 +75,12 @@ class HybridStep:
         if value.name in ("tap", "ctx", "loss"):
             first, end = self.samples(value.part, value.microbatch)
             return end - first
-        boundary = value.stage - 1 if value.name == "sgrad" else value.stage
-        piece = self.pieces(boundary, value.microbatch)[value.part]
+        piece = self.pieces(self.boundary(value), value.microbatch)[value.part]
         return piece.end - piece.first
+
+    def boundary(self, value: Value) -> int:
+        """Return the stage behind which an act, side or sgrad piece crosses."""
+        return value.stage - 1 if value.name == "sgrad" else value.stage
 
     def _stage(self, rank: int) -> int:
         stage = self.plan.stage_of(rank)

@@ -209,7 +209,9 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int
         # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             cache = ActivationCache.create(Path(folder) / "cache", manifest)
-        return lambda: cache.batch(range(batch), length)
+        # As in a run, into a buffer that is there already.
+        buffer = torch.empty(cache.batch_bytes(batch, length), dtype=torch.uint8)
+        return lambda: cache.batch(range(batch), length, buffer)
 
     return make
 

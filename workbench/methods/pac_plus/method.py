@@ -16,8 +16,9 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.folder import ADAPTER, begin_folder, disk_bytes, finished_epochs, rank_folders
+from workbench.methods.pac_plus.folder import ADAPTER, JOURNALS, begin_folder, disk_bytes, finished_epochs, rank_folders
 from workbench.methods.pac_plus.measure import BATCH_SIZES, describe_facts, measure_layers, scale_to_cluster
+from workbench.methods.pac_plus.planning import plan_job
 from workbench.methods.pac_plus.predict import Predictor, predict
 from workbench.methods.pac_plus.prepare import PreparedJob, check_shape, prepare, require_known
 from workbench.methods.pac_plus.prices import resident_bytes
@@ -28,7 +29,6 @@ from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.saving import AdapterDescription, save_adapter
-from workbench.planners import candidates, plan_cached
 from workbench.planners.memory import cached_needs, too_small
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import LayerCost, analytic_profile, layer_costs
@@ -124,27 +124,8 @@ class PacPlus:
         return tuple(replace(cost, tap_bytes_per_token=round(share * cost.tap_bytes_per_token)) for cost in costs)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-        """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
-        job, options = prepared.job, prepared.options
-        typical, longest = prepared.typical_length, max(prepared.train.lengths)
-        found = candidates(
-            profile,
-            cluster,
-            batch_size=job.batch_size,
-            micro_batches=job.micro_batches,
-            order="all" if options.order == "all" else None,
-            objective="paper" if options.objective == "simulated" else options.objective,
-            sequence_length=typical,
-            memory_length=longest,
-        )
-        chosen = found[0]
-        if options.objective == "simulated":
-            (step,) = sweep_steps(prepared, 1)
-            chosen = min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(step))
-        if job.epochs == 1:
-            return chosen
-        cached = plan_cached(profile, cluster, batch_size=job.batch_size, sequence_length=typical, memory_length=longest)
-        return replace(chosen, cached=cached)
+        """Plan the first epoch in the job's paradigm, and the cached epochs (see Method)."""
+        return plan_job(prepared, profile, cluster)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
@@ -200,25 +181,25 @@ class PacPlus:
         job = prepared.job
         stack = load_stack(job.model)
         identity = launch.fingerprint(prepared, stack, plan)
-        start = 0
-        notes: tuple[str, ...] = ()
-        if resume:
-            start = finished_epochs(folder, identity, job.epochs, cluster.world_size)
-            notes = (_resumed(start, job.epochs),)
-            notify(Event("phase", message=notes[0]))
-        if start == 0:
+        finished = finished_epochs(folder, identity, job.epochs, cluster.world_size) if resume else None
+        if finished:
+            notify(Event("phase", message=_resumed(finished, 0, job.epochs)))
+        if finished is None:
             begin_folder(folder, identity)
             launch.save_initial(launch.initial_adapter(prepared, stack), folder)
         is_real = engines.fidelity == "real"
         host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
-        message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=start)
+        message = launch.rank_job(
+            prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=finished or 0, resumes=finished is not None
+        )
         # A peer counts as silent when it takes far longer than a step should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         message = replace(message, timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s))
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
 
+        notes = (_resumed(finished, _resumed_step(results), job.epochs),) if resume else ()
         steps = launch.measured_steps(results, prediction.steps)
         epochs = list(launch.epoch_records(steps))
         notify(Event("phase", message="Scoring every epoch on the validation split"))
@@ -236,6 +217,7 @@ class PacPlus:
         if not prepared.options.keep_cache:
             for kept in rank_folders(folder):
                 shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(folder / JOURNALS, ignore_errors=True)  # emptied by the ranks
         paced = 0.0 if is_real else sum(result.paced_s for result in results)  # a real device has no deadlines to miss
         ranks = range(cluster.world_size)
         resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in ranks] for cached in (False, True)}
@@ -291,13 +273,18 @@ class PacPlus:
         return tuple(points)
 
 
-def _resumed(start: int, epochs: int) -> str:
-    """Return what a resumed run begins with, in words."""
-    if start == 0:
-        return "Nothing to resume: no epoch was finished, so the run starts over."
-    if start == epochs:
+def _resumed(finished: int | None, steps: int, epochs: int) -> str:
+    """Return what a resumed run begins with, in words.  steps: completed in the epoch that was interrupted."""
+    if not finished and not steps:
+        return "Nothing to resume: the run starts over." if finished is None else "Resumed in epoch 1: none of its steps can be used."
+    if finished == epochs:
         return f"Resumed: all {epochs} epochs were finished, so none is trained again."
-    return f"Resumed after epoch {start} of {epochs}; the times of what was finished are the interrupted run's."
+    at = f"step {steps} of epoch {(finished or 0) + 1}" if steps else f"epoch {finished}"
+    return f"Resumed after {at} of {epochs}; the times of what was finished are the interrupted run's."
+
+
+def _resumed_step(results: Sequence[RankResult]) -> int:
+    return max((result.resumed_at[1] for result in results if result.resumed_at is not None), default=0)
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:

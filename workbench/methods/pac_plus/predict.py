@@ -17,7 +17,6 @@ from workbench.methods.pac_plus.layout import CachedStep, HybridStep
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.prices import CachedCosts, HybridCosts, RedistributionCosts
 from workbench.methods.pac_plus.redistribution import chunks_of, redistribution_schedule, rounds_of
-from workbench.runtime.activation_cache import cache_dtype
 from workbench.schedules.cached import adapter_broadcast
 from workbench.simulator import simulate
 from workbench.tasks.batching import epoch_batches
@@ -115,8 +114,8 @@ def _redistribution_s(
         owners,
         prepared.train.lengths,
         world_size=world_size,
-        hidden_size=prepared.facts.hidden_size,
-        itemsize=cache_dtype(prepared.options.cache_dtype).itemsize,
+        layout=prepared.record_layout,
+        num_encoder_layers=prepared.adapter.num_encoder_layers,
     )
     broadcast = RedistributionCosts(cluster=cluster, chunk_bytes=(), adapter_bytes=adapter_bytes)
     schedule = adapter_broadcast(plan.stages, range(world_size), world_size=world_size)

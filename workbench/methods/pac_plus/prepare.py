@@ -12,16 +12,19 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.runtime.activation_cache import cache_dtype
+from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
+Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 Initialization = Literal["fan_in", "gaussian", "zero", "pruned"]
 
 
@@ -29,9 +32,10 @@ Initialization = Literal["fan_in", "gaussian", "zero", "pruned"]
 class PacPlusOptions:
     """PAC+'s own settings, given in Job.options.
 
-    reduction: r.  initialization: of the side network (section IV-C).  cache_dtype: float32 or bfloat16.
+    reduction: r.  initialization: of the side network (section IV-C).  cache_dtype: float32, bfloat16 or int8.
     keep_cache: leave the activation cache on the disk after the run.  order: of the devices, 'given' or 'all' tried.
-    objective: the planner's, 'paper' (Eq. 5-7) or 'bottleneck' (ours: any stage may be the slowest).
+    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
+    paradigm: 'hybrid' runs the planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are the baselines of section VI-A.
     """
 
     reduction: int = 8
@@ -41,6 +45,7 @@ class PacPlusOptions:
     keep_cache: bool = False
     order: Literal["given", "all"] = "given"
     objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
+    paradigm: Paradigm = "hybrid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,14 @@ class PreparedJob:
         return max(8, round(mean / 8 + 0.5) * 8)
 
     @property
+    def record_layout(self) -> RecordLayout:
+        """Return the shape of a sample's record in the activation cache."""
+        return record_layout(self.adapter, self.options.cache_dtype)
+
+    @property
     def cache_bytes(self) -> int:
         """Return the bytes of the whole activation cache: s x h x (l + 1) values a sample (section V-B, storage cost)."""
-        tokens = sum(self.train.lengths)
-        return tokens * (self.facts.num_layers + 1) * self.facts.hidden_size * cache_dtype(self.options.cache_dtype).itemsize
+        return self.record_layout.total_bytes(self.train.lengths)
 
     def data_digest(self) -> str:
         """Return a digest of tokens and labels in their order."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
+from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Value
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
-from workbench.runtime.collective_times import broadcast_s, ring_allreduce_s
 
 
 def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequence_length: int) -> float:
@@ -19,6 +19,11 @@ def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequ
 
 def _trainable_bytes(layers: tuple[LayerProfile, ...]) -> int:
     return sum(layer.trainable_bytes for layer in layers)
+
+
+def _kept_bytes(layers: tuple[LayerProfile, ...], value: Value, samples: int, length: int) -> int:
+    """Return the bytes of the activations that the side network reads (tap), or of what its backward pass needs besides (ctx)."""
+    return sum(layer.tap_bytes(samples, length) if value.name == "tap" else layer.context_bytes(samples, length) for layer in layers)
 
 
 def _resident_bytes(profile: Profile, layers: tuple[LayerProfile, ...], *, backbone: bool) -> int:
@@ -60,14 +65,12 @@ class HybridCosts:
             return _trainable_bytes(self.layers(value.part))
         if value.name not in ("act", "side", "sgrad", "tap", "ctx"):
             return 0
-        tokens = self.step.num_samples(value) * self.step.shape.lengths[value.microbatch]
+        samples, length = self.step.num_samples(value), self.step.shape.lengths[value.microbatch]
         if value.name in ("tap", "ctx"):
-            layers = self.layers(value.part)
-            per_token = sum(layer.tap_bytes_per_token if value.name == "tap" else layer.context_bytes_per_token for layer in layers)
-            return tokens * per_token
-        layer = self.profile.layers[0][0]
-        side = layer.gradient_bytes_per_token
-        return tokens * (layer.output_bytes_per_token - side if value.name == "act" else side)
+            return _kept_bytes(self.layers(value.part), value, samples, length)
+        layer = self.profile.layers[0][self.step.plan.stages[self.step.boundary(value)].stop - 1]
+        side = layer.gradient_bytes(samples, length)
+        return layer.output_bytes(samples, length) - side if value.name == "act" else side
 
     def resident_bytes(self, rank: int) -> int:
         """Return weights, gradients and optimizer state in bytes."""
@@ -97,9 +100,7 @@ class CachedCosts:
             return _trainable_bytes(self.profile.layers[value.part])
         if value.name not in ("tap", "ctx"):
             return 0
-        tokens = self.step.sizes[value.part] * self.step.lengths[value.part]
-        layers = self.profile.layers[value.part]
-        return tokens * sum(layer.tap_bytes_per_token if value.name == "tap" else layer.context_bytes_per_token for layer in layers)
+        return _kept_bytes(self.profile.layers[value.part], value, self.step.sizes[value.part], self.step.lengths[value.part])
 
     def resident_bytes(self, rank: int) -> int:
         """Return the adapter, its gradients and its optimizer state in bytes; the backbone is released."""

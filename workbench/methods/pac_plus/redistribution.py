@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from workbench.core.schedule import BROADCAST, Schedule, Value
 from workbench.core.timeline import Span
 from workbench.methods.pac_plus.first_epoch import PlannedStep, taped_samples
 from workbench.methods.pac_plus.session import RankSession
-from workbench.runtime.activation_cache import ActivationCache, cache_dtype
+from workbench.methods.pac_plus.taps import StageTaps, rank_taps
+from workbench.runtime.activation_cache import ActivationCache
+from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.transport import TensorSpec
 from workbench.schedules.cached import adapter_broadcast, redistribution
@@ -67,17 +69,13 @@ def chunks_of(
     lengths: Sequence[int],
     *,
     world_size: int,
-    hidden_size: int,
-    itemsize: int,
+    layout: RecordLayout,
+    num_encoder_layers: int | None = None,
 ) -> tuple[Chunk, ...]:
-    """Return every message of the redistribution, the same on all ranks."""
+    """Return every message of the redistribution, the same on all ranks.  layout: of a whole record."""
     chunks = []
-    for source in range(world_size):
-        index = plan.stage_of(source)
-        if index is None:
-            continue
-        stage = plan.stages[index]
-        bytes_per_token = (stage.num_layers + (stage.start == 0)) * hidden_size * itemsize
+    for source, taps in sorted(rank_taps(plan, num_encoder_layers).items()):
+        part = replace(layout, num_taps=taps.num_taps, num_target_taps=taps.num_target_taps)
         held = sorted(taped_samples(plan, source, steps))
         for destination in range(world_size):
             if destination == source:
@@ -88,7 +86,7 @@ def chunks_of(
                 if owners[sample] != destination:
                     continue
                 pending.append(sample)
-                nbytes += lengths[sample] * bytes_per_token
+                nbytes += part.nbytes(lengths[sample])
                 if nbytes >= CHUNK_BYTES:
                     chunks.append(Chunk(source=source, destination=destination, samples=tuple(pending), nbytes=nbytes))
                     pending, nbytes = [], 0
@@ -112,51 +110,52 @@ def redistribution_schedule(turn: Sequence[Chunk], world_size: int) -> Schedule:
     return redistribution(tuple((chunk.source, chunk.destination, index) for index, chunk in enumerate(turn)), world_size)
 
 
-def share_cache(session: RankSession, chunks: Sequence[Chunk], tape: ActivationCache | None, cache: ActivationCache) -> list[Span]:
-    """Fill this rank's cache from its own tape and from the other ranks', and return the spans of the exchange."""
-    rank, plan = session.rank, session.rank_job.plan
-    dtype = cache_dtype(session.rank_job.cache_dtype)
-    first_tap = _first_taps(plan)
+def share_cache(
+    session: RankSession,
+    chunks: Sequence[Chunk],
+    tape: ActivationCache | None,
+    cache: ActivationCache,
+    *,
+    num_encoder_layers: int | None = None,
+) -> list[Span]:
+    """Fill this rank's cache from its own tape and from the other ranks', and return the spans of the exchange.
+
+    Records travel as the bytes that lie on the disk, whatever their storage type.
+    """
+    rank = session.rank
+    taps = rank_taps(session.rank_job.plan, num_encoder_layers)
     spans: list[Span] = []
     if tape is not None:
-        at = first_tap[rank]
-        owned = set(cache.manifest.samples)
-        for sample in tape.manifest.samples:
+        owned = set(cache.samples)
+        for sample in tape.samples:
             if sample in owned:
-                cache.record(sample)[at : at + tape.manifest.num_taps].copy_(tape.record(sample))
+                cache.raw_taps(sample, taps[rank].first, taps[rank].total).copy_(tape.raw(sample))
     for turn in rounds_of(chunks):
         schedule = redistribution_schedule(turn, session.context.world_size)
         inputs: dict[Value, Any] = {
-            Value("cache", microbatch=index): torch.cat([tape.record(sample).reshape(-1) for sample in chunk.samples])
+            Value("cache", microbatch=index): torch.cat([tape.raw(sample).reshape(-1) for sample in chunk.samples])
             for index, chunk in enumerate(turn)
             if chunk.source == rank and tape is not None
         }
 
         def spec(value: Value, turn: tuple[Chunk, ...] = turn) -> TensorSpec:
-            return TensorSpec((turn[value.microbatch].nbytes // dtype.itemsize,), dtype)
+            return TensorSpec((turn[value.microbatch].nbytes,), torch.uint8)
 
         done = session.run(schedule, {}, spec, lambda op: 0.0, inputs)
         spans += done.spans
         for value, content in done.outputs.items():
             chunk = turn[value.microbatch]
             if chunk.destination == rank:
-                _unpack(cache, chunk, content, first_tap[chunk.source], plan)
+                _unpack(cache, chunk, content, taps[chunk.source])
     return spans
 
 
-def _unpack(cache: ActivationCache, chunk: Chunk, content: Tensor, first_tap: int, plan: Plan) -> None:
-    stage = plan.stages[plan.stage_of(chunk.source)]  # type: ignore[index]
-    num_taps = stage.num_layers + (stage.start == 0)
+def _unpack(cache: ActivationCache, chunk: Chunk, content: Tensor, taps: StageTaps) -> None:
     at = 0
     for sample in chunk.samples:
-        record = cache.record(sample)[first_tap : first_tap + num_taps]
-        record.copy_(content[at : at + record.numel()].view(record.shape))
-        at += record.numel()
-
-
-def _first_taps(plan: Plan) -> dict[int, int]:
-    """Return where in a whole record each rank's taps begin: b_0 comes first, then one tap a layer."""
-    return {rank: 0 if stage.start == 0 else stage.start + 1 for stage in plan.stages for rank in stage.ranks}
+        part = cache.raw_taps(sample, taps.first, taps.total)
+        part.copy_(content[at : at + part.numel()].view(part.shape))
+        at += part.numel()
 
 
 def _unexpected(value: Value) -> TensorSpec:

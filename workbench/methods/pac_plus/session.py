@@ -36,7 +36,8 @@ class RankJob:
 
     host_layers: seconds of every layer on one unslowed core, for pacing; None runs as fast as it can, and so do real devices.
     folder: shared by the emulated devices; holds the initial adapter and the checkpoints.
-    start_epoch: 0, or the first epoch that a resumed run still has to do.  trace_steps: steps of each epoch kept span by span.
+    start_epoch: 0, or the first epoch that a resumed run still has to do.  resumes: go on with that epoch's completed steps.
+    trace_steps: steps of each epoch kept span by span.
     """
 
     job: Job
@@ -49,6 +50,7 @@ class RankJob:
     fingerprint: str
     cache_dtype: str
     start_epoch: int = 0
+    resumes: bool = False
     trace_steps: int = 3
     timeout_s: float = 20.0
 
@@ -74,7 +76,10 @@ class StepTrace(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankResult:
-    """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name."""
+    """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name.
+
+    resumed_at: (epoch, step) with which a resumed run began.
+    """
 
     rank: int
     steps: list[StepTrace] = field(default_factory=list)
@@ -82,6 +87,7 @@ class RankResult:
     nbytes: dict[str, int] = field(default_factory=dict)
     redistribution: list[Span] = field(default_factory=list)
     overrun_share: float = 0.0
+    resumed_at: tuple[int, int] | None = None
     late_s: float = 0.0
     paced_s: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -120,9 +126,9 @@ class RankSession:
         self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
         self.progress = DeviceReporter(context, budget)
         share = context.device.host_share or 1.0
-        self._slows_down = rank_job.host_layers is not None and context.fidelity != "real"
-        self.pacer = Pacer(share if self._slows_down else 1.0, clock=time.monotonic)
-        paced = context.fidelity == "paced" and self._slows_down
+        self.slows_down = rank_job.host_layers is not None and context.fidelity != "real"
+        self.pacer = Pacer(share if self.slows_down else 1.0, clock=time.monotonic)
+        paced = context.fidelity == "paced" and self.slows_down
         self.transport = Transport(
             group,
             self.rank,
@@ -155,7 +161,7 @@ class RankSession:
             spec=spec,
             inputs=contents,
             pacer=self.pacer,
-            full_speed_s=full_speed_s if self._slows_down else _free,
+            full_speed_s=full_speed_s if self.slows_down else _free,
             begin_s=self._free_s,
         )
         self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)

@@ -55,10 +55,9 @@ def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
     ):
         result = RankResult(rank=context.rank)
         compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), len(sweep.steps))
-        config = rank_job.adapter
 
         def train(steps: tuple[PlannedStep, ...]) -> list[StepTrace]:
-            return train_first_epoch(session, steps, compute, optimizer, None, hidden_size=config.hidden_size, side_width=config.width)
+            return train_first_epoch(session, steps, compute, optimizer, None)
 
         session.barrier()
         train(sweep.steps[:WARM_UP_STEPS])

@@ -15,11 +15,13 @@ from workbench.core.plan import Plan
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.first_epoch import PlannedStep, create_tape, plan_steps, train_first_epoch
+from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, tape_manifest, train_first_epoch
 from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path, steps_path
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
 from workbench.methods.pac_plus.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace, on_rank_zeros_clock
+from workbench.methods.pac_plus.stepwise import EpochLog
+from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stage
 from workbench.models.parallel_adapter import ParallelAdapterStage
@@ -79,15 +81,18 @@ class _Run:
             cache = self._cache(owners)
             self._result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
             compute, optimizer = self._whole_adapter(tensors, start)
+            session.progress.phase(WAITING)
+            session.barrier()
             for epoch in range(start, self._epochs):
-                session.progress.phase(WAITING)
-                session.barrier()
                 session.progress.phase(CACHED_EPOCH if session.rank in cached_stage.ranks else IDLE, epoch)
+                is_writer = session.rank == cached_stage.ranks[0]
+                log = self._log(epoch, optimizer if session.rank in cached_stage.ranks else None, stage=-1, writes_journal=is_writer)
+                begin = self._resumed_step(log, epoch, usable=True)
                 with self._phase(f"epoch {epoch + 1}"):
-                    traces = train_cached_epoch(session, cached_stage, owners, compute, optimizer, cache, epoch=epoch)
-                self._keep_steps(epoch, traces)
-                if session.rank == cached_stage.ranks[0]:
-                    self._save(epoch, optimizer.named_tensors())
+                    traces = train_cached_epoch(
+                        session, cached_stage, owners, compute, optimizer, cache, epoch=epoch, begin=begin, note=log
+                    )
+                self._finish_epoch(log, epoch, traces, optimizer.named_tensors() if is_writer else None)
         session.progress.phase(DONE)
         self._result.overrun_share = session.pacer.overrun_share
         self._result.late_s, self._result.paced_s = session.pacer.late_s, session.pacer.paced_s
@@ -101,12 +106,21 @@ class _Run:
         session.progress.phase(LOADING)
         compute, optimizer = build_stage(rank_job, index, len(self._steps))
         self._result.nbytes["private memory with the backbone"] = read_memory().anonymous_bytes
-        tape = create_tape(session, self._steps, config.hidden_size, self._folder / "tape") if self._epochs > 1 else None
+        is_writer = index is not None and session.rank == plan.stages[index].ranks[0]
+        log = self._log(0, optimizer, stage=-1 if index is None else index, writes_journal=is_writer)
+        tape, begin = self._first_tape(log)
         session.progress.phase(WAITING)
         session.barrier()
         session.progress.phase(IDLE if index is None else FIRST_EPOCH, 0)
-        traces = train_first_epoch(session, self._steps, compute, optimizer, tape, hidden_size=config.hidden_size, side_width=config.width)
-        self._keep_steps(0, traces)
+        traces = train_first_epoch(
+            session,
+            self._steps,
+            compute,
+            optimizer,
+            tape,
+            begin=begin,
+            note=log,
+        )
         if tape is not None:
             tape.finish()
         self._taped, self._has_taped = tape, True
@@ -116,10 +130,48 @@ class _Run:
         with self._phase("sharing the adapter"):
             tensors, spans = share_adapter(session, optimizer, stage_slots(config, plan))
         self._result.redistribution += spans
-        if session.rank == plan.stages[0].ranks[0]:
-            self._save(0, tensors)
+        self._finish_epoch(log, 0, traces, tensors if session.rank == plan.stages[0].ranks[0] else None)
         self._release(compute)
         return tensors
+
+    def _first_tape(self, log: EpochLog) -> tuple[ActivationCache | None, int]:
+        """Return the tape of the first epoch, and the step with which the epoch goes on: an interrupted run's are continued."""
+        if self._epochs == 1:
+            return None, self._resumed_step(log, 0, usable=True)
+        manifest = tape_manifest(self._session, self._steps)
+        folder = self._folder / "tape"
+        tape: ActivationCache | None = None
+        if manifest is not None and self._rank_job.resumes:
+            try:
+                tape = ActivationCache.reopen(folder, manifest)
+            except CacheError as error:
+                self._result.notes.append(str(error))
+        begin = self._resumed_step(log, 0, usable=tape is not None or manifest is None)
+        if begin == 0 and manifest is not None:
+            tape = ActivationCache.create(folder, manifest)
+        return tape, begin
+
+    def _log(self, epoch: int, optimizer: FlatAdamW | None, *, stage: int, writes_journal: bool) -> EpochLog:
+        return EpochLog(self._session, epoch, optimizer, stage=stage, writes_journal=writes_journal, num_steps=len(self._steps))
+
+    def _resumed_step(self, log: EpochLog, epoch: int, *, usable: bool) -> int:
+        """Return the step with which an epoch begins: after those that an interrupted run completed, if this run resumes it."""
+        begin = 0
+        if self._rank_job.resumes and epoch == self._rank_job.start_epoch:
+            begin = log.agree(usable=usable)
+            self._result.resumed_at = (epoch, begin)
+        log.begin()
+        return begin
+
+    def _finish_epoch(self, log: EpochLog, epoch: int, traces: list[StepTrace], tensors: Mapping[str, torch.Tensor] | None) -> None:
+        """Keep an epoch whole, then drop what its steps had left.  tensors: of the rank that writes the checkpoint."""
+        self._keep_steps(epoch, log.done + traces)
+        if tensors is not None:
+            self._save(epoch, tensors)
+        if log.takes_part:
+            self._session.progress.phase(WAITING)
+        self._session.barrier()
+        log.end()
 
     def _cache(self, owners: Sequence[int]) -> ActivationCache:
         """Return this rank's own shard, filled: kept from before if all ranks can use theirs, else from the tapes."""
@@ -135,6 +187,7 @@ class _Run:
             assert kept is not None
             return kept
         tape = self._tape()
+        layout = record_layout(rank_job.adapter, rank_job.cache_dtype)
         samples = tuple(sample for sample, owner in enumerate(owners) if owner == session.rank)
         cache = ActivationCache.create(
             folder,
@@ -142,9 +195,11 @@ class _Run:
                 fingerprint=f"{rank_job.fingerprint}/{session.rank}",
                 samples=samples,
                 lengths=tuple(self._lengths[sample] for sample in samples),
-                num_taps=rank_job.adapter.num_layers + 1,
-                width=rank_job.adapter.hidden_size,
-                dtype=rank_job.cache_dtype,
+                num_taps=layout.num_taps,
+                width=layout.width,
+                dtype=layout.dtype,
+                num_target_taps=layout.num_target_taps,
+                target_length=layout.target_length,
             ),
         )
         chunks = chunks_of(
@@ -153,14 +208,14 @@ class _Run:
             owners,
             self._lengths,
             world_size=session.context.world_size,
-            hidden_size=rank_job.adapter.hidden_size,
-            itemsize=cache_dtype(rank_job.cache_dtype).itemsize,
+            layout=layout,
+            num_encoder_layers=rank_job.adapter.num_encoder_layers,
         )
         session.progress.phase(WAITING)
         session.barrier()
         session.progress.phase("sharing the activations")
         with self._phase("sharing the activations"):
-            self._result.redistribution += share_cache(session, chunks, tape, cache)
+            self._result.redistribution += share_cache(session, chunks, tape, cache, num_encoder_layers=rank_job.adapter.num_encoder_layers)
             session.barrier()
         cache.finish()
         self._result.nbytes["activation cache"] = cache.manifest.nbytes
@@ -186,15 +241,14 @@ class _Run:
         session.progress.phase("filling the cache again")
         with self._phase("filling the cache again"):
             compute, optimizer = build_stage(rank_job, index, len(self._steps))
-            tape = create_tape(session, self._steps, rank_job.adapter.hidden_size, self._folder / "tape")
+            manifest = tape_manifest(session, self._steps)
+            tape = ActivationCache.create(self._folder / "tape", manifest) if manifest is not None else None
             train_first_epoch(
                 session,
                 self._steps,
                 compute,
                 optimizer,
                 tape,
-                hidden_size=rank_job.adapter.hidden_size,
-                side_width=rank_job.adapter.width,
                 backbone_only=True,
             )
             if tape is not None:

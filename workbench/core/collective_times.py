@@ -1,11 +1,13 @@
-"""Seconds of collectives over a cluster's links, the same for prices and for paced links."""
+"""Seconds of collectives over a cluster's links: the same for planners, prices and paced links."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from workbench.core.cluster import Cluster
 
 
-def ring_allreduce_s(cluster: Cluster, ranks: tuple[int, ...], nbytes: int) -> float:
+def ring_allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
     """Return 2(n-1) steps, each of nbytes/n over the slowest link of the ring, in seconds."""
     if len(ranks) < 2:
         return 0.0
@@ -13,7 +15,7 @@ def ring_allreduce_s(cluster: Cluster, ranks: tuple[int, ...], nbytes: int) -> f
     return 2 * (len(ranks) - 1) * max(link.transfer_s(-(-nbytes // len(ranks))) for link in links)
 
 
-def broadcast_s(cluster: Cluster, ranks: tuple[int, ...], nbytes: int) -> float:
+def broadcast_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
     """Return the seconds of a broadcast from ranks[0] along a binomial tree."""
     if len(ranks) < 2:
         return 0.0

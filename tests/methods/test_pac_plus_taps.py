@@ -1,0 +1,33 @@
+"""Where a stage's taps lie in a whole record."""
+
+from itertools import combinations
+
+import pytest
+
+from workbench.methods.pac_plus.taps import StageTaps, stage_taps
+
+
+def names(start: int, stop: int, border: int | None) -> list[str]:
+    """Return the taps of layers [start, stop) as the backbone gives them, by name."""
+    found = ["b0"] if start == 0 else []
+    for layer in range(start, stop):
+        found += ["decoder embedding"] if layer == border else []
+        found.append(f"layer {layer}")
+    return found
+
+
+@pytest.mark.parametrize("border", [None, 1, 3, 5])
+def test_every_cut_gives_each_tap_its_place(border: int | None) -> None:
+    whole = names(0, 6, border)
+    for count in range(6):
+        for cuts in combinations(range(1, 6), count):
+            for start, stop in zip((0, *cuts), (*cuts, 6), strict=True):
+                taps = stage_taps(start, stop, border)
+                assert whole[taps.first : taps.first + taps.total] == names(start, stop, border)
+                targets = [name for name in names(start, stop, border) if border is not None and whole.index(name) > border]
+                assert taps.num_target_taps == len(targets)
+
+
+def test_a_single_stack() -> None:
+    assert stage_taps(0, 6) == StageTaps(first=0, num_taps=7, num_target_taps=0)
+    assert stage_taps(2, 4) == StageTaps(first=3, num_taps=2, num_target_taps=0)

@@ -1,0 +1,94 @@
+"""Several pipelines that train the same model, each on devices of its own (HetPipe; Park et al., USENIX ATC 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from workbench.core.errors import ConfigError
+from workbench.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Layers [start, stop) that lie on one rank in every virtual worker.
+
+    owners[v]: virtual worker v's rank.  server: the owner that keeps the global weights.
+    """
+
+    start: int
+    stop: int
+    owners: tuple[int, ...]
+    server: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualWorkers:
+    """pipelines[v]: the plan of virtual worker v, whose stages have one rank each and whose micro-batches are its mini-batches.
+
+    in_flight: N_m, the mini-batches of a wave; a virtual worker has at most so many in its pipeline, and pushes once for each wave.
+    clock_distance: D, how many waves the fastest may be ahead of the slowest.
+    predicted_s: named parts of the predicted seconds of a wave of all virtual workers.
+    """
+
+    pipelines: tuple[Plan, ...]
+    in_flight: int
+    clock_distance: int = 0
+    predicted_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        asked = f"{len(self.pipelines)} virtual workers with {self.in_flight} mini-batches in flight were asked for."
+        if not self.pipelines or self.in_flight < 1 or self.clock_distance < 0:
+            raise ConfigError(asked, f"The clock distance is {self.clock_distance}.", "Give one worker, one mini-batch, and 0 or more.")
+        if len({plan.num_layers for plan in self.pipelines}) > 1:
+            found = f"Their models have {[plan.num_layers for plan in self.pipelines]} layers."
+            raise ConfigError(asked, found, "Let each hold the whole model.")
+        for plan in self.pipelines:
+            for stage in plan.stages:
+                if len(stage.shares) > 1:
+                    raise ConfigError(asked, f"A stage has the ranks {stage.ranks}.", "Give each stage one.")
+        for rank in self.ranks:
+            if self.ranks.count(rank) > 1:
+                raise ConfigError(asked, f"Rank {rank} has more than one stage.", "Give it one.")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return all ranks, by virtual worker and stage."""
+        return tuple(rank for plan in self.pipelines for stage in plan.stages for rank in stage.ranks)
+
+    @property
+    def wave_samples(self) -> int:
+        """Return the samples of a wave of all virtual workers together."""
+        return self.in_flight * sum(plan.micro_batch_size for plan in self.pipelines)
+
+    @property
+    def wave_s(self) -> float:
+        """Return the predicted seconds of a wave of all virtual workers."""
+        return sum(self.predicted_s.values())
+
+    @property
+    def global_staleness(self) -> int:
+        """Return s_global = (D + 1) N_m + N_m - 2: the most mini-batches of another virtual worker that one may not have seen yet."""
+        return (self.clock_distance + 2) * self.in_flight - 2
+
+    def waves_needed(self, mini_batch: int) -> int:
+        """Return how many waves of every virtual worker must be in the weights that a worker's mini-batch (from 0) begins with.
+
+        All of the mini-batches before it but the s_global last, rounded up to whole waves.
+        """
+        return max(0, -(-(mini_batch - self.global_staleness) // self.in_flight))
+
+    def grouping(self) -> str:
+        """Return the virtual workers' sizes: [2+2]."""
+        return "[" + "+".join(str(len(plan.stages)) for plan in self.pipelines) + "]"
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Return the layers between all cuts of all pipelines, in order; the virtual workers serve them in turn."""
+        cuts = sorted({0} | {stage.stop for plan in self.pipelines for stage in plan.stages})
+        shards = []
+        for number, (start, stop) in enumerate(pairwise(cuts)):
+            owners = tuple(
+                next(stage.ranks[0] for stage in plan.stages if stage.start <= start and stop <= stage.stop) for plan in self.pipelines
+            )
+            shards.append(Shard(start=start, stop=stop, owners=owners, server=owners[number % len(owners)]))
+        return tuple(shards)

@@ -1,0 +1,59 @@
+"""Plan a PAC+ job: Algorithm 1 or a baseline's paradigm for the first epoch, data parallelism for the cached ones (section V)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.methods.pac_plus.predict import Predictor
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.methods.pac_plus.sweep import sweep_steps
+from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, standalone
+
+PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the plan of all epochs.  Raises PlanError if nothing fits."""
+    job = prepared.job
+    chosen = _first_epoch(prepared, profile, cluster)
+    if job.epochs == 1:
+        return chosen
+    if prepared.options.paradigm == "standalone":
+        (rank,) = chosen.stages[0].ranks
+        cached = Stage(start=0, stop=chosen.num_layers, shares=(Share(rank=rank, samples=job.batch_size),))
+    else:
+        cached = plan_cached(
+            profile,
+            cluster,
+            batch_size=job.batch_size,
+            sequence_length=prepared.typical_length,
+            memory_length=max(prepared.train.lengths),
+        )
+    return replace(chosen, cached=cached)
+
+
+def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
+    job, options = prepared.job, prepared.options
+    typical, longest = prepared.typical_length, max(prepared.train.lengths)
+    if options.paradigm != "hybrid":
+        planner: Callable[..., Plan] = PARADIGMS[options.paradigm]
+        return planner(profile, cluster, batch_size=job.batch_size, sequence_length=typical, micro_batches=job.micro_batches)
+    found = candidates(
+        profile,
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        order="all" if options.order == "all" else None,
+        objective="paper" if options.objective == "simulated" else options.objective,
+        sequence_length=typical,
+        memory_length=longest,
+    )
+    if options.objective != "simulated":
+        return found[0]
+    (step,) = sweep_steps(prepared, 1)
+    return min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(step))

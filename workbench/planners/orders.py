@@ -1,0 +1,120 @@
+"""Which order of the devices to plan for: Algorithm 1 takes 'an ordered set of all devices', and leaves the order open (PAC+, section V-A).
+
+Equal devices are interchangeable, so that only the distinct orders of device types count: 4 of one type and 4 of another have 70.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.profile import Profile
+
+Order = tuple[int, ...]
+
+
+def device_types(profile: Profile, cluster: Cluster) -> tuple[int, ...]:
+    """Return each rank's type, as the lowest rank that is equal to it in speed, memory and links."""
+    kinds = []
+    for rank, device in enumerate(cluster.devices):
+        name = device.name if cluster.pairs else ""  # a link between two named devices tells them apart
+        kinds.append((replace(device, name=name, address=None), profile.layers[rank]))
+    return tuple(kinds.index(kind) for kind in kinds)
+
+
+def count_orders(types: Sequence[int]) -> int:
+    """Return the number of distinct orders: n! / (n_1! n_2! ...)."""
+    return math.factorial(len(types)) // math.prod(math.factorial(types.count(kind)) for kind in set(types))
+
+
+def distinct_orders(types: Sequence[int]) -> Iterator[Order]:
+    """Yield the ranks in every distinct order of their types, the ranks of a type rising, in lexical order."""
+    left = {kind: [rank for rank, other in enumerate(types) if other == kind] for kind in set(types)}
+    chosen: list[int] = []
+
+    def extend() -> Iterator[Order]:
+        if len(chosen) == len(types):
+            yield tuple(chosen)
+        for ranks in sorted(ranks for ranks in left.values() if ranks):
+            chosen.append(ranks.pop(0))
+            yield from extend()
+            ranks.insert(0, chosen.pop())
+
+    return extend()
+
+
+def checked_order(cluster: Cluster, order: Sequence[int]) -> Order:
+    """Return an order that a user gave.  Raises ConfigError if it names a rank twice, or one that is not there."""
+    ranks = tuple(order)
+    if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(cluster.world_size)):
+        raise ConfigError(
+            f"The device order {list(ranks)} was asked for.",
+            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
+            "Name each at most once.",
+        )
+    return ranks
+
+
+def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Order]:
+    """Return the orders by speed and by memory, each rising and falling, without repetitions."""
+    ranks = range(cluster.world_size)
+    seconds = [
+        sum(layer.forward_s(1, sequence_length) + layer.backward_s(1, sequence_length) for layer in profile.layers[rank]) for rank in ranks
+    ]
+    memory = [device.memory_bytes for device in cluster.devices]
+    keys: tuple[Callable[[int], tuple[float, float]], ...] = (
+        lambda rank: (seconds[rank], -memory[rank]),
+        lambda rank: (-seconds[rank], memory[rank]),
+        lambda rank: (-memory[rank], seconds[rank]),
+        lambda rank: (memory[rank], -seconds[rank]),
+    )
+    return list(dict.fromkeys(tuple(sorted(ranks, key=key)) for key in keys))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """value[order] of every order that was looked at, infinite where nothing fits; exhaustive: these are all distinct orders."""
+
+    value: dict[Order, float]
+    exhaustive: bool
+
+
+def search_orders(
+    types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int, seed: int = 0
+) -> Search:
+    """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by exchanging two devices.
+
+    The climb takes the first exchange that helps, in random order, and ends where none does or after max_orders evaluations.
+    """
+    if count_orders(types) <= max_orders:
+        return Search(value={order: evaluate(order) for order in distinct_orders(types)}, exhaustive=True)
+    seen: dict[tuple[int, ...], float] = {}
+    value: dict[Order, float] = {}
+
+    def look(order: Order) -> float:
+        key = tuple(types[rank] for rank in order)
+        if key not in seen:
+            seen[key] = value[order] = evaluate(order)
+        return seen[key]
+
+    best = min(starts, key=look)
+    draw = random.Random(seed)
+    improved = True
+    while improved:
+        improved = False
+        places = [(i, j) for i, j in combinations(range(len(best)), 2) if types[best[i]] != types[best[j]]]
+        draw.shuffle(places)
+        for i, j in places:
+            if len(seen) >= max_orders:
+                break
+            swapped = list(best)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            if look(tuple(swapped)) < look(best):
+                best, improved = tuple(swapped), True
+                break
+    return Search(value=value, exhaustive=False)

@@ -1,0 +1,106 @@
+"""What a reproduction of a table or figure found: the paper's numbers beside ours, as data that JSON, terminal and figures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Source = Literal["simulated", "executed", "counted"]
+Kind = Literal["fitted", "predicted", "computed", "measured"]
+OOM = "OOM"
+Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One value of the paper beside ours.
+
+    labels: what it is a value of, under Result.label_columns.  paper: None where the paper gives none.  ours: None where we have none.
+    kind: 'fitted' if our constants were chosen to meet this very value, 'predicted' if constants chosen elsewhere give it, 'computed'
+    from sizes alone, 'measured' where something ran.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) of a
+    value that is a percentage itself.
+    """
+
+    labels: tuple[str, ...]
+    paper: Number
+    ours: Number
+    unit: str = ""
+    kind: Kind = "computed"
+    deviation_in: Literal["percent", "points"] = "percent"
+    note: str = ""
+
+    @property
+    def deviation(self) -> float | None:
+        """Return ours against the paper's in per cent or points; None where one of them is no number."""
+        if not isinstance(self.paper, int | float) or not isinstance(self.ours, int | float):
+            return None
+        if self.deviation_in == "points":
+            return self.ours - self.paper
+        return 100.0 * (self.ours / self.paper - 1.0) if self.paper else None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Return whether two words are the same (OOM where the paper has OOM); None where both are numbers or one is missing."""
+        if self.paper is None or self.ours is None or self.deviation is not None:
+            return None
+        return self.paper == self.ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Further numbers without a value of the paper's beside each: a sensitivity, a contradiction worked out, a plan."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Number, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A claim, whether it holds in our numbers, and what was found."""
+
+    claim: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The reproduction of one table or figure.
+
+    item: its name in the registry.  source: what our numbers are.  explanation: sentences on why ours differ from the paper's, what was
+    fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
+    """
+
+    item: str
+    title: str
+    paper_section: str
+    source: Source
+    label_columns: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    tables: tuple[Table, ...] = ()
+    checks: tuple[Check, ...] = ()
+    explanation: tuple[str, ...] = ()
+    series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+
+def _silent(line: str) -> None:
+    """Drop a progress line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a reproduction runs; simulated ones need none of it.
+
+    data: a local folder with the GLUE tasks, None for the embedded data.  seeds: of each executed comparison.  quick: a tiny version
+    that shows that it runs, not what it finds.  workdir: for what an executed one keeps while it runs.  progress: gets lines to show.
+    """
+
+    data: Path | None = None
+    seeds: tuple[int, ...] = (0, 1, 2)
+    quick: bool = False
+    workdir: Path | None = None
+    progress: Callable[[str], None] = _silent

@@ -1,0 +1,138 @@
+"""HetPipe: pipelines inside virtual workers, asynchronous data parallelism between them (Park et al., USENIX ATC 2020; PAC+, section VI-A).
+
+A virtual worker runs mini-batches through its pipeline without a flush: every mini-batch updates the weights of a stage as soon as its
+backward is done there (STEP), and is run backward with the weights that it was run forward with.  N_m mini-batches are a wave.  Wave
+synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its layers' shards, which add
+the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank takes the global weights and adds its own
+updates that they lack (PULL), if those of the last PULL lack more than s_global mini-batches (VirtualWorkers.waves_needed).  So a faster
+virtual worker is at most D + 1 waves ahead, and until then nobody waits; after the last wave everybody pulls.
+
+Stages are numbered through all virtual workers (the second one's begin where the first one's end), mini-batches through the data: number p
+of virtual worker v is batch p V + v.  MERGE runs on a stream of its own, "server", and is listed just before its rank's own PULL of it: so
+late that a server that runs its list from top to bottom does not wait for others before it must.
+Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous.py; push:k.c.v the sum of virtual worker v's updates of
+shard k in wave c; global:k._.c the shard's global weights after c waves.
+"""
+
+from __future__ import annotations
+
+from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.core.virtual_workers import Shard, VirtualWorkers
+from workbench.schedules.pieces import enclosing_world
+from workbench.schedules.pipeline import FORWARD, Slot
+
+PUSH = "PUSH"
+MERGE = "MERGE"
+PULL = "PULL"
+SERVER = "server"
+
+
+def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None = None) -> Schedule:
+    """Return `num_waves` waves of every virtual worker, without their transfers.  A single virtual worker needs no PUSH, MERGE or PULL."""
+    world_size = enclosing_world(workers.ranks, world_size)
+    ops: list[tuple[Op, ...]] = [()] * world_size
+    inputs: list[tuple[Value, ...]] = [()] * world_size
+    outputs: list[tuple[Value, ...]] = [()] * world_size
+    shards = workers.shards() if len(workers.pipelines) > 1 else ()
+    first_stage = 0
+    for worker, plan in enumerate(workers.pipelines):
+        for index, stage in enumerate(plan.stages):
+            rank = stage.ranks[0]
+            own = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
+            listing = _Listing(workers, worker, first_stage, index, rank, own)
+            ops[rank] = listing.waves(num_waves)
+            inputs[rank] = listing.inputs(num_waves)
+            outputs[rank] = listing.outputs(num_waves)
+        first_stage += len(plan.stages)
+    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def in_flight_order(num_stages: int, stage: int, in_flight: int, num_mini_batches: int) -> list[Slot]:
+    """Return 1F1B's order with at most `in_flight` mini-batches in the pipeline: a stage forwards fewer before its first backward."""
+    warmup = min(num_stages - stage, in_flight, num_mini_batches) - 1
+    slots: list[Slot] = [(FORWARD, p) for p in range(warmup)]
+    for p in range(num_mini_batches - warmup):
+        slots += [(FORWARD, warmup + p), ("B", p)]
+    return slots + [("B", p) for p in range(num_mini_batches - warmup, num_mini_batches)]
+
+
+class _Listing:
+    """The operations of one rank, as they are listed."""
+
+    def __init__(
+        self, workers: VirtualWorkers, worker: int, first_stage: int, index: int, rank: int, shards: list[tuple[int, Shard]]
+    ) -> None:
+        self._workers, self._worker, self._rank, self._shards = workers, worker, rank, shards
+        self._stage, self._index = first_stage + index, index
+        self._num_stages = len(workers.pipelines[worker].stages)
+        self._version, self._merged = 0, 0
+        self._listed: list[Op] = []
+
+    def waves(self, num_waves: int) -> tuple[Op, ...]:
+        """Return the operations of some waves, then a PULL of the last one."""
+        size = self._workers.in_flight
+        version_of: dict[int, int] = {}
+        pulled = 0
+        for phase, p in in_flight_order(self._num_stages, self._index, size, num_waves * size):
+            if phase == FORWARD:
+                if self._shards and self._workers.waves_needed(p) > pulled:
+                    pulled = self._workers.waves_needed(p)
+                    self._pull(pulled)
+                version_of[p] = self._version
+                self._forward(p)
+                continue
+            self._backward(p, version_of[p])
+            if self._shards and (p + 1) % size == 0:
+                pushes = tuple(Value("push", number, p // size, self._worker) for number, _ in self._shards)
+                self._listed.append(Op(PUSH, self._stage, p // size, NONE, (self._weight(),), pushes))
+        if self._shards and num_waves > pulled:
+            self._pull(num_waves)
+        return tuple(self._listed)
+
+    def inputs(self, num_waves: int) -> tuple[Value, ...]:
+        """Return the first weights, the shards that this rank serves, and its mini-batches."""
+        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(num_waves * self._workers.in_flight))
+        served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
+        return (Value("weight", self._stage, NONE, 0), *served, *tokens)
+
+    def outputs(self, num_waves: int) -> tuple[Value, ...]:
+        """Return the losses, on the last stage, and the last weights."""
+        batches = range(num_waves * self._workers.in_flight if self._index == self._num_stages - 1 else 0)
+        return (*(Value("loss", self._stage, self._batch(p)) for p in batches), self._weight())
+
+    def _batch(self, p: int) -> int:
+        return p * len(self._workers.pipelines) + self._worker
+
+    def _weight(self, version: int | None = None) -> Value:
+        return Value("weight", self._stage, NONE, self._version if version is None else version)
+
+    def _forward(self, p: int) -> None:
+        m, stage = self._batch(p), self._stage
+        source = (Value("act", stage - 1, m),) if self._index else ()
+        end = Value("loss" if self._index == self._num_stages - 1 else "act", stage, m)
+        reads = (Value("tokens", NONE, m), *source, self._weight())
+        self._listed.append(Op(FORWARD, stage, m, NONE, reads, (end, Value("ctx", stage, m))))
+
+    def _backward(self, p: int, version: int) -> None:
+        m, stage = self._batch(p), self._stage
+        gradient = () if self._index == self._num_stages - 1 else (Value("grad", stage + 1, m),)
+        onward = (Value("grad", stage, m),) if self._index else ()
+        accumulated = Value("gacc", stage, m)
+        reads = (Value("ctx", stage, m), self._weight(version), *gradient)
+        self._listed.append(Op("B", stage, m, NONE, reads, (*onward, accumulated)))
+        self._update(STEP, m, (accumulated,))
+
+    def _pull(self, waves: int) -> None:
+        for wave in range(self._merged, waves):
+            for number, shard in self._shards:
+                if shard.server == self._rank:
+                    pushes = (Value("push", number, wave, worker) for worker in range(len(shard.owners)))
+                    reads = (*pushes, Value("global", number, NONE, wave))
+                    self._listed.append(Op(MERGE, number, wave, NONE, reads, (Value("global", number, NONE, wave + 1),), (), SERVER))
+        self._merged = waves
+        self._update(PULL, waves - 1, tuple(Value("global", number, NONE, waves) for number, _ in self._shards))
+
+    def _update(self, kind: str, microbatch: int, reads: tuple[Value, ...]) -> None:
+        before = self._weight()
+        self._version += 1
+        self._listed.append(Op(kind, self._stage, microbatch, NONE, (*reads, before), (self._weight(),)))
