@@ -60,7 +60,6 @@ class Ours(Side):
     def step(self) -> float:
         """Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
         bench, session = self.bench, self.session
-        config = bench.rank_job.adapter
         step = HybridStep.build(bench.rank_job.plan, bench.planned.shape, session.context.world_size, {})
         handlers = HybridHandlers(
             rank=session.rank,
@@ -71,8 +70,8 @@ class Ours(Side):
             optimizer=self.optimizer,
             tape=None,
             epoch=0,
-            hidden_size=config.hidden_size,
-            side_width=config.width,
+            config=bench.rank_job.adapter,
+            layers=self.layers,
         )
         done = session.run(step.schedule, handlers.table(), handlers.spec, self._full_speed_s)
         return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))

@@ -78,9 +78,10 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """value[order] of every order that was looked at, infinite where nothing fits; exhaustive: these are all distinct orders."""
+    """value[order] of every order that was looked at, infinite where nothing fits; exhaustive: these are all `num_orders` distinct ones."""
 
     value: dict[Order, float]
+    num_orders: int
     exhaustive: bool
 
 
@@ -91,8 +92,9 @@ def search_orders(
 
     The climb takes the first exchange that helps, in random order, and ends where none does or after max_orders evaluations.
     """
-    if count_orders(types) <= max_orders:
-        return Search(value={order: evaluate(order) for order in distinct_orders(types)}, exhaustive=True)
+    num_orders = count_orders(types)
+    if num_orders <= max_orders:
+        return Search(value={order: evaluate(order) for order in distinct_orders(types)}, num_orders=num_orders, exhaustive=True)
     seen: dict[tuple[int, ...], float] = {}
     value: dict[Order, float] = {}
 
@@ -117,4 +119,4 @@ def search_orders(
             if look(tuple(swapped)) < look(best):
                 best, improved = tuple(swapped), True
                 break
-    return Search(value=value, exhaustive=False)
+    return Search(value=value, num_orders=num_orders, exhaustive=False)

@@ -270,7 +270,7 @@ def analytic_profile(
     for device in cluster.devices:
         rows.append(
             tuple(
-                _layer_profile(described, layer, grid, device, batch_sizes, sequence_lengths, overhead_s)
+                _layer_profile(described, layer, grid, device, batch_sizes, sequence_lengths, overhead_s, chosen.backbone_bytes)
                 for layer in range(described.stack_layers)
             )
         )
@@ -285,6 +285,7 @@ def _layer_profile(
     batch_sizes: tuple[int, ...],
     sequence_lengths: tuple[int, ...],
     overhead_s: float,
+    backbone_bytes: float,
 ) -> LayerProfile:
     longest = grid[batch_sizes[-1], sequence_lengths[-1]][layer]
 
@@ -296,19 +297,25 @@ def _layer_profile(
     for kind, name in (("F", "forward_flops"), ("B", "backward_flops"), ("SF", "side_forward_flops"), ("SB", "side_backward_flops")):
         if getattr(longest, name) > 0:
             times[kind] = table({at: overhead_s + getattr(costs[layer], name) / device.flops_per_s for at, costs in grid.items()})
-    if longest.tap_bytes_per_token:
+    if longest.tap_bytes_per_token or longest.tap_bytes_per_sample:
         rate = device.storage_bytes_per_s
-        times["LOAD"] = table({(b, n): overhead_s + b * n * longest.tap_bytes_per_token / rate for b, n in grid})
+        sizes = {(b, n): b * (n * longest.tap_bytes_per_token + longest.tap_bytes_per_sample) for b, n in grid}
+        times["LOAD"] = table({at: overhead_s + nbytes / rate for at, nbytes in sizes.items()})
     step = longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s
     times["STEP"] = table(dict.fromkeys(grid, step))
     return LayerProfile(
         name=f"{model.name} {'decoder' if model.is_decoder_layer(layer) else model.kind.split('-')[0]} layer {layer}",
         times=times,
-        frozen_bytes=longest.frozen_params * FP32_BYTES,
+        frozen_bytes=round(longest.frozen_params * backbone_bytes),
         trainable_bytes=longest.trainable_params * FP32_BYTES,
         output_bytes_per_token=longest.output_bytes_per_token,
         context_bytes_per_token=longest.context_bytes_per_token,
         gradient_bytes_per_token=longest.gradient_bytes_per_token,
         tap_bytes_per_token=longest.tap_bytes_per_token,
         workspace_bytes_per_token=longest.workspace_bytes_per_token,
+        output_bytes_per_sample=longest.output_bytes_per_sample,
+        context_bytes_per_sample=longest.context_bytes_per_sample,
+        gradient_bytes_per_sample=longest.gradient_bytes_per_sample,
+        tap_bytes_per_sample=longest.tap_bytes_per_sample,
+        workspace_bytes_per_sample=longest.workspace_bytes_per_sample,
     )

@@ -78,7 +78,7 @@ def train_cached_epoch(
                 optimizer=optimizer,
                 cache=batches,
                 epoch=epoch,
-                context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
+                layers=layers,
             )
 
             def full_speed_s(op: Op, step: CachedStep = step) -> float:

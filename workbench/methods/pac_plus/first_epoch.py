@@ -104,7 +104,7 @@ def train_first_epoch(
             tape=tape,
             epoch=epoch,
             config=rank_job.adapter,
-            context_bytes_per_token=sum(layer.context_bytes_per_token for layer in layers),
+            layers=layers,
         )
 
         def full_speed_s(op: Op, step: HybridStep = step) -> float:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, Op, Value
 from workbench.methods.pac_plus.cached_batches import CachedBatches
 from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
+from workbench.methods.pac_plus.prices import context_bytes
 from workbench.methods.pac_plus.taps import boundary_tokens
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.activation_cache import ActivationCache
@@ -26,7 +28,7 @@ from workbench.tasks.tokenize import Batch
 class HybridHandlers:
     """The first epoch's operations for one step on one rank.
 
-    batches[m]: the whole micro-batch m.  samples[m]: its samples by position in the split.
+    batches[m]: the whole micro-batch m.  samples[m]: its samples by position in the split.  layers: the stage's, for what is not measured.
     tape: where the taps go for the later epochs; None caches nothing.
     """
 
@@ -39,7 +41,7 @@ class HybridHandlers:
     tape: ActivationCache | None
     epoch: int
     config: ParallelAdapterConfig
-    context_bytes_per_token: int = 0
+    layers: tuple[LayerProfile, ...] = ()
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -84,7 +86,7 @@ class HybridHandlers:
         context = self.compute.side_forward(
             torch.cat(pieces) if pieces else None, _named(op, reads, "tap")[0], self._mask(op.microbatch), targets
         )
-        context.nbytes = self.context_bytes_per_token * (end - first) * self.step.shape.lengths[op.microbatch]
+        context.nbytes = context_bytes(self.layers, end - first, self.step.shape.lengths[op.microbatch])
         results = {"ctx": context, "loss": context.output.detach()}
         return tuple(
             results[value.name] if value.name in results else self._piece(value, value.stage, context.output.detach(), first)
@@ -120,7 +122,7 @@ class CachedHandlers:
     optimizer: FlatAdamW
     cache: CachedBatches
     epoch: int
-    context_bytes_per_token: int = 0
+    layers: tuple[LayerProfile, ...] = ()
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -145,7 +147,7 @@ class CachedHandlers:
         batch = self.batch
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.step.samples)
         context = self.compute.side_forward(None, _named(op, reads, "tap")[0], batch.attention_mask, targets)
-        context.nbytes = self.context_bytes_per_token * batch.attention_mask.numel()
+        context.nbytes = context_bytes(self.layers, *batch.attention_mask.shape)
         return tuple(context if value.name == "ctx" else context.output.detach() for value in op.writes)
 
     def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:

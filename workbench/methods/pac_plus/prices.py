@@ -21,6 +21,11 @@ def _trainable_bytes(layers: tuple[LayerProfile, ...]) -> int:
     return sum(layer.trainable_bytes for layer in layers)
 
 
+def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
+    """Return the bytes that the side network's backward pass needs of its forward pass, taps left out."""
+    return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
+
+
 def _kept_bytes(layers: tuple[LayerProfile, ...], value: Value, samples: int, length: int) -> int:
     """Return the bytes of the activations that the side network reads (tap), or of what its backward pass needs besides (ctx)."""
     return sum(layer.tap_bytes(samples, length) if value.name == "tap" else layer.context_bytes(samples, length) for layer in layers)

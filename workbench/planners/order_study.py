@@ -1,0 +1,124 @@
+"""What a fixed device order loses: Algorithm 1 run on other orders of the same devices (PAC+, section V-A; the paper takes one order)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.planners.balance import balance
+from workbench.planners.dispatch import StageTimes
+from workbench.planners.orders import Order, device_types, search_orders, sorted_orders
+from workbench.planners.pac_plus import MAX_ORDERS, Objective, candidates, micro_batch_size, objective_s
+from workbench.planners.pricing import Pricer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRow:
+    """One order: its ranks, their devices' names, its best plan, the predicted seconds of a step, and those as a multiple of the best."""
+
+    ranks: Order
+    names: tuple[str, ...]
+    plan: Plan
+    step_s: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderStudy:
+    """rows: the orders that were kept, best first.  fixed: the order in which the cluster lists its devices, None if nothing fits in it.
+
+    num_orders: distinct orders of device types.  looked_at: those that were evaluated (all of them if exhaustive).
+    refused: those of them in which no plan fits.
+    """
+
+    rows: tuple[OrderRow, ...]
+    fixed: OrderRow | None
+    exhaustive: bool
+    num_orders: int
+    looked_at: int
+    refused: int
+
+
+def order_study(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    micro_batches: int,
+    sequence_length: int,
+    memory_length: int | None = None,
+    objective: Objective = "bottleneck",
+    price: Callable[[Plan], float] | None = None,
+    keep: int = 20,
+    max_orders: int = MAX_ORDERS,
+    seed: int = 0,
+) -> OrderStudy:
+    """Return what Algorithm 1 reaches for every distinct order of the devices, or along a local search if there are more than max_orders.
+
+    price: seconds of a step under a plan, by simulation say, asked of the `keep` best orders' plans and of the fixed order's; they are
+    ranked by it.  Without it the objective's own seconds count.  Raises PlanError if no plan fits in the cluster's own order nor in another.
+    """
+    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    times = StageTimes(
+        profile,
+        cluster,
+        micro_batch_size=size,
+        sequence_length=sequence_length,
+        memory_length=memory_length,
+        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
+    )
+    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+
+    def look(ranks: Order) -> float:
+        found = balance(times, profile.num_layers, ranks, micro_batches)
+        return min((objective_s(pricer(balanced.stages, micro_batches), objective) for balanced in found), default=math.inf)
+
+    types, fixed = device_types(profile, cluster), tuple(range(cluster.world_size))
+    starts = [fixed, *sorted_orders(profile, cluster, sequence_length)]
+    search = search_orders(types, look, starts, max_orders=max_orders, seed=seed)
+    fitting = sorted((value, order) for order, value in search.value.items() if math.isfinite(value))
+    kept = dict.fromkeys(order for _, order in fitting[:keep])
+    # The fixed order may be listed as another one of the same types.
+    kinds = tuple(types)
+    same = next((order for order in search.value if tuple(types[rank] for rank in order) == kinds), fixed)
+    if not fitting or math.isfinite(search.value.get(same, math.inf)):
+        kept |= {same: None}
+
+    def planned(order: Order) -> tuple[float, Plan]:
+        made = candidates(
+            profile,
+            cluster,
+            batch_size=batch_size,
+            micro_batches=micro_batches,
+            sequence_length=sequence_length,
+            memory_length=memory_length,
+            order=order,
+            objective=objective,
+        )
+        if price is None:
+            return search.value[order], made[0]
+        return min(((price(plan), plan) for plan in made), key=lambda pair: pair[0])
+
+    found = sorted(((*planned(order), order) for order in kept), key=lambda row: (row[0], row[2]))
+    rows = {
+        order: OrderRow(
+            ranks=order,
+            names=tuple(cluster.devices[rank].name for rank in order),
+            plan=plan,
+            step_s=step_s,
+            ratio=step_s / found[0][0],
+        )
+        for step_s, plan, order in found
+    }
+    return OrderStudy(
+        rows=tuple(rows.values()),
+        fixed=rows.get(same),
+        exhaustive=search.exhaustive,
+        num_orders=search.num_orders,
+        looked_at=len(search.value),
+        refused=len(search.value) - len(fitting),
+    )

@@ -1,0 +1,190 @@
+"""Train one technique on one task in one process: the same batches, schedule, selection and test for all of them (PAC+, Table VI)."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
+from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
+from workbench.reproduce.pac_plus.executed_taps import TappedSplit
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.task import Task
+from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedTask:
+    """A task with its splits as token ids.  shift, spread: of the training labels in regression, which train as (label - shift) / spread."""
+
+    task: Task
+    train: TokenizedSplit
+    validation: TokenizedSplit
+    test: TokenizedSplit
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Return what is learned: classes as they are, numbers standardised (correlations do not change by that)."""
+        if self.task.kind == "classification":
+            return labels
+        known = torch.tensor(self.train.labels)
+        return (labels - known.mean()) / known.std().clamp(min=1e-6)
+
+
+class Trainee(Protocol):
+    """What a technique must do to be trained and scored."""
+
+    module: nn.Module
+
+    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        """Return logits (n, outputs) and labels (n,) of samples of 'train', 'validation' or 'test'."""
+        ...
+
+
+class AdapterTrainee:
+    """A parallel adapter that is fed from memory: the backbone does not run."""
+
+    def __init__(self, adapter: ParallelAdapter, splits: dict[str, TappedSplit]) -> None:
+        self.module = self._adapter = adapter
+        self._splits = splits
+
+    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        """Return logits and labels."""
+        batch, taps = self._splits[split].batch(indices)
+        return self._adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch), batch.labels
+
+
+class BackboneTrainee:
+    """A backbone with trainable parts inside it, mean pooling and a linear head.
+
+    stack: with requires_grad set on what is to be trained.  compute: float32, or bfloat16 by autocast.
+    """
+
+    def __init__(self, stack: LayerStack, splits: dict[str, TokenizedSplit], num_outputs: int, *, dropout: float, compute: str) -> None:
+        head = nn.Linear(stack.hidden_size, num_outputs)
+        nn.init.normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+        self.module = nn.ModuleDict({"stack": stack, "dropout": nn.Dropout(dropout), "head": head})
+        self._splits, self._autocast = splits, compute == "bfloat16"
+
+    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        """Return logits and labels."""
+        batch = collate(self._splits[split], indices)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            hidden = self.module["stack"](batch.input_ids, batch.attention_mask)[0]
+        share = batch.attention_mask.to(torch.float32)
+        share = share / share.sum(dim=1, keepdim=True)
+        pooled = torch.bmm(share[:, None], hidden.float()).squeeze(1)
+        return self.module["head"](self.module["dropout"](pooled)), batch.labels
+
+
+def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+    """Train, choose the epoch on validation, score the test split once with its weights.
+
+    Random numbers are drawn from the training's seed and leave the caller's as they were.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        return _train(training, data, trainee, progress)
+
+
+def _train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+    module, optimizer = trainee.module, make_optimizer(trainee.module, training.weight_decay)
+    lengths = data.train.lengths
+    per_epoch = len(epoch_batches(lengths, training.batch_size, training.seed, 0))
+    average = _Average(module, training.averaging)
+    curve: list[tuple[int, float]] = []
+    losses: list[float] = []
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+    step, seconds = 0, 0.0
+    for epoch in range(training.epochs):
+        total = 0.0
+        for indices in epoch_batches(lengths, training.batch_size, training.seed, epoch):
+            began = time.perf_counter()
+            module.train()
+            logits, labels = trainee.logits("train", indices, epoch)
+            loss = task_loss(data, logits, labels)
+            loss.backward()
+            rate = learning_rate_at(step, training.epochs * per_epoch, training.learning_rate, training.warmup_fraction)
+            set_learning_rate(optimizer, rate)
+            optimizer.step()
+            optimizer.zero_grad()
+            average.follow()
+            total += loss.item() * len(indices)
+            step += 1
+            seconds += time.perf_counter() - began
+            if training.score_every and step % training.score_every == 0 and step % per_epoch:
+                curve.append((step, _score(data, trainee, "validation")[0]))
+        losses.append(total / len(lengths))
+        with average:
+            found, _ = _score(data, trainee, "validation")
+            if best is None or found > best[0]:
+                best = found, step, copy.deepcopy(_trained(module))
+        curve.append((step, found))
+        progress(f"{training.task} {training.technique} seed {training.seed}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {found:.2f}")
+    assert best is not None
+    module.load_state_dict(best[2], strict=False)
+    validation_score, validation_outputs = _score(data, trainee, "validation")
+    test_score, test_outputs = _score(data, trainee, "test")
+    return Outcome(
+        training=training, curve=tuple(curve), best_step=best[1], validation_score=validation_score, test_score=test_score,
+        validation_outputs=validation_outputs, test_outputs=test_outputs, losses=tuple(losses),
+        trainable_parameters=sum(one.numel() for one in module.parameters() if one.requires_grad), seconds=seconds,
+    )  # fmt: skip
+
+
+def task_loss(data: TokenizedTask, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of logits (n, outputs) against labels (n,)."""
+    targets = data.targets(labels)
+    return F.mse_loss(logits.squeeze(1), targets) if data.task.kind == "regression" else F.cross_entropy(logits, targets)
+
+
+def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    """Return the score and the logits in the order of the samples."""
+    split: TokenizedSplit = getattr(data, name)
+    rows: list[tuple[float, ...]] = [()] * len(split)
+    trainee.module.eval()
+    with torch.no_grad():
+        for batch in evaluation_batches(split):
+            logits, _ = trainee.logits(name, batch.indices, 0)
+            for index, row in zip(batch.indices, logits.float().tolist(), strict=True):
+                rows[index] = tuple(row)
+    return score(data.task, rows, split.labels), tuple(rows)
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+class _Average:
+    """An exponential moving average of the trained weights; inside `with`, the module has them in place of its own."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self._module, self._decay = module, decay
+        self._mean = copy.deepcopy(_trained(module)) if decay else {}
+        self._own: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def follow(self) -> None:
+        self._steps += 1
+        decay = min(self._decay, self._steps / (self._steps + 10))  # the first weights are soon forgotten
+        if self._decay:
+            for name, parameter in _trained(self._module).items():
+                self._mean[name].lerp_(parameter, 1 - decay)
+
+    def __enter__(self) -> None:
+        if self._decay:
+            self._own = copy.deepcopy(_trained(self._module))
+            self._module.load_state_dict(self._mean, strict=False)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._decay:
+            self._module.load_state_dict(self._own, strict=False)
