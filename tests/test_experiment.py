@@ -35,6 +35,7 @@ from workbench.methods.base import Event
 from workbench.methods.pac_plus import method as pac_plus
 from workbench.runtime.activation_cache import CacheManifest
 from workbench.runtime.engines import default_pool
+from workbench.runtime.kept_caches import KeptCaches
 from workbench.runtime.run_folder import sweep_stale_folders
 from workbench.runtime.work_folder import own_folder
 
@@ -200,6 +201,29 @@ def test_a_finished_run_is_resumed_without_training(whole: tuple[Report, Path], 
     assert losses(again) == losses(report)
     assert again.metrics == report.metrics
     assert "all 3 epochs were finished" in again.notes[0]
+
+
+def test_kept_activations_serve_a_later_run_until_they_are_damaged(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    job = replace(job, epochs=2, options={"keep_cache": True, "cache_dtype": "int8"})
+    first = run(job, tmp_path / "first")
+    assert "kept for later runs" in first.notes[0]
+    second = run(replace(job, seed=1, options=job.options | {"reduction": 4}), tmp_path / "second")
+    assert [epoch.cached for epoch in second.epochs] == [True, True]
+    assert "the backbone is not run" in second.notes[0]
+    [kept] = KeptCaches().list()
+    data = KeptCaches().folder(kept.key) / "shard-0" / "taps.bin"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    third = run(job, tmp_path / "third")
+    assert [epoch.cached for epoch in third.epochs] == [False, True]
+    assert "checksum" in third.notes[0]
+    assert losses(third) == losses(first)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_disk_budget_is_kept_before_anything_starts(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"needs 0\.\d MB .* The disk budget is 0\.0 MB\."):
+        run(replace(job, options={"disk_budget_bytes": 1000}), tmp_path)
 
 
 def _flip(cache: Path) -> None:

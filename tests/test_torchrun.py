@@ -112,7 +112,7 @@ def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) ->
         return [collate(split, [sample for samples in per_rank for sample in samples]) for _, per_rank in steps]
 
     expected = [
-        loss for _, loss in train_reference(stack, launch.initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)
+        loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)
     ]
     losses = [step.loss for step in report.steps]
     assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)

@@ -7,14 +7,16 @@ from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
 from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.session import RankJob, RankResult
-from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.quantization import QuantizationConfig
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
 LEARNING_RATE = 5e-4
+FLOAT32 = QuantizationConfig(storage="float32")
 CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
 
 
@@ -33,25 +35,46 @@ PLANS = {
 }
 
 
-def made_up_split(count: int, vocabulary: int = 60, seed: int = 0) -> TokenizedSplit:
-    """Return samples of 3 to 19 tokens with labels by chance."""
+def made_up_split(
+    count: int, vocabulary: int = 60, seed: int = 0, *, start_id: int | None = None, words: tuple[tuple[int, ...], ...] = ()
+) -> TokenizedSplit:
+    """Return samples of 3 to 19 tokens with labels by chance.  start_id, words: of an encoder-decoder, and what it is to write."""
     chance = random.Random(seed)
     return TokenizedSplit(
         ids=tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count)),
         labels=tuple(chance.randrange(2) for _ in range(count)),
         sample_ids=tuple(range(100, 100 + count)),
         pad_id=0,
+        start_id=start_id,
+        words=words,
     )
 
 
-def adapter_config(stack: LayerStack) -> ParallelAdapterConfig:
+WORDS = ((11, 12, 1), (13, 1))
+
+
+def split_for(stack: LayerStack, count: int, kind: Kind = "classification") -> TokenizedSplit:
+    """Return samples that suit a backbone: with label words for sequence-to-sequence."""
+    return made_up_split(count, start_id=stack.decoder_start_id, words=WORDS if kind == "sequence_to_sequence" else ())
+
+
+def adapter_config(stack: LayerStack, kind: Kind = "classification") -> ParallelAdapterConfig:
     """Return the shape of an adapter for a backbone."""
-    return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, is_causal=stack.is_causal)
+    return ParallelAdapterConfig(
+        hidden_size=stack.hidden_size,
+        num_layers=stack.num_layers,
+        is_causal=stack.is_causal,
+        kind=kind,
+        num_encoder_layers=stack.num_encoder_layers,
+        target_length=split_for(stack, 1, kind).target_length,
+    )
 
 
-def initial_adapter(stack: LayerStack, split: TokenizedSplit) -> ParallelAdapter:
+def initial_adapter(stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification") -> ParallelAdapter:
     """Return a calibrated adapter: without calibration the random models' small activations make the side network ill-conditioned."""
-    adapter = ParallelAdapter(adapter_config(stack))
+    adapter = ParallelAdapter(adapter_config(stack, kind))
+    if stack.language_model_head is not None and kind == "sequence_to_sequence":
+        adapter.attach(stack.language_model_head)
     set_statistics(adapter, calibrate(stack, [collate(split, range(len(split)))]))
     return adapter
 
@@ -68,17 +91,20 @@ def make_rank_job(
     cache_dtype: str = "float32",
     start_epoch: int = 0,
     batch_size: int = 8,
+    kind: Kind = "classification",
+    quantization: QuantizationConfig = FLOAT32,
 ) -> RankJob:
     """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""
-    split = made_up_split(samples)
+    split = split_for(stack, samples, kind)
     if start_epoch == 0:
-        launch.save_initial(initial_adapter(stack, split), folder)
+        launch.save_initial(initial_adapter(stack, split, kind), folder)
     return RankJob(
         job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
         plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),
         host_layers=None,
-        adapter=adapter_config(stack),
+        adapter=adapter_config(stack, kind),
+        quantization=quantization,
         split=split,
         folder=folder,
         fingerprint="test",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ class SmallBatch:
     attention_mask: Tensor
     labels: Tensor
     sample_ids: Tensor
+    decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
 
     def rows(self, first: int, end: int) -> SmallBatch:
         """Return some of the samples, padded as in the whole."""
@@ -24,7 +26,12 @@ class SmallBatch:
             attention_mask=self.attention_mask[first:end],
             labels=self.labels[first:end],
             sample_ids=self.sample_ids[first:end],
+            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[first:end],
+            choices=self.choices,
         )
+
+
+TARGET_LENGTH = 4
 
 
 def small_batch(lengths=(11, 7, 2, 9, 11, 5, 8, 3), seed=0, first_id=0) -> SmallBatch:
@@ -36,6 +43,21 @@ def small_batch(lengths=(11, 7, 2, 9, 11, 5, 8, 3), seed=0, first_id=0) -> Small
     return SmallBatch(input_ids=ids, attention_mask=mask, labels=labels, sample_ids=torch.arange(first_id, first_id + count))
 
 
+def batch_for(stack, lengths=(11, 7, 2, 9, 11, 5, 8, 3), **options) -> SmallBatch:
+    """Return a batch of what the stack reads: texts, texts with targets of several tokens, or pictures."""
+    batch = small_batch(lengths, **options)
+    generator = torch.Generator().manual_seed(7)
+    if stack.family.reads_images:
+        patches = torch.randint(256, (len(lengths), 17, 4), generator=generator, dtype=torch.uint8)
+        return replace(batch, input_ids=patches, attention_mask=torch.ones(len(lengths), 17, dtype=torch.long))
+    if stack.num_encoder_layers is not None:
+        return replace(batch, decoder_ids=torch.randint(4, 1400, (len(lengths), TARGET_LENGTH), generator=generator))
+    return batch
+
+
 def small_config(stack, **changes) -> ParallelAdapterConfig:
-    settings = {"reduction": 4, "dropout": 0.1, "is_causal": stack.is_causal, "seed": 3} | changes
+    settings = {"reduction": 4, "dropout": 0.1, "is_causal": stack.is_causal, "seed": 3}
+    if stack.num_encoder_layers is not None:
+        settings |= {"num_encoder_layers": stack.num_encoder_layers, "target_length": TARGET_LENGTH}
+    settings |= changes
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, **settings)

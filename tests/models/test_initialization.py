@@ -10,7 +10,7 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.pruning import hidden_importance, layer_weights, top
 
-from .helpers import small_batch, small_config
+from .helpers import batch_for, small_batch, small_config
 
 
 def test_fan_in_and_gaussian_have_their_deviations():
@@ -51,16 +51,48 @@ def test_pruning_slices_the_backbone(family):
     parts = [layer_weights(stack, index) for index in range(6)]
     hidden = top(sum(hidden_importance(part) for part in parts), 8)
     tap = torch.randn(2, 3, 32)
-    torch.testing.assert_close(adapter.first(tap), tap[..., hidden])
-    torch.testing.assert_close(adapter.layers["5"].down(tap), tap[..., hidden])
+    for projection in (adapter.first, adapter.layers["5"].down, *adapter.decoder_first.values()):
+        torch.testing.assert_close(projection(tap), tap[..., hidden])
     # Every row of W_up's input channel goes back to where it came from.
     assert adapter.last.up.weight.nonzero().tolist() == [[index, column] for column, index in enumerate(hidden.tolist())]
     rows = adapter.layers["3"].expand.weight / 2  # sqrt(32 / 8)
     source = parts[3]["up"][:, hidden]
     for row in rows[: min(len(rows), len(source))]:
         assert (source - row).abs().amax(dim=1).min() < 1e-6
-    _, taps = stack(small_batch().input_ids, small_batch().attention_mask)
-    assert adapter.predict(taps, small_batch().attention_mask, small_batch().sample_ids).isfinite().all()
+    batch = batch_for(stack)
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    assert adapter.predict(taps, batch.attention_mask, batch.sample_ids).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_pruning_slices_cross_attention(family):
+    stack = load_stack(f"tiny-{family}")
+    adapter = ParallelAdapter(small_config(stack, num_heads=2))
+    initialize(adapter, "pruned", stack=stack)
+    weights = layer_weights(stack, 4)
+    hidden = top(sum(hidden_importance(layer_weights(stack, index)) for index in range(6)), 8)
+    cross = adapter.layers["4"].cross
+    # T5's attention does not divide by the root of the head size (here 4), the side network's does.
+    factor = 2 * (2 if family == "t5" else 1)
+    for rows, role in ((cross.query.weight / factor, "cross_query"), (cross.key_value.weight[:8] / 2, "cross_key")):
+        source = weights[role][:, hidden]
+        assert all((source - row).abs().amax(dim=1).min() < 1e-6 for row in rows)
+    assert cross.output.weight.abs().sum() > 0 and adapter.layers["2"].cross is None
+
+
+def test_the_first_words_of_a_sequence_are_nearly_the_backbones():
+    stack = load_stack("tiny-t5")
+    batch = batch_for(stack)
+    adapter = ParallelAdapter(small_config(stack, kind="sequence_to_sequence")).eval()
+    adapter.attach(stack.language_model_head)
+    states, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    own = stack.language_model_head(states)
+    logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
+    assert (logits - own).std() < 0.2 * own.std()
+    initialize(adapter, "zero")
+    silent = ParallelAdapter(small_config(stack, kind="sequence_to_sequence", head_input="backbone")).eval()
+    silent.attach(stack.language_model_head)
+    torch.testing.assert_close(silent.predict(taps, batch.attention_mask, batch.sample_ids), own)
 
 
 def test_what_cannot_be_initialized():

@@ -9,18 +9,26 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_facts
 
+from .helpers import batch_for
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_facts_agree_with_the_weights(family):
     name = f"tiny-{family}-4"
     facts, stack = model_facts(name), load_stack(name)
     assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size) == (4, 32, 4, 64)
-    assert facts.layer_parameters == sum(parameter.numel() for parameter in stack.layers[0].parameters())
-    parts = [stack.embedding, stack.layers, *([stack.final] if stack.final else [])]
-    assert facts.num_parameters == sum(parameter.numel() for part in parts for parameter in part.parameters())
-    assert facts.is_causal == stack.is_causal == (family in ("gpt2", "llama"))
+    assert facts.layers_parameters == tuple(
+        sum(parameter.numel() for path, parameter in layer.named_parameters() if "relative_attention_bias" not in path)
+        for layer in stack.layers
+    )
+    assert facts.num_parameters == sum(parameter.numel() for parameter in stack.parameters())
+    assert facts.is_causal == stack.is_causal == (family in ("gpt2", "llama", "opt"))
     assert facts.is_gated == (family == "llama")
-    assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size()
+    assert facts.num_encoder_layers == stack.num_encoder_layers == (2 if family in ("t5", "bart") else None)
+    if family == "vit":
+        assert facts.tokens_per_image == facts.max_length == 17 and facts.vocabulary_size == 0
+    else:
+        assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size() and facts.tokens_per_image is None
 
 
 def test_tiny_models_are_seeded_and_leave_the_random_state_alone():
@@ -40,15 +48,24 @@ def test_a_saved_folder_loads_as_itself(family, tmp_path):
         torch.manual_seed(0)
         model = loading._from_config(loading._config(f"tiny-{family}-2"))
     model.save_pretrained(tmp_path)
-    load_tokenizer(f"tiny-{family}").backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[PAD]", "sep_token": {"content": "[SEP]"}}')
+    tokenizer = save_tokenizer(family, tmp_path)
     stack, tiny = load_stack(str(tmp_path)), load_stack(f"tiny-{family}-2")
-    ids, mask = torch.tensor([[2, 300, 500, 3]]), torch.ones(1, 4, dtype=torch.long)
-    torch.testing.assert_close(stack(ids, mask)[0], tiny(ids, mask)[0])
-    assert load_tokenizer(str(tmp_path)).separator_id == 3
+    batch = batch_for(tiny)
+    inputs = batch.input_ids, batch.attention_mask, batch.decoder_ids
+    torch.testing.assert_close(stack(*inputs)[0], tiny(*inputs)[0])
+    found = load_tokenizer(str(tmp_path))
+    assert found == tokenizer if family == "vit" else (found.separator_id, found.start_id) == (3, tokenizer.start_id)
     assert model_facts(str(tmp_path)).num_layers == 2
     half = load_stack(str(tmp_path), torch.bfloat16)
-    assert half(ids, mask)[0].dtype == torch.bfloat16
+    assert half(*inputs)[0].dtype == torch.bfloat16
+
+
+def save_tokenizer(family, folder):
+    tokenizer = load_tokenizer(f"tiny-{family}")
+    if family != "vit":
+        tokenizer.backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"pad_token": "[PAD]", "sep_token": {"content": "[SEP]"}}')
+    return tokenizer
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,21 +75,22 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
     with torch.random.fork_rng():
         torch.manual_seed(0)
         loading._from_config(loading._config(f"tiny-{family}")).save_pretrained(tmp_path)
-    load_tokenizer(f"tiny-{family}").backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[PAD]", "sep_token": "[SEP]"}')
+    save_tokenizer(family, tmp_path)
     monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
     stack = load_stack(f"tiny-{family}")
-    ids, mask = torch.tensor([[2, 300, 3, 500, 3, 0]]), torch.tensor([[1, 1, 1, 1, 1, 0]])
-    whole, hidden = stack(ids, mask), ids
+    batch = batch_for(stack)
+    whole = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    hidden, taps = batch.input_ids, []
     for start, stop in ((0, 2), (2, 5), (5, 6)):
         stage = loading.load_stage(str(tmp_path), start, stop)
         assert not any(tensor.is_meta or tensor.requires_grad for tensor in (*stage.parameters(), *stage.buffers()))
         assert len(list(stage.parameters())) == len(list(stack.stage(start, stop).parameters()))
-        hidden, taps = stage(hidden, mask)
-        for ours, theirs in zip(taps, whole[1][start + (start > 0) :], strict=False):
-            torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(hidden, whole[0])
-    assert loading.load_stage(str(tmp_path), 0, 1, torch.bfloat16)(ids, mask)[0].dtype == torch.bfloat16
+        hidden, new = stage(hidden, batch.attention_mask, batch.decoder_ids)
+        taps += new
+    for ours, theirs in zip(taps, whole[1], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    half = loading.load_stage(str(tmp_path), 0, 5, torch.bfloat16)
+    assert half(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0].dtype == torch.bfloat16
 
 
 def test_a_stage_alone():
@@ -81,7 +99,7 @@ def test_a_stage_alone():
     torch.testing.assert_close(stage(hidden, mask)[0], stack.stage(4, 6)(hidden, mask)[0])
 
 
-@pytest.mark.parametrize("name", ["nonsense", "tiny-t5", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""])
+@pytest.mark.parametrize("name", ["nonsense", "tiny-mamba", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""])
 def test_unknown_names_list_the_known_ones(name):
     with pytest.raises(ConfigError, match="all-MiniLM-L6-v2") as caught:
         load_stack(name)
@@ -102,8 +120,8 @@ def test_without_the_hub_the_answer_comes_at_once(name, monkeypatch, tmp_path):
 def test_folders_that_are_no_models(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_stack(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ConfigError, match="family 't5'"):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ConfigError, match="family 'mamba'.*t5, bart.*how one layer is called"):
         load_stack(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}')
     with pytest.raises(MissingDataError, match="does not load"):

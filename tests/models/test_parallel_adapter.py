@@ -11,9 +11,9 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, TapProjection, parameter_groups, task_loss
 from workbench.models.reference import reference_loss
 
-from .helpers import small_batch, small_config
+from .helpers import batch_for, small_config
 
-SPLITS = ([6], [3, 3], [2, 2, 1, 1])
+SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 3, 2])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -28,7 +28,7 @@ def close(ours, theirs):
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by hand."""
-    batch, config = small_batch(), small_config(stack)
+    batch, config = batch_for(stack), small_config(stack)
     whole = ParallelAdapter(config).train()
     statistics = calibrate(stack, [batch])
     set_statistics(whole, statistics)
@@ -44,7 +44,7 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
         piece = batch.rows(first, end)
         hidden, side, saved = piece.input_ids, None, []
         for backbone, stage in zip(backbones, stages, strict=True):
-            hidden, taps = backbone(hidden, piece.attention_mask)
+            hidden, taps = backbone(hidden, piece.attention_mask, piece.decoder_ids)
             side_input = None if side is None else side.detach().requires_grad_()
             side = stage(side_input, taps, piece.attention_mask)
             saved.append((side_input, side))
@@ -67,8 +67,8 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
 
 
 def test_no_gradient_and_no_graph_through_the_backbone(stack):
-    batch, adapter = small_batch(), ParallelAdapter(small_config(stack))
-    _, taps = stack(batch.input_ids, batch.attention_mask)
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack))
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     assert all(tap.grad_fn is None and not tap.requires_grad for tap in taps)
     adapter.predict(taps, batch.attention_mask, batch.sample_ids).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in adapter.parameters() if parameter.ndim > 1)
@@ -76,12 +76,13 @@ def test_no_gradient_and_no_graph_through_the_backbone(stack):
 
 
 def test_padding_changes_nothing(stack):
-    batch, adapter = small_batch(), ParallelAdapter(small_config(stack)).eval()
-    _, taps = stack(batch.input_ids, batch.attention_mask)
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack)).eval()
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     together = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
     for row, length in enumerate(batch.attention_mask.sum(dim=1).tolist()):
         mask = batch.attention_mask[row : row + 1, :length]
-        _, alone = stack(batch.input_ids[row : row + 1, :length], mask)
+        piece = batch.rows(row, row + 1)
+        _, alone = stack(piece.input_ids[:, :length], mask, piece.decoder_ids)
         torch.testing.assert_close(adapter.predict(alone, mask, batch.sample_ids[:1]), together[row : row + 1], rtol=1e-4, atol=1e-6)
 
 

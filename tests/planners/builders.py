@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.schedules import PlanCosts, hybrid_1f1b, insert_transfers
+from workbench.simulator import simulate
 
 SEQUENCE_LENGTH = 4
 
@@ -80,3 +84,56 @@ def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tupl
         for rank in range(world_size)
     )
     return profile_of(rows), Cluster(name="unequal", devices=devices)
+
+
+def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[Profile, Cluster]:
+    """Return `unequal` with more that differs: times that fall with a sample more, links by pair, decoders' bytes per sample."""
+    profile, cluster = unequal(seed, num_layers=num_layers, world_size=world_size, tight=tight)
+    draw = random.Random(seed)
+    falling = draw.random() < 0.7
+    decoder_from = draw.randint(0, num_layers)
+    per_sample = [
+        {
+            f"{name}_bytes_per_sample": draw.randrange(0, 60) if number >= decoder_from else 0
+            for name in ("output", "context", "gradient", "tap", "workspace")
+        }
+        for number in range(num_layers)
+    ]
+    for sizes in per_sample:  # what comes back was handed on
+        sizes["output_bytes_per_sample"] += sizes["gradient_bytes_per_sample"]
+
+    def measured() -> Grid:
+        seconds = [draw.uniform(0.5, 3) if falling else 0.5 * batch + draw.random() / 4 for batch in (1, 2, 3, 4)]
+        return Grid(batch_sizes=(1, 2, 3, 4), sequence_lengths=(SEQUENCE_LENGTH,), seconds=tuple((one,) for one in seconds))
+
+    rows = [
+        [replace(one, times=one.times | {"F": measured()}, **sizes) for one, sizes in zip(row, per_sample, strict=True)]
+        for row in profile.layers
+    ]
+    names = [one.name for one in cluster.devices]
+    pairs = {
+        f"{source}>{destination}": Link(bytes_per_s=draw.choice((20.0, 100.0, 1e3)), latency_s=draw.uniform(0, 0.3))
+        for source in names
+        for destination in names
+        if source != destination and draw.random() < 0.5
+    }
+    return profile_of(rows), replace(cluster, pairs=pairs)
+
+
+def env_b(num_layers: int = 12, *, memory_bytes: tuple[int, ...] = (10**9,) * 4) -> tuple[Profile, Cluster]:
+    """Return equal layers on devices as unequal as PAC+'s Env. B: Nano-H, Nano-L, TX2-H, TX2-L, links of 1 MB/s."""
+    speeds = (1.37, 0.95, 3.87, 2.53)
+    rows = [[layer(1.0 / speed, 0.5 / speed) for _ in range(num_layers)] for speed in speeds]
+    devices = tuple(
+        device(name, memory_bytes=budget, bytes_per_s=1e6)
+        for name, budget in zip(("nano-h", "nano-l", "tx2-h", "tx2-l"), memory_bytes, strict=True)
+    )
+    return profile_of(rows), Cluster(name="env-b", devices=devices)
+
+
+def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """Return the simulated seconds of one mini-batch of PAC+'s first epoch."""
+    sizes = (plan.micro_batch_size,) * plan.num_micro_batches
+    schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
+    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
+    return simulate(schedule, costs, device_names=[one.name for one in cluster.devices], memory=False).makespan_s

@@ -1,4 +1,4 @@
-"""Two ranks as two threads of this process, joined by a real gloo group over the loopback interface."""
+"""Ranks as threads of this process, joined by a real gloo group over the loopback interface."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
 
 
 def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
-    """Return what work(rank, transport) returns on each rank; an exception of either is raised.
+    """Return what work(rank, transport) returns on each of two ranks (see on_ranks)."""
+    return on_ranks(2, work, timeout_s=timeout_s, **settings)
+
+
+def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
+    """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
     settings: of the Transport; a callable is called with the rank.
     """
     store = dist.HashStore()
-    results: list[Any] = [None, None]
+    results: list[Any] = [None] * count
     errors: list[BaseException] = []
     loopback = next(name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found))
 
@@ -36,14 +41,14 @@ def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20
             options = dist.ProcessGroupGloo._Options()
             options._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
             options._timeout = timedelta(seconds=timeout_s)
-            group = dist.ProcessGroupGloo(store, rank, 2, options)
+            group = dist.ProcessGroupGloo(store, rank, count, options)
             own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
             with Transport(group, rank, subgroup=lambda ranks: group, timeout_s=timeout_s, **own) as transport:
                 results[rank] = work(rank, transport)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -80,6 +80,18 @@ def test_int8_keeps_the_equations_bound(width: int) -> None:
     assert ((rounded - blocks).abs() <= bound + decoded.abs() / 256).all()
 
 
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("dtype", STORAGE_TYPES)
+def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered: bool, tmp_path: Path) -> None:
+    cache = finished(tmp_path, replace(DECODER, dtype=dtype))
+    buffer = torch.full((cache.batch_bytes(3, 6),), 77, dtype=torch.uint8) if buffered else None
+    packed = cache.batch([3, 5, 7], None, buffer)
+    padded = cache.batch([3, 5, 7], 6)
+    for index, (mine, theirs) in enumerate(zip(packed, padded, strict=True)):
+        lengths = (2, 6, 4) if index < DECODER.num_taps else (3, 3, 3)
+        assert torch.equal(mine, torch.cat([row[:length] for row, length in zip(theirs, lengths, strict=True)]))
+
+
 def test_int8_takes_little_more_than_a_quarter() -> None:
     sizes = {dtype: RecordLayout(dtype=dtype, width=384, num_taps=7).nbytes(26) for dtype in STORAGE_TYPES}
     assert sizes["bfloat16"] == sizes["float32"] / 2 == 7 * 26 * 384 * 2

@@ -56,8 +56,9 @@ def test_any_batch_is_read_across_the_shards(dtype: str, tmp_path: Path) -> None
     samples = tuple(range(6))
     whole = ActivationCache.open(shard(tmp_path / "whole", 9, samples, dtype), fingerprint=f"{DESCRIPTION.key}/9")
     buffer = torch.full((cache.batch_bytes(4, 8),), 77, dtype=torch.uint8)
-    for mine, theirs in zip(cache.batch([2, 3, 5, 4], 8, buffer), whole.batch([2, 3, 5, 4], 8), strict=True):
-        assert torch.equal(mine, theirs)
+    for length in (8, None):
+        for mine, theirs in zip(cache.batch([2, 3, 5, 4], length, buffer), whole.batch([2, 3, 5, 4], length), strict=True):
+            assert torch.equal(mine, theirs)
     for mine, theirs in zip(cache.read(1), whole.read(1), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -10,6 +10,7 @@ from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Op, Schedule
 from workbench.core.timeline import Timeline
+from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules import check
 from workbench.simulator import simulate
 
@@ -31,6 +32,18 @@ def plan_of(*groups: Sequence[int], layers: Sequence[int] = (), first_rank: int 
 def equal_plan(num_stages: int, samples: int = 1) -> Plan:
     """Return a pipeline of single ranks."""
     return plan_of(*[(samples,)] * num_stages)
+
+
+def workers_of(*layers: Sequence[int], in_flight: int = 2, clock_distance: int = 0) -> VirtualWorkers:
+    """Return one virtual worker for each list of its stages' layers; ranks are numbered on."""
+    pipelines, rank = [], 0
+    for counts in layers:
+        stages, at = [], 0
+        for count in counts:
+            stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=2),)))
+            at, rank = at + count, rank + 1
+        pipelines.append(Plan(method="test", stages=tuple(stages), micro_batch_size=2, num_micro_batches=in_flight))
+    return VirtualWorkers(pipelines=tuple(pipelines), in_flight=in_flight, clock_distance=clock_distance)
 
 
 def timed(schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of
+from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, workers_of
 
 from workbench.core.plan import Share
 from workbench.core.schedule import Schedule
@@ -12,6 +12,7 @@ from workbench.schedules import (
     asynchronous_1f1b,
     cached_step,
     gpipe,
+    hetpipe,
     hybrid_1f1b,
     insert_transfers,
     one_f_one_b,
@@ -32,6 +33,9 @@ SCHEDULES = {
     "pac_plus_cached_step": lambda: cached_step(plan_of((4, 2, 1)).stages[0], (4, 0, 2)),
     "pac_plus_redistribution": lambda: redistribution([(0, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 3), (2, 0, 4), (2, 1, 5), (0, 1, 6)], 3),
     "pac_plus_adapter_broadcast": lambda: adapter_broadcast(plan_of((2, 2), (4,)).stages, range(4)),
+    "hetpipe_two_virtual_workers": lambda: insert_transfers(hetpipe(workers_of((3, 1), (2, 2)), 2)),
+    "hetpipe_clock_distance_1": lambda: insert_transfers(hetpipe(workers_of((1, 1), (2,), clock_distance=1), 3)),
+    "hetpipe_one_virtual_worker": lambda: insert_transfers(hetpipe(workers_of((1, 1)), 2)),
     "confidant_asynchronous_1f1b": lambda: insert_transfers(asynchronous_1f1b(equal_plan(3), 5)),
     "confidant_split_heads": lambda: split_heads((8, 4), num_layers=2),
     "ringada_depth_1": lambda: insert_transfers(ring(equal_plan(3), unfrozen_layers=1, initiators=(0,), batches_per_initiator=3)),

@@ -67,9 +67,9 @@ def test_the_real_data():
 
 
 def test_unknown_tasks_list_the_known_ones():
-    with pytest.raises(ConfigError, match="sentiment, sentiment-rating, mrpc, stsb, sst2, qnli"):
+    with pytest.raises(ConfigError, match="sentiment, sentiment-rating, digits, mrpc, stsb, sst2, qnli"):
         load_task("squad")
-    assert len(TASKS) == 6
+    assert len(TASKS) == 7
 
 
 def test_data_that_was_not_fetched_or_is_damaged(tmp_path, monkeypatch):

@@ -5,13 +5,13 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split
-from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, padded_length, tokenize
+from workbench.tasks.tokenize import TokenizedSplit, collate, decoder_inputs, evaluation_batches, padded_length, tokenize
 
 
 class Letters:
     """An encoder that numbers letters; pairs are joined by 0."""
 
-    pad_id = 99
+    pad_id, start_id = 99, None
 
     def encode(self, texts, pairs=None, *, max_length):
         joined = [first + (f"@{second}") for first, second in zip(texts, pairs, strict=True)] if pairs else texts
@@ -65,6 +65,45 @@ def test_evaluation_batches_cover_the_split_longest_first():
 def test_padded_length():
     assert [padded_length([length]) for length in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 24]
     assert padded_length([3, 5], pad_to_multiple=1) == 5
+
+
+class Decoding(Letters):
+    """An encoder of a model with a decoder, whose targets begin with 50."""
+
+    start_id = 50
+
+
+def test_a_decoder_reads_its_start_token_unless_there_are_words():
+    batch = collate(tokenize(SPLIT, Decoding(), max_length=9), [0, 2])
+    assert batch.decoder_ids.tolist() == [[50], [50]] and batch.labels.tolist() == [1, 1] and batch.choices is None
+    assert tokenized().target_length == 0 and collate(tokenized(), [0]).decoder_ids is None
+
+
+def test_label_words_become_targets():
+    split = tokenize(SPLIT, Decoding(), max_length=9, words=("NO", "YES"))
+    assert split.target_length == 3 and split.labels == SPLIT.labels
+    batch = collate(split, [0, 1])
+    assert batch.labels.tolist() == [[25, 5, 19], [14, 15, -100]]
+    assert batch.decoder_ids.tolist() == [[50, 25, 5], [50, 14, 15]]
+    assert batch.choices.tolist() == [[14, 15, -100], [25, 5, 19]] and batch.decoder_ids.dtype == torch.int64
+    short = decoder_inputs(torch.tensor([[7, -100, -100]]), 50, 99)
+    assert short.tolist() == [[50, 7, 99]]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "words", "message"),
+    [(Letters(), ("NO", "YES"), "no decoder"), (Decoding(), ("ABCDEFGHIJK", "ABCDEFGHIXX"), "the same tokens")],
+)
+def test_words_that_cannot_be_targets(encoder, words, message):
+    with pytest.raises(ConfigError, match=message):
+        tokenize(SPLIT, encoder, max_length=9, words=words)
+
+
+def test_pictures_are_for_models_of_pictures():
+    pictures = Split(texts=("", ""), labels=(0, 1), sample_ids=(0, 1), images=(bytes(4), bytes(4)))
+    assert pictures.take([1]).images == (bytes(4),)
+    with pytest.raises(ConfigError, match="reads no pictures"):
+        tokenize(pictures, Letters(), max_length=8)
 
 
 def test_an_empty_split():

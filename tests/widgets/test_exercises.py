@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from widget_reports import CLUSTER, PLAN, make_report
 
+from workbench import experiment
 from workbench.core.report import SweepPoint
 from workbench.widgets import exercises
 from workbench.widgets.exercises import Verdict
@@ -70,7 +71,7 @@ def test_a_plan_of_ones_own_is_compared_with_the_planners(monkeypatch, mine_s: f
         seconds = {"mine": mine_s, "planner": 1.0}
         return tuple(SweepPoint(name=name, plan=plan, predicted_s=seconds[name]) for name, plan in plans.items())
 
-    monkeypatch.setattr(exercises.experiment, "sweep", sweep)
+    monkeypatch.setattr(experiment, "sweep", sweep)
     verdict = exercises.check_faster_plan(PLAN, REPORT)
     assert verdict.passed is passed and said in verdict.message
     assert exercises.check_faster_plan(None, REPORT).passed is None

@@ -37,7 +37,7 @@ def test_a_button_runs_what_the_forms_say(button: str, mode: str) -> None:
     panel = panel_of(runner)
     getattr(panel, button).click()
     panel.wait()
-    assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "workdir": None})]
+    assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "workdir": None, "resume": False})]
     assert "Finished in" in panel.progress.value and "4.0 times shorter" in panel.result.value
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
@@ -61,6 +61,29 @@ def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
     panel.wait()
     assert "Stopped" in panel.progress.value and "Stopped." in panel.message.value
     assert not panel.running and not panel.run_button.disabled
+
+
+def test_resume_goes_on_with_the_very_run_that_was_interrupted() -> None:
+    def fail(progress: Callable[[Event], None]) -> None:
+        raise DeviceLostError("Device 'beta' was lost", "at step 3.")
+
+    runner, form = Runner(fail), JobForm()
+    panel = RunPanel(form, ClusterForm(CLUSTER), runner=runner)
+    assert panel.resume_button.disabled  # nothing was interrupted
+    panel.simulate_button.click()
+    panel.wait()
+    assert panel.resume_button.disabled  # a simulation leaves nothing to go on with
+    panel.run_button.click()
+    panel.wait()
+    assert not panel.resume_button.disabled
+    form.controls["seed"].value = 1
+    assert panel.resume_button.disabled  # that is another run
+    form.controls["seed"].value = 0
+    runner.act = lambda progress: None
+    panel.resume_button.click()
+    panel.wait()
+    assert runner.calls[-1][3]["resume"] is True and panel.resume_button.disabled
+    assert "Finished in" in panel.progress.value
 
 
 @pytest.mark.parametrize("error", [DeviceLostError("Device 'beta' was lost", "at step 3."), ZeroDivisionError("our own <bug>")])

@@ -1,4 +1,4 @@
-"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench."""
+"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from workbench.cli.caches import cache
 from workbench.cli.job import (
     CLUSTER,
     DEFAULTS,
@@ -46,6 +47,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=("Learn, try out and compare how language models are fine-tuned and served on small devices."),
 )
+
+
+app.command()(cache)
 
 
 class Mode(StrEnum):

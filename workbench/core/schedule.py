@@ -10,8 +10,9 @@ Semantics, the same for the simulator, the executor and the checks:
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
   in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
-  write to the end of its last read; outputs live to the end; inputs live from the start.  STEP updates in place: the weights that
-  it writes take the memory of those that it reads, unless somebody still needs them.
+  write to the end of its last read; outputs live to the end; inputs live from the start.  The operations of UPDATES (STEP; MERGE
+  and PULL of a parameter server) update in place: the weights that they write take the memory of those that they read,
+  unless somebody still needs them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ ALLGATHER = "ALLGATHER"
 REDUCESCATTER = "REDUCESCATTER"
 BROADCAST = "BROADCAST"
 STEP = "STEP"
+MERGE = "MERGE"
+PULL = "PULL"
+UPDATES = frozenset({STEP, MERGE, PULL})
 COLLECTIVES = frozenset({ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST})
 TRANSFERS = frozenset({SEND, RECV})
 COMMUNICATION = COLLECTIVES | TRANSFERS

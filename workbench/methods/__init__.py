@@ -9,6 +9,7 @@ from workbench.methods.base import Method
 
 METHODS = {
     "pac_plus": "workbench.methods.pac_plus.method:PacPlus",
+    "fine_tuning": "workbench.methods.fine_tuning.method:FineTuning",
 }
 
 

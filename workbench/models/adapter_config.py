@@ -1,4 +1,4 @@
-"""The shape of a parallel adapter, and the statistics of the activations that it reads (PAC+, section IV-A)."""
+"""The shape of a parallel adapter (PAC+, section IV-A, Fig. 6)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Literal
 
 from workbench.core.errors import ConfigError
 
-Kind = Literal["classification", "regression"]
+Kind = Literal["classification", "regression", "sequence_to_sequence"]
+Mix = Literal["learned", "fixed", "sum"]
+HeadInput = Literal["sum", "side", "backbone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,11 @@ class ParallelAdapterConfig:
     is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
     num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
     target_length: the decoder's tokens, one number for the whole job; 0 without a decoder.
+    tap_every: adapters stand behind every k-th layer of each stack, and behind its last; 1, as in the paper, is behind each.
+    mix: what an adapter reads: lambda_i W_down b + (1 - lambda_i) a with a 'learned' lambda_i that begins at 0.5 (the paper's), or
+    one 'fixed' at 0.5, or the 'sum' W_down b + a.
+    head_input: what the head reads: the 'sum' W_up a_L + b_L (the paper's), or the 'side' or the 'backbone' part alone.
+    kind: 'sequence_to_sequence' needs an encoder-decoder, whose own language model head it reads.
     dropout: of the pooled features.  seed: of the initial weights and of the dropout.
     """
 
@@ -33,6 +40,9 @@ class ParallelAdapterConfig:
     num_outputs: int = 2
     num_encoder_layers: int | None = None
     target_length: int = 0
+    tap_every: int = 1
+    mix: Mix = "learned"
+    head_input: HeadInput = "sum"
     dropout: float = 0.1
     seed: int = 0
 
@@ -46,6 +56,28 @@ class ParallelAdapterConfig:
             raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
         if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
             raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
+        if self.tap_every < 1:
+            raise ConfigError(f"Adapters behind every {self.tap_every}th layer were asked for.", "That is none.", "Raise tap_every.")
+        self._check_decoder()
+
+    def _check_decoder(self) -> None:
+        encoder = self.num_encoder_layers
+        if encoder is None and self.kind == "sequence_to_sequence":
+            raise ConfigError(
+                "Sequence-to-sequence was asked for.",
+                "The backbone has one stack of layers, no encoder and decoder.",
+                "Choose a T5 or BART model, or another kind of target.",
+            )
+        if encoder is not None and not 0 < encoder < self.num_layers:
+            raise ConfigError(
+                f"An encoder of {encoder} of {self.num_layers} layers was asked for.", "Each stack needs one.", "Change num_encoder_layers."
+            )
+        if (self.target_length >= 1) != (encoder is not None):
+            raise ConfigError(
+                f"Targets of {self.target_length} tokens were asked for.",
+                "The backbone has no decoder." if encoder is None else "A decoder reads one at least.",
+                "Give target_length with num_encoder_layers, and only then.",
+            )
 
     @property
     def width(self) -> int:
@@ -58,3 +90,28 @@ class ParallelAdapterConfig:
         if self.num_heads is None and self.width % 16 == 0:
             return self.width // 16
         return self.num_heads or next(heads for heads in (4, 3, 2, 1) if self.width % heads == 0)
+
+    @property
+    def border(self) -> int:
+        """Return the decoder's first layer; L without a decoder."""
+        return self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
+
+    @property
+    def num_taps(self) -> int:
+        """Return how many activations the backbone gives: b_0, one for each layer, and a decoder's embedding."""
+        return self.num_layers + 1 + (self.num_encoder_layers is not None)
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """Return the layers behind which an adapter stands."""
+        stacks = ((0, self.border), (self.border, self.num_layers))
+        return tuple(
+            index
+            for start, stop in stacks
+            for index in range(start, stop)
+            if (index - start + 1) % self.tap_every == 0 or index == stop - 1
+        )
+
+    def tap_of(self, layer: int) -> int:
+        """Return the position of a layer's output among the taps."""
+        return layer + 1 + (layer >= self.border)

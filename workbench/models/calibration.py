@@ -9,10 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from workbench.models.parallel_adapter import IGNORED
+from workbench.models.side_layers import SideHead
 from workbench.models.stack import LayerStack
 
 STD_FLOOR_SHARE = 0.05
 """Deviations are clamped to this share of the tap's median one: constant channels exist, and must not blow up."""
+
+STD_FLOOR_OF_MEAN = 0.01
+"""And to this share of the channel's own mean: where a decoder reads its start token alone, a whole tap is constant but for rounding."""
 
 
 class BatchLike(Protocol):
@@ -28,10 +33,20 @@ class BatchLike(Protocol):
         """1 for real tokens (n, t)."""
         ...
 
+    @property
+    def decoder_ids(self) -> Tensor | None:
+        """A decoder's token ids (n, s); None without one, or where it reads only its start token."""
+        ...
+
+    @property
+    def labels(self) -> Tensor:
+        """Labels (n,), or (n, s) in sequence-to-sequence."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapStatistics:
-    """mean, inverse_std: (L + 1, d) float32, for b_0 ... b_L."""
+    """mean, inverse_std: (num_taps, d) float32, for b_0 ... b_L, with a decoder's embedding before its first layer."""
 
     mean: Tensor
     inverse_std: Tensor
@@ -42,30 +57,47 @@ def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
 
     Some hundred samples are enough.  Sums are kept in float64.
     """
-    count = 0
-    total = squares = torch.zeros(stack.num_layers + 1, stack.hidden_size, dtype=torch.float64)
+    sums: list[Tensor | int] = [0] * stack.num_taps
+    squares: list[Tensor | int] = [0] * stack.num_taps
+    counts = [0] * stack.num_taps
+    border = stack.num_taps if stack.num_encoder_layers is None else stack.num_encoder_layers + 1
     with torch.no_grad():
         for batch in batches:
-            _, taps = stack(batch.input_ids, batch.attention_mask)
-            tokens = torch.stack([tap[batch.attention_mask.bool()] for tap in taps]).double()  # (L + 1, tokens, d)
-            count += tokens.shape[1]
-            total = total + tokens.sum(dim=1)
-            squares = squares + tokens.square().sum(dim=1)
-    mean = total / count
-    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+            _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+            real = batch.attention_mask.bool()
+            target = _real_targets(batch, taps[-1])
+            for index, tap in enumerate(taps):
+                tokens = tap[real if index < border else target].double()  # (tokens, d)
+                counts[index] += len(tokens)
+                sums[index] = sums[index] + tokens.sum(dim=0)
+                squares[index] = squares[index] + tokens.square().sum(dim=0)
+    count = torch.tensor(counts, dtype=torch.float64)[:, None]
+    mean = _stacked(sums) / count
+    deviation = (_stacked(squares) / count - mean.square()).clamp(min=0).sqrt()
     floor = STD_FLOOR_SHARE * deviation.median(dim=1, keepdim=True).values
-    deviation = torch.maximum(deviation, floor).clamp(min=1e-6)
+    deviation = torch.maximum(torch.maximum(deviation, floor), STD_FLOOR_OF_MEAN * mean.abs()).clamp(min=1e-6)
     return TapStatistics(mean=mean.float(), inverse_std=deviation.reciprocal().float())
 
 
 def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
     """Write the statistics into an adapter's (or a stage's) constant buffers."""
-    projections = {int(index) + 1: layer.down for index, layer in adapter.layers.items()}
+    modules = [(adapter.config.tap_of(int(index)), layer.down) for index, layer in adapter.layers.items()]
     if adapter.first is not None:
-        projections[0] = adapter.first
-    modules = [(tap, module) for tap, module in projections.items()]
-    if adapter.last is not None:
+        modules.append((0, adapter.first))
+    modules += [(int(index) + 1, projection) for index, projection in adapter.decoder_first.items()]
+    if isinstance(adapter.last, SideHead):
         modules.append((len(statistics.mean) - 1, adapter.last))
     for tap, module in modules:
         module.mean.copy_(statistics.mean[tap])
         module.inverse_std.copy_(statistics.inverse_std[tap])
+
+
+def _real_targets(batch: BatchLike, states: Tensor) -> Tensor:
+    """Return (n, s) bool: which of a decoder's states belong to no padding."""
+    if batch.decoder_ids is not None and batch.labels.ndim == 2:
+        return batch.labels.ne(IGNORED)
+    return torch.ones(states.shape[:2], dtype=torch.bool)
+
+
+def _stacked(sums: list[Tensor | int]) -> Tensor:
+    return torch.stack([torch.as_tensor(total) for total in sums])

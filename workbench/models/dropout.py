@@ -31,6 +31,15 @@ def stateless_dropout(inputs: Tensor, sample_ids: Tensor, *, rate: float, seed: 
     return inputs * keep.to(inputs.dtype).mul_(1 / (1 - rate))
 
 
+def ids_of_texts(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return (n,) int64 sample numbers made of the tokens themselves, for data whose samples have no numbers.
+
+    input_ids, attention_mask: (n, t).  Padding does not count, nor do a sample's neighbours: the same text has the same number.
+    """
+    positions = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device) * _GOLDEN
+    return _mix((_mix(input_ids.long() + positions) * attention_mask.long()).sum(dim=1))
+
+
 def _mix(value: Tensor) -> Tensor:
     # >> keeps the sign in torch, and a mixer needs zeros to come in from the left: mask them.
     value = (value ^ (value >> 30 & 0x3FFFFFFFF)) * _FIRST

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.models.calibration import BatchLike
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
 from workbench.models.stack import LayerStack
 
 
@@ -17,20 +17,21 @@ class LabelledBatch(BatchLike, Protocol):
     """What a batch to predict on must have besides tokens."""
 
     @property
-    def labels(self) -> Tensor:
-        """Labels (n,)."""
+    def sample_ids(self) -> Tensor:
+        """Stable sample numbers (n,)."""
         ...
 
     @property
-    def sample_ids(self) -> Tensor:
-        """Stable sample numbers (n,)."""
+    def choices(self) -> Tensor | None:
+        """Labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence."""
         ...
 
 
 class Predictions:
     """Logits, labels and sample ids of a split, in the order of the sample ids.
 
-    logits: (samples, outputs) float32.  labels: (samples,).  sample_ids: (samples,) int64.
+    logits: (samples, outputs) float32; in sequence-to-sequence the log-likelihoods of the label words.
+    labels: (samples,), the classes also of label words.  sample_ids: (samples,) int64.
     """
 
     def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
@@ -48,46 +49,99 @@ class Predictions:
 
 
 def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[LabelledBatch]) -> list[Predictions]:
-    """Return each adapter's predictions; the backbone runs once for each batch.
+    """Return each adapter's predictions; the backbone runs once for each batch (its decoder once for each label word).
 
     Adapters are put into evaluation mode.  Nothing is kept of a batch's activations after it.
     """
-    return _score(adapters, ((batch, _taps(stack, batch)) for batch in batches))
+    return _score(stack, adapters, ((batch, _taps(stack, batch)) for batch in batches))
 
 
 class ActivationMemory:
     """A split's activations kept in memory, so that later checkpoints can be scored without the backbone.
 
-    Kept in `dtype` (bfloat16 halves the memory): (L + 1) x d values for each token, padding included.
+    Kept in `dtype` (bfloat16 halves the memory): d values for each token of each tap, padding included; a decoder's for each word.
     """
 
     def __init__(self, stack: LayerStack, batches: Iterable[LabelledBatch], dtype: torch.dtype = torch.float32) -> None:
-        self._batches = [(batch, [tap.to(dtype) for tap in _taps(stack, batch)]) for batch in batches]
+        self._stack = stack
+        self._batches = [(batch, _converted(_taps(stack, batch), dtype)) for batch in batches]
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes that the activations take."""
-        return sum(tap.nbytes for _, taps in self._batches for tap in taps)
+        return sum({id(tap): tap.nbytes for taps in self._all_taps() for tap in taps}.values())
 
     def predict(self, adapters: Sequence[ParallelAdapter]) -> list[Predictions]:
         """Return each adapter's predictions on the split."""
-        return _score(adapters, self._batches)
+        return _score(self._stack, adapters, self._batches)
+
+    def _all_taps(self) -> list[list[Tensor]]:
+        return [taps for _, per_word in self._batches for taps in per_word]
 
 
-def _taps(stack: LayerStack, batch: LabelledBatch) -> list[Tensor]:
+def attach_head(stack: LayerStack, adapter: ParallelAdapter) -> None:
+    """Give an adapter for sequence-to-sequence its backbone's language model head, unless it has one."""
+    if adapter.config.kind == "sequence_to_sequence" and not adapter.has_language_model_head:
+        assert stack.language_model_head is not None, "a backbone of one stack"
+        adapter.attach(stack.language_model_head)
+
+
+def word_scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the log-likelihood (n,) of a word's labels (s,) under logits (n, s, V)."""
+    real = labels.ne(IGNORED)
+    likely = logits[:, real].float().log_softmax(dim=2)
+    return likely.gather(2, labels[real].expand(len(logits), -1)[:, :, None]).sum(dim=(1, 2))
+
+
+def _taps(stack: LayerStack, batch: LabelledBatch) -> list[list[Tensor]]:
+    """Return the taps; in sequence-to-sequence for each label word, the encoder's being the same tensors."""
     with torch.inference_mode():
-        return stack(batch.input_ids, batch.attention_mask)[1]
+        if batch.choices is None:
+            return [stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]]
+        assert stack.num_encoder_layers is not None and batch.decoder_ids is not None, "label words for a backbone without a decoder"
+        memory, encoder_taps = stack.stage(0, stack.num_encoder_layers)(batch.input_ids, batch.attention_mask)
+        decoder = stack.stage(stack.num_encoder_layers, stack.num_layers)
+        start = batch.decoder_ids[:, :1]
+        per_word = []
+        for labels in batch.choices:
+            read = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
+            per_word.append(encoder_taps + decoder(memory, batch.attention_mask, read)[1])
+        return per_word
 
 
-def _score(adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[LabelledBatch, list[Tensor]]]) -> list[Predictions]:
+def _converted(per_word: list[list[Tensor]], dtype: torch.dtype) -> list[list[Tensor]]:
+    converted: dict[int, Tensor] = {}
+    for taps in per_word:
+        for tap in taps:
+            if id(tap) not in converted:
+                converted[id(tap)] = tap.to(dtype)
+    return [[converted[id(tap)] for tap in taps] for taps in per_word]
+
+
+def _score(
+    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[LabelledBatch, list[list[Tensor]]]]
+) -> list[Predictions]:
     logits: list[list[Tensor]] = [[] for _ in adapters]
     labels, sample_ids = [], []
     for adapter in adapters:
         adapter.eval()
+        attach_head(stack, adapter)
     with torch.inference_mode():
-        for batch, taps in batches:
-            labels.append(batch.labels)
+        for batch, per_word in batches:
+            labels.append(_classes(batch))
             sample_ids.append(batch.sample_ids)
             for adapter, into in zip(adapters, logits, strict=True):
-                into.append(adapter.predict(taps, batch.attention_mask, batch.sample_ids).float())
+                found = [adapter.predict(taps, batch.attention_mask, batch.sample_ids) for taps in per_word]
+                if batch.choices is None:
+                    into.append(found[0].float())
+                else:
+                    scores = [word_scores(one, word) for one, word in zip(found, batch.choices, strict=True)]
+                    into.append(torch.stack(scores, dim=1))
     return [Predictions(one, labels, sample_ids) for one in logits]
+
+
+def _classes(batch: LabelledBatch) -> Tensor:
+    """Return the labels (n,): in sequence-to-sequence which of the label words each sample has."""
+    if batch.choices is None:
+        return batch.labels
+    return (batch.labels[:, None] == batch.choices).all(dim=2).int().argmax(dim=1)

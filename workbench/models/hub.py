@@ -19,7 +19,7 @@ EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 _HUB_NAMES_WITHOUT_OWNER = (
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-cased",
     "distilbert-base-uncased", "distilbert-base-cased", "distilbert-base-multilingual-cased",
-    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2",
+    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b",
 )  # fmt: skip
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.pruning import copy_pruned
+from workbench.models.side_layers import LAMBDA
 from workbench.models.stack import LayerStack
 
 How = Literal["fan_in", "gaussian", "zero", "pruned"]
-LAMBDA = 0.5
-"""lambda_i at the beginning (PAC+, section IV-A)."""
 
 
 def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: LayerStack | None = None) -> None:
@@ -28,14 +27,14 @@ def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: 
     seed = adapter.config.seed if seed is None else seed
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(name, parameter, how, int(seed))
+            _initialize_one(name, parameter, how, int(seed), predicts_words=adapter.config.kind == "sequence_to_sequence")
     if how == "pruned":
         if stack is None:
             raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
         copy_pruned(adapter, stack)
 
 
-def _initialize_one(name: str, parameter: Tensor, how: How, seed: int) -> None:
+def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predicts_words: bool) -> None:
     role = name.rpartition(".")[2]
     if role == "mix":
         parameter.fill_(LAMBDA)
@@ -45,8 +44,9 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int) -> None:
         parameter.zero_()
     else:
         deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
-        if name.startswith("last.output"):
-            deviation = 0.02  # a small head: the first predictions are near the prior, the first loss near ln(classes)
+        if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
+            # A small head: the first predictions are near the prior, the first loss near ln(classes); or near the backbone's own words.
+            deviation = 0.02
         parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * deviation)
 
 

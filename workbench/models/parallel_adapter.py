@@ -1,6 +1,7 @@
 """Parallel Adapters: a narrow trainable network beside a frozen backbone, fed by its activations (PAC+, section IV-A, Fig. 6).
 
 Adapter i reads lambda_i W_down b_{i+1} + (1 - lambda_i) a_i and gives a_{i+1}; a_0 = W_down b_0.  The head reads W_up a_L + b_L.
+Beside an encoder-decoder the side network is one too: its decoder begins with W_down of the decoder's embedding.
 """
 
 from __future__ import annotations
@@ -13,87 +14,14 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.dropout import stateless_dropout
 from workbench.models.initialization import initialize
+from workbench.models.language_model_head import LanguageModelHead
+from workbench.models.side_layers import SequenceHead, SideHead, SideLayer, TapProjection, side_mask
 
+__all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "parameter_groups", "task_loss"]
 
-class TapProjection(nn.Module):
-    """W_down of one tap: standardise each channel of a backbone activation, then project it from d to d / r.
-
-    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which costs a
-    product of the weight's size and not of the activation's.
-    """
-
-    mean: Tensor
-    inverse_std: Tensor
-
-    def __init__(self, hidden_size: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, hidden_size))
-        self.bias = nn.Parameter(torch.empty(width))
-        self.register_buffer("mean", torch.zeros(hidden_size))
-        self.register_buffer("inverse_std", torch.ones(hidden_size))
-
-    def forward(self, tap: Tensor) -> Tensor:
-        """Return (n, t, d / r) of (n, t, d)."""
-        weight = self.weight * self.inverse_std
-        return F.linear(tap.to(weight.dtype), weight, self.bias - weight @ self.mean)
-
-
-class SideLayer(nn.Module):
-    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer d / r wide."""
-
-    def __init__(self, config: ParallelAdapterConfig) -> None:
-        super().__init__()
-        width = config.width
-        self.heads, self.is_causal = config.heads, config.is_causal
-        self.down = TapProjection(config.hidden_size, width)
-        self.mix = nn.Parameter(torch.empty(()))  # lambda_i
-        self.attention_norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, config.feed_forward_factor * width)
-        self.contract = nn.Linear(config.feed_forward_factor * width, width)
-
-    def forward(self, side: Tensor, tap: Tensor, mask: Tensor | None) -> Tensor:
-        """Return a_{i+1} (n, t, d / r) of a_i and b_{i+1} (n, t, d); mask: as from side_mask."""
-        hidden = torch.lerp(side, self.down(tap), self.mix)
-        count, length, width = hidden.shape
-        fused = self.query_key_value(self.attention_norm(hidden))
-        query, key, value = fused.view(count, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.is_causal and mask is None)
-        hidden = hidden + self.attention_output(attended.transpose(1, 2).reshape(count, length, width))
-        return hidden + self.contract(F.gelu(self.expand(self.feed_forward_norm(hidden))))
-
-
-class SideHead(nn.Module):
-    """W_up, the sum with the backbone's last activation, mean pooling and the task's head.
-
-    Pooling is a mean, so it changes places with W_up: pooling first makes the up-projection t times cheaper.
-    """
-
-    mean: Tensor
-    inverse_std: Tensor
-
-    def __init__(self, config: ParallelAdapterConfig) -> None:
-        super().__init__()
-        self.rate, self.seed = config.dropout, config.seed
-        self.norm = nn.LayerNorm(config.width)
-        self.up = nn.Linear(config.width, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.num_outputs)
-        self.register_buffer("mean", torch.zeros(config.hidden_size))
-        self.register_buffer("inverse_std", torch.ones(config.hidden_size))
-
-    def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs): a_L (n, t, d / r), b_L (n, t, d), mask (n, t), sample ids (n,) int64 for the dropout."""
-        share = attention_mask.to(side.dtype)
-        share = (share / share.sum(dim=1, keepdim=True))[:, None]  # (n, 1, t): a pooling matrix
-        last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
-        pooled = self.up(torch.bmm(share, self.norm(side)).squeeze(1)) + last
-        if self.training:
-            pooled = stateless_dropout(pooled, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        return self.output(pooled)
+IGNORED = -100
+"""The label of padding in a target, which no loss counts."""
 
 
 class ParallelAdapterStage(nn.Module):
@@ -108,31 +36,96 @@ class ParallelAdapterStage(nn.Module):
         if not 0 <= start < stop <= config.num_layers:
             raise ConfigError(f"Adapters [{start}, {stop}) were asked for.", f"There are {config.num_layers}.", "Change the stage.")
         self.config, self.start, self.stop = config, start, stop
+        border = config.border
         self.first = TapProjection(config.hidden_size, config.width) if start == 0 else None
-        self.layers = nn.ModuleDict({str(index): SideLayer(config) for index in range(start, stop)})
-        self.last = SideHead(config) if stop == config.num_layers else None
+        self.layers = nn.ModuleDict(
+            {str(index): SideLayer(config, in_decoder=index >= border) for index in config.tap_layers if start <= index < stop}
+        )
+        # Named by its layer, so that a stage's parameters are told by their names here too.
+        has_embedding = start <= border < stop
+        self.decoder_first = nn.ModuleDict({str(border): TapProjection(config.hidden_size, config.width)} if has_embedding else {})
+        self.last: SideHead | SequenceHead | None = None
+        if stop == config.num_layers:
+            self.last = SequenceHead(config) if config.kind == "sequence_to_sequence" else SideHead(config)
+        # In a tuple: the backbone's head is none of this module's parameters.
+        self._language_model_head: tuple[LanguageModelHead, ...] = ()
         initialize(self, "fan_in")
 
+    @property
+    def num_taps(self) -> int:
+        """Return how many taps forward takes: those of its backbone stage."""
+        return self.stop - self.start + (self.first is not None) + len(self.decoder_first)
+
+    @property
+    def has_language_model_head(self) -> bool:
+        """Return whether `attach` was called."""
+        return bool(self._language_model_head)
+
+    def attach(self, head: LanguageModelHead) -> None:
+        """Give the last stage the backbone's frozen head, which sequence-to-sequence reads; it is not saved with the adapter."""
+        self._language_model_head = (head,)
+
     def forward(self, side: Tensor | None, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the side output (n, t, d / r).
+        """Return the side output: (n, t, d / r) up to the encoder's end, and (n, t + s, d / r) behind a decoder's layer.
 
         side: the stage before's side output, None in the first stage.  attention_mask: (n, t), 1 for real tokens.
-        taps: as BackboneStage gives them, (n, t, d) each (or stacked): b_0 first in the first stage, then one for each layer.
+        taps: as BackboneStage gives them, (n, t, d) each (or stacked): b_0 first in the first stage, then one for each layer; a
+        decoder's are (n, s, d), its embedding's before its first layer's.  Taps behind which no adapter stands are not read.
         """
-        if (side is None) != (self.first is not None) or len(taps) != len(self.layers) + (self.first is not None):
+        if (side is None) != (self.first is not None) or len(taps) != self.num_taps:
             raise ValueError(f"stage [{self.start}, {self.stop}) got {len(taps)} taps and {'no' if side is None else 'a'} side input")
-        at = 0
+        at, border = 0, self.config.border
         if self.first is not None:
             side, at = self.first(taps[0]), 1
-        mask = side_mask(attention_mask, is_causal=self.config.is_causal)
-        for offset, layer in enumerate(self.layers.values()):
-            side = layer(side, taps[at + offset], mask)
         assert side is not None
+        if self.start < border:
+            mask = side_mask(attention_mask, is_causal=self.config.is_causal)
+            side = self._run(self.start, min(self.stop, border), side, taps[at:], mask)
+            at += min(self.stop, border) - self.start
+        if self.stop <= border:
+            return side
+        length = attention_mask.shape[1]
+        memory, states = side[:, :length], side[:, length:]
+        for project in self.decoder_first.values():
+            states, at = project(taps[at]), at + 1
+        memory_mask = side_mask(attention_mask, is_causal=False)
+        states = self._run(max(self.start, border), self.stop, states, taps[at:], None, memory, memory_mask)
+        return torch.cat([memory, states], dim=1)
+
+    def _run(
+        self,
+        start: int,
+        stop: int,
+        side: Tensor,
+        taps: Sequence[Tensor] | Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        for index in range(start, stop):
+            if str(index) in self.layers:
+                side = self.layers[str(index)](side, taps[index - start], mask, memory, memory_mask)
         return side
 
     def head(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return the logits (n, num_outputs); only the last stage has a head.  last_hidden: b_L, the last tap."""
+        """Return the logits; only the last stage has a head.
+
+        last_hidden: b_L, the last tap.  Returns (n, num_outputs), of a decoder's first state if there is one; in
+        sequence-to-sequence (n, s, V).  Raises ConfigError for sequence-to-sequence without `attach`.
+        """
         assert self.last is not None, f"stage [{self.start}, {self.stop}) has no head"
+        if self.config.num_encoder_layers is not None:
+            side = side[:, attention_mask.shape[1] :]
+        if isinstance(self.last, SequenceHead):
+            if not self._language_model_head:
+                raise ConfigError(
+                    "Logits over the backbone's vocabulary were asked for.",
+                    "The adapter has no language model head.",
+                    "Call attach(load_language_model_head(model)) first.",
+                )
+            return self._language_model_head[0](self.last(side, last_hidden, sample_ids, epoch))
+        if self.config.num_encoder_layers is not None:
+            side, last_hidden, attention_mask = side[:, :1], last_hidden[:, :1], attention_mask.new_ones(len(side), 1)
         return self.last(side, last_hidden, attention_mask, sample_ids, epoch)
 
 
@@ -147,22 +140,16 @@ class ParallelAdapter(ParallelAdapterStage):
         return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch)
 
 
-def side_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
-    """Return (n, 1, 1 or t, t) bool, True where a query may look; None without padding."""
-    if bool(attention_mask.all()):
-        return None
-    mask = attention_mask.bool()[:, None, None, :]
-    if is_causal:
-        length = attention_mask.shape[1]
-        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return mask
-
-
 def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean") -> Tensor:
     """Return cross entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
+    In sequence-to-sequence (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its own tokens.
     reduction: 'mean', or 'sum' when a mini-batch is divided among devices and each divides by the whole's size.
     """
+    if kind == "sequence_to_sequence":
+        tokens = F.cross_entropy(logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
+        samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
+        return samples.mean() if reduction == "mean" else samples.sum()
     if kind == "regression":
         return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction)
     return F.cross_entropy(logits, labels, reduction=reduction)

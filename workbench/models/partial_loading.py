@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from workbench.models.families import Family
+from workbench.models.language_model_head import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
@@ -95,13 +98,17 @@ def read_stage(
 
     Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    stage = LayerStack(model, separator_id=separator_id).stage(start, stop)
-    prefix = f"{model.base_model_prefix}."
+    stack = LayerStack(model, separator_id=separator_id)
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # tied weights are stored under one of their names
+        other = name
+        for ours, theirs in stack.family.stored_names.items():
+            other = other.replace(ours, theirs)
+        names[id(parameter)] += [f"{prefix}{one}" for one in (name, other) for prefix in ("", f"{model.base_model_prefix}.")]
+    stage = stack.stage(start, stop)
     for module in stage.modules():
         for own, parameter in list(module.named_parameters(recurse=False)):
-            name = names[id(parameter)]
-            stored = tensors.get(name) or tensors.get(prefix + name)
+            stored = next((tensors[name] for name in names[id(parameter)] if name in tensors), None)
             if stored is None or tuple(parameter.shape) != stored.shape:
                 return None
             module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
@@ -110,3 +117,15 @@ def read_stage(
             if buffer.is_floating_point() and own != "inv_freq" and "inv_freq" not in own:
                 module.register_buffer(own, buffer.to(dtype), persistent=own not in module._non_persistent_buffers_set)
     return stage.eval()
+
+
+def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
+    """Return an encoder-decoder's language model head, read from the files; None if its weights are not there under known names."""
+    assert family.decoder is not None
+    tied = [f"{family.decoder.embedding['words']}.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+    names = ["lm_head.weight", *tied, *(f"model.{name}" for name in tied)]
+    stored = next((tensors[name] for name in names if name in tensors), None)
+    if stored is None or stored.shape != (config.vocab_size, config.d_model):
+        return None
+    bias = tensors["final_logits_bias"].read(dtype).flatten() if "final_logits_bias" in tensors else None
+    return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))

@@ -23,7 +23,8 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     the side network normalises its own activations, whose scale is not the backbone's.
     """
     config = adapter.config
-    if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
+    own = (config.num_layers, config.hidden_size, config.num_encoder_layers)
+    if own != (stack.num_layers, stack.hidden_size, stack.num_encoder_layers):
         raise ConfigError(
             f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be cut from a backbone.",
             f"The backbone has {stack.num_layers} of {stack.hidden_size}.",
@@ -33,30 +34,40 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
     with torch.no_grad():
         for index, side in adapter.layers.items():
-            _copy_layer(side, parts[int(index)], hidden, stack.config.num_attention_heads)
+            _copy_layer(side, parts[int(index)], hidden, num_heads(stack, int(index)), scales_attention=stack.family.scales_attention)
             _select(side.down.weight, hidden)
-        if adapter.first is not None:
-            _select(adapter.first.weight, hidden)
+        for projection in ((adapter.first,) if adapter.first is not None else ()) + tuple(adapter.decoder_first.values()):
+            _select(projection.weight, hidden)
         if adapter.last is not None:
             adapter.last.up.weight.zero_()
             adapter.last.up.weight[hidden, torch.arange(len(hidden))] = 1.0
 
 
+def num_heads(stack: LayerStack, index: int) -> int:
+    """Return the attention heads of a layer."""
+    in_decoder = stack.num_encoder_layers is not None and index >= stack.num_encoder_layers
+    return (
+        getattr(stack.config, "decoder_attention_heads", stack.config.num_attention_heads)
+        if in_decoder
+        else stack.config.num_attention_heads
+    )
+
+
 def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
-    """Return one layer's matrices by role, (outputs, inputs) each: query, key, value, output, up, down.
+    """Return one layer's matrices by role, (outputs, inputs) each: query, key, value, output, up, down, and a decoder's cross_query ...
 
     Grouped key and value heads are repeated, so that all have as many rows as the queries.
     """
     layer = stack.layers[index]
     weights: dict[str, Tensor] = {}
-    for role, path in stack.family.weights.items():
+    for role, path in stack.layer_paths(index).items():
         module: Any = layer.get_submodule(path)
         weight = module.weight.detach().float()
         # GPT-2's Conv1D keeps (inputs, outputs).
         weights[role] = weight if isinstance(module, nn.Linear) else weight.T
     if "query_key_value" in weights:
         weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
-    rows, head_size = len(weights["query"]), len(weights["query"]) // stack.config.num_attention_heads
+    rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
     for role in ("key", "value"):
         weight = weights[role]
         if len(weight) < rows:
@@ -67,8 +78,9 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
 
 def hidden_importance(weights: dict[str, Tensor]) -> Tensor:
     """Return the summed squares of all weights of a layer that touch each hidden channel, (d,)."""
-    reads = sum(weights[role].square().sum(dim=0) for role in ("query", "key", "value", "up"))
-    writes = sum(weights[role].square().sum(dim=1) for role in ("output", "down"))
+    reading = ("query", "key", "value", "up", "cross_query", "cross_key", "cross_value")
+    reads = sum(weights[role].square().sum(dim=0) for role in reading if role in weights)
+    writes = sum(weights[role].square().sum(dim=1) for role in ("output", "down", "cross_output") if role in weights)
     return reads + writes
 
 
@@ -77,16 +89,34 @@ def top(importance: Any, count: int) -> Tensor:
     return torch.topk(importance, count).indices.sort().values
 
 
-def _copy_layer(side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int) -> None:
-    size = scale(weights["query"].shape[1], len(hidden))
-    kept = attention_channels(weights, backbone_heads, side.heads, len(hidden))
-    fused = torch.cat([weights[role][kept][:, hidden] for role in ("query", "key", "value")])
-    side.query_key_value.weight.copy_(fused * size)
-    side.attention_output.weight.copy_(weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], len(kept)))
+def _copy_layer(side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, scales_attention: bool) -> None:
+    query, key, value, output = _attention(weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+    side.query_key_value.weight.copy_(torch.cat([query, key, value]))
+    side.attention_output.weight.copy_(output)
+    if side.cross is not None:
+        cross = {role.removeprefix("cross_"): weight for role, weight in weights.items() if role.startswith("cross_")}
+        query, key, value, output = _attention(cross, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+        side.cross.query.weight.copy_(query)
+        side.cross.key_value.weight.copy_(torch.cat([key, value]))
+        side.cross.output.weight.copy_(output)
+    size = scale(weights["up"].shape[1], len(hidden))
     importance = weights["up"].square().sum(dim=1) + weights["down"].square().sum(dim=0)
     neurons = top(importance, min(len(side.expand.weight), len(importance)))
     side.expand.weight[: len(neurons)] = weights["up"][neurons][:, hidden] * size
     side.contract.weight[:, : len(neurons)] = weights["down"][hidden][:, neurons] * scale(len(importance), len(neurons))
+
+
+def _attention(
+    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, scales_attention: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the slices of query, key, value and output."""
+    width = len(hidden)
+    size = scale(weights["query"].shape[1], width)
+    kept = attention_channels(weights, backbone_heads, heads, width)
+    query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
+    if not scales_attention:
+        query = query * (width // heads) ** 0.5  # the side network's attention will divide by it
+    return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
 
 
 def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:

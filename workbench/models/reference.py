@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workbench.models.evaluation import LabelledBatch
+from workbench.models.evaluation import LabelledBatch, attach_head
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
@@ -34,8 +34,9 @@ def train_reference(
 ) -> Iterator[tuple[int, float]]:
     """Train the adapter in place; yield (epoch, mean loss of the mini-batch) after each step.
 
-    All epochs must have as many mini-batches as the first.
+    All epochs must have as many mini-batches as the first.  In sequence-to-sequence the adapter is given the stack's head.
     """
+    attach_head(stack, adapter)
     optimizer = make_optimizer(adapter, weight_decay)
     steps_per_epoch = len(epochs(0))
     adapter.train()
@@ -53,6 +54,6 @@ def train_reference(
 def reference_loss(stack: LayerStack, adapter: ParallelAdapter, batch: LabelledBatch, epoch: int) -> Tensor:
     """Return the mini-batch's mean loss, with an autograd graph through the adapter only."""
     with torch.no_grad():
-        _, taps = stack(batch.input_ids, batch.attention_mask)
+        _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch)
     return task_loss(logits, batch.labels, adapter.config.kind)

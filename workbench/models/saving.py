@@ -70,7 +70,7 @@ def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescriptio
 
 def stage_state(state: Mapping[str, Tensor], start: int, stop: int, num_layers: int) -> dict[str, Tensor]:
     """Return what the stage [start, stop) needs of a whole adapter's state_dict."""
-    prefixes = {f"layers.{index}." for index in range(start, stop)}
+    prefixes = {f"{name}.{index}." for index in range(start, stop) for name in ("layers", "decoder_first")}
     prefixes |= {"first."} if start == 0 else set()
     prefixes |= {"last."} if stop == num_layers else set()
     return {name: tensor for name, tensor in state.items() if name.startswith(tuple(prefixes))}

@@ -1,4 +1,8 @@
-"""See a Hugging Face model as a stack of layers that can be cut into pipeline stages anywhere (PAC+, section V-A)."""
+"""See a Hugging Face model as a stack of layers that can be cut into pipeline stages anywhere (PAC+, section V-A).
+
+An encoder-decoder is one stack too: its encoder's layers, then its decoder's.  Behind k layers of the encoder the hidden state is
+(n, t, d); behind a decoder's layer it is (n, t + s, d), the encoder's output and the s decoder states side by side.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import FAMILIES, Family, LayerContext
+from workbench.models.families import Decoder, Family, LayerContext, family_of, layer_paths
+from workbench.models.language_model_head import LanguageModelHead
+from workbench.models.position_bias import PositionBias
 
 
 class LayerStack(nn.Module):
@@ -17,27 +23,45 @@ class LayerStack(nn.Module):
 
     family: of FAMILIES.  separator_id: the token after which a second text begins (for families with token types).
     b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has one.
+    num_encoder_layers: of an encoder-decoder, whose last encoder output is taken after the encoder's norm too; None for a single stack.
+    decoder_start_id: the token that every target begins with.  language_model_head: of an encoder-decoder.
     """
 
-    def __init__(self, model: Any, *, separator_id: int | None = None) -> None:
+    def __init__(self, model: Any, *, separator_id: int | None = None, language_model_head: LanguageModelHead | None = None) -> None:
         super().__init__()
         self.config = model.config
         self.family_name: str = model.config.model_type
         self.family = family_of(self.family_name)
         self.separator_id = separator_id
-        self.embedding = nn.ModuleDict({path: model.get_submodule(path) for path in self.family.embedding})
-        layers = model.get_submodule(self.family.layers)
-        assert isinstance(layers, nn.ModuleList)
-        self.layers = layers
-        self.final = model.get_submodule(self.family.final) if self.family.final else None
-        self.rotary = model.get_submodule(self.family.rotary) if self.family.rotary else None
+        self.embedding = modules_at(model, self.family.embedding)
+        self.layers = nn.ModuleList(model.get_submodule(self.family.layers))
+        self.final = module_at(model, self.family.final)
+        self.rotary = module_at(model, self.family.rotary)
+        self.position_bias = _position_bias(model, self.family.position_bias, is_causal=False)
+        self.num_encoder_layers: int | None = None
+        self.decoder_start_id: int | None = None
+        self.encoder_final = self.decoder_embedding = self.decoder_position_bias = None
+        self.language_model_head = language_model_head
+        decoder = self.family.decoder
+        if decoder is not None:
+            self.num_encoder_layers = len(self.layers)
+            self.decoder_start_id = model.config.decoder_start_token_id
+            self.encoder_final, self.final = self.final, module_at(model, decoder.final)
+            self.decoder_embedding = modules_at(model, decoder.embedding)
+            self.decoder_position_bias = _position_bias(model, decoder.position_bias, is_causal=True)
+            self.layers.extend(model.get_submodule(decoder.layers))
         self.requires_grad_(False)
         self.eval()
 
     @property
     def num_layers(self) -> int:
-        """Return L."""
+        """Return L, of both stacks together in an encoder-decoder."""
         return len(self.layers)
+
+    @property
+    def num_taps(self) -> int:
+        """Return how many taps forward gives: b_0, one for each layer, and a decoder's embedding."""
+        return self.num_layers + 1 + (self.num_encoder_layers is not None)
 
     @property
     def hidden_size(self) -> int:
@@ -49,13 +73,22 @@ class LayerStack(nn.Module):
         """Return whether a token sees only those before it."""
         return self.family.is_causal
 
+    def part(self, index: int) -> Family | Decoder:
+        """Return the description of the stack that layer `index` belongs to."""
+        decoder = self.family.decoder
+        return self.family if decoder is None or index < (self.num_encoder_layers or 0) else decoder
+
+    def layer_paths(self, index: int) -> Mapping[str, str]:
+        """Return the paths of layer `index`'s projections by role (see Family.weights)."""
+        return layer_paths(self.part(index), self.layers[index])
+
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d) of token ids (n, t); attention_mask: (n, t), 1 for real tokens, padding on the right."""
         return embed(self.family, self.embedding, input_ids, attention_mask, self.separator_id)
 
     def context(self, attention_mask: Tensor, hidden: Tensor) -> LayerContext:
-        """Return the mask and rotary tables that every layer of this batch shares."""
-        return layer_context(self.family, self.rotary, attention_mask, hidden)
+        """Return the mask and position tables that every layer of this batch shares (in an encoder-decoder: of the encoder)."""
+        return layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
 
     def stage(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop) as a module that owns only them; the weights are shared with this stack."""
@@ -65,61 +98,123 @@ class LayerStack(nn.Module):
             )
         return BackboneStage(self, start, stop)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return b_L (n, t, d) and the taps [b_0, ..., b_L]."""
-        return self.stage(0, self.num_layers)(input_ids, attention_mask)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Return b_L, (n, t, d) or the decoder's (n, s, d), and all taps; arguments as in BackboneStage.forward."""
+        _, taps = self.stage(0, self.num_layers)(input_ids, attention_mask, decoder_ids)
+        return taps[-1], taps
 
 
 class BackboneStage(nn.Module):
     """Layers [start, stop) of a stack, with the embedding if they begin it and the final norm if they end it.
 
-    Parameters are frozen: no autograd graph comes into being.  Call under torch.no_grad() when the taps go into training
-    (inference tensors cannot be saved for a backward pass); torch.inference_mode() will do for prediction.
+    While parameters are frozen no autograd graph comes into being; set requires_grad_() on some, and it does.  Call under
+    torch.no_grad() when the taps go into training (inference tensors cannot be saved for a backward pass);
+    torch.inference_mode() will do for prediction.
     """
 
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
         self.family, self.separator_id, self.hidden_size = stack.family, stack.separator_id, stack.hidden_size
+        self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
+        self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)
+        # The first layer of the decoder; without one, a layer that is never reached.
+        self._border = border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
         self.embedding = stack.embedding if start == 0 else None
         self.layers = nn.ModuleDict({str(index): stack.layers[index] for index in range(start, stop)})
+        self.encoder_final = stack.encoder_final if start < border <= stop else None
         self.final = stack.final if stop == stack.num_layers else None
         self.rotary = stack.rotary
+        self.position_bias = stack.position_bias if start < border else None
+        self.decoder_embedding = stack.decoder_embedding if start <= border < stop else None
+        self.decoder_position_bias = stack.decoder_position_bias if stop > border else None
 
     @property
     def num_taps(self) -> int:
-        """Return how many taps forward gives: one for each layer, and b_0 in the first stage."""
-        return self.stop - self.start + (self.start == 0)
+        """Return how many taps forward gives: one for each layer, and those of the embeddings that it owns."""
+        return self.stop - self.start + (self.embedding is not None) + (self.decoder_embedding is not None)
 
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+    @property
+    def num_target_taps(self) -> int:
+        """Return how many of the taps, the last ones, are a decoder's: s tokens instead of t."""
+        return max(0, self.stop - max(self.start, self._border)) + (self.decoder_embedding is not None)
+
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
 
-        hidden_or_ids: (n, t) token ids in the first stage, else (n, t, d).  attention_mask: (n, t), 1 for real tokens.
-        Returns the output (n, t, d) and the taps, (n, t, d) each: the layers' outputs, preceded by b_0 in the first stage.
+        hidden_or_ids: (n, t) token ids in the first stage (of pictures (n, t, patch values)), else the stage before's output.
+        attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first layer, ignored by
+        the others; None is one start token for each sample.
+        Returns the output, (n, t, d) up to the encoder's end and (n, t + s, d) behind a decoder's layer, and the taps: the layers'
+        outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's by its embedding.
         """
-        taps = []
+        taps: list[Tensor] = []
         hidden = hidden_or_ids
         if self.embedding is not None:
             hidden = embed(self.family, self.embedding, hidden_or_ids, attention_mask, self.separator_id)
             taps.append(hidden)
-        context = layer_context(self.family, self.rotary, attention_mask, hidden)
-        for layer in self.layers.values():
-            hidden = self.family.call(layer, hidden, context)
+        if self.start < self._border:
+            context = layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
+            norm = self.final if self.num_encoder_layers is None else self.encoder_final
+            hidden = self._run(self.start, min(self.stop, self._border), self.family, hidden, context, norm, taps)
+        decoder = self.family.decoder
+        if decoder is None or self.stop <= self._border:
+            return hidden, taps
+        length = attention_mask.shape[1]
+        memory, states = hidden[:, :length], hidden[:, length:]
+        if self.decoder_embedding is not None:
+            if decoder_ids is None:
+                decoder_ids = torch.full((len(hidden), 1), self.decoder_start_id or 0, dtype=torch.int64, device=hidden.device)
+            states = decoder.embed(dict(self.decoder_embedding.items()), decoder_ids, None)
+            taps.append(states)
+        context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
+        states = self._run(max(self.start, self._border), self.stop, decoder, states, context, self.final, taps)
+        return torch.cat([memory, states], dim=1), taps
+
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that other stages may hold too, by a name that is the same in all of them.
+
+        Word embeddings of an encoder-decoder and T5's position tables.  Frozen they are copies; who trains them must add up their
+        gradients over the stages.
+        """
+        found: dict[str, nn.Parameter] = {}
+        if self.family.decoder is not None:
+            words = self.embedding or self.decoder_embedding
+            if words is not None:
+                found["words"] = _weight(words["words"])
+        for name, bias in (("position bias", self.position_bias), ("decoder position bias", self.decoder_position_bias)):
+            if bias is not None:
+                found[name] = _weight(bias.table)
+        return found
+
+    def make_inputs(self, count: int, length: int, target_length: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return made-up arguments of forward for `count` samples of `length` tokens, to measure with."""
+        mask = torch.ones(count, length, dtype=torch.int64)
+        targets = torch.randint(self.vocabulary_size, (count, target_length)) if self.decoder_embedding is not None else None
+        if self.embedding is None:
+            dtype = next(self.parameters()).dtype
+            return torch.randn(count, length + target_length * (self.start > self._border), self.hidden_size).to(dtype), mask, targets
+        if self.family.reads_images:
+            projection: Any = self.embedding["embeddings"].get_submodule("patch_embeddings.projection")
+            return torch.randint(256, (count, length, projection.weight[0].numel()), dtype=torch.uint8), mask, targets
+        return torch.randint(self.vocabulary_size, (count, length)), mask, targets
+
+    def _run(
+        self,
+        start: int,
+        stop: int,
+        part: Family | Decoder,
+        hidden: Tensor,
+        context: LayerContext,
+        norm: nn.Module | None,
+        taps: list[Tensor],
+    ) -> Tensor:
+        for index in range(start, stop):
+            hidden = part.call(self.layers[str(index)], hidden, context)
             taps.append(hidden)
-        if self.final is not None:
-            hidden = taps[-1] = self.final(hidden)
-        return hidden, taps
-
-
-def family_of(model_type: str) -> Family:
-    """Return the table entry of a Hugging Face model type.  Raises ConfigError if there is none."""
-    if model_type not in FAMILIES:
-        raise ConfigError(
-            f"A model of the family '{model_type}' was asked for.",
-            f"Known families are {', '.join(FAMILIES)}.",
-            "Choose another model, or add an entry to workbench/models/families.py.",
-        )
-    return FAMILIES[model_type]
+        if norm is not None:
+            hidden = taps[-1] = norm(hidden)
+        return hidden
 
 
 def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tensor, separator_id: int | None) -> Tensor:
@@ -133,8 +228,10 @@ def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tenso
     return family.embed(named, input_ids, token_types)
 
 
-def layer_context(family: Family, rotary: nn.Module | None, attention_mask: Tensor, hidden: Tensor) -> LayerContext:
-    """Return the mask and rotary tables for a batch.
+def layer_context(
+    family: Family, rotary: nn.Module | None, attention_mask: Tensor, hidden: Tensor, position_bias: nn.Module | None = None
+) -> LayerContext:
+    """Return the mask and position tables for a batch.
 
     attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), for its dtype and device.
     Without padding the mask is None, which lets the attention kernels take their faster path.
@@ -143,9 +240,49 @@ def layer_context(family: Family, rotary: nn.Module | None, attention_mask: Tens
     tables = None
     if rotary is not None:
         tables = rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None])
+    bias = None if position_bias is None else position_bias(length)
     if bool(attention_mask.all()):
-        return LayerContext(mask=None, rotary=tables)
+        return LayerContext(mask=None, rotary=tables, position_bias=bias)
     mask = attention_mask.bool()[:, None, None, :].expand(count, 1, length, length)
     if family.is_causal:
         mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return LayerContext(mask=mask, rotary=tables)
+    return LayerContext(mask=mask, rotary=tables, position_bias=bias)
+
+
+def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None) -> LayerContext:
+    """Return what a decoder's layers need: the encoder's output `memory` (n, t, d), its mask, positions of the states (n, s, d).
+
+    Targets are padded on the right, where causal attention keeps the padding from all that counts: mask stays None.
+    """
+    length = states.shape[1]
+    memory_mask = None
+    if not bool(attention_mask.all()):
+        memory_mask = attention_mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+    bias = None if position_bias is None else position_bias(length)
+    return LayerContext(mask=None, position_bias=bias, memory=memory, memory_mask=memory_mask)
+
+
+def module_at(model: Any, path: str) -> nn.Module | None:
+    """Return the module at a path, None if the path is empty or the checkpoint has nothing there."""
+    if not path:
+        return None
+    parent, _, name = path.rpartition(".")
+    found = getattr(model.get_submodule(parent), name, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def modules_at(model: Any, paths: Mapping[str, str]) -> nn.ModuleDict:
+    """Return the modules by role; those that the checkpoint does not have are left out."""
+    found = {role: module_at(model, path) for role, path in paths.items()}
+    return nn.ModuleDict({role: module for role, module in found.items() if module is not None})
+
+
+def _position_bias(model: Any, path: str, *, is_causal: bool) -> PositionBias | None:
+    table = module_at(model, path)
+    if not isinstance(table, nn.Embedding):
+        return None
+    return PositionBias(table, is_causal=is_causal, max_distance=model.config.relative_attention_max_distance)
+
+
+def _weight(module: Any) -> nn.Parameter:
+    return module.weight

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -12,26 +14,30 @@ from workbench.core.errors import ConfigError
 
 
 class TextTokenizer:
-    """A fast tokenizer with its special tokens.  separator_id is None for families that have no separator."""
+    """A fast tokenizer with its special tokens.
 
-    def __init__(self, backend: Any, *, pad_id: int, separator_id: int | None = None) -> None:
+    separator_id: None for families that have no separator.  start_id: the token that a decoder's target begins with, None without one.
+    """
+
+    def __init__(self, backend: Any, *, pad_id: int, separator_id: int | None = None, start_id: int | None = None) -> None:
         self.backend = backend
         self.pad_id = pad_id
         self.separator_id = separator_id
+        self.start_id = start_id
         backend.no_padding()  # some published tokenizers pad to 128, which would cost a factor of four
         backend.no_truncation()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text (or pair of texts), cut at max_length; never an empty list.
 
-        Two texts are joined as the model knows pairs if it has a separator, else by a line feed.
+        Two texts are joined as the model knows pairs if it has a separator or a decoder, else by a line feed.
         """
         if max_length < 4:
             raise ConfigError(f"max_length = {max_length} was asked for.", "Special tokens alone take up to 3.", "Raise max_length.")
         inputs: list[Any]
         if pairs is None:
             inputs = list(texts)
-        elif self.separator_id is None:
+        elif self.separator_id is None and self.start_id is None:
             inputs = [f"{first}\n{second}" for first, second in zip(texts, pairs, strict=True)]
         else:
             inputs = list(zip(texts, pairs, strict=True))
@@ -42,7 +48,7 @@ class TextTokenizer:
             self.backend.no_truncation()
 
 
-def tiny_tokenizer(*, is_causal: bool) -> TextTokenizer:
+def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextTokenizer:
     """Return a tokenizer made in memory for the tiny random models: word pieces of one or two characters."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     singles = [character for character in string.printable if not character.isspace() and not character.isupper()]
@@ -55,4 +61,27 @@ def tiny_tokenizer(*, is_causal: bool) -> TextTokenizer:
     if is_causal:
         return TextTokenizer(backend, pad_id=0)
     backend.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
-    return TextTokenizer(backend, pad_id=0, separator_id=vocabulary["[SEP]"])
+    return TextTokenizer(backend, pad_id=0, separator_id=vocabulary["[SEP]"], start_id=start_id)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return a JSON file's settings, none if it is not there or damaged (who needs them says so)."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextTokenizer:
+    """Return the tokenizer of a model folder that has a tokenizer.json."""
+    settings = read_settings(folder / "special_tokens_map.json") | read_settings(folder / "tokenizer_config.json")
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def id_of(role: str) -> int | None:
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        return None if token is None else backend.token_to_id(token)
+
+    pad_id = next((index for index in (id_of("pad"), id_of("eos")) if index is not None), 0)
+    return TextTokenizer(backend, pad_id=pad_id, separator_id=id_of("sep"), start_id=start_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from workbench.planners.memory import FootprintTable
 
 ROUNDING = 1e-9
 """A cost that falls by less than this share when a sample is added is constant up to rounding."""
+COLUMNS_AT_ONCE = 4096
+"""So many ranges of layers are joined at a time that the tables stay in the processor's cache."""
 
 
 def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
@@ -43,6 +45,7 @@ class StageTimes:
     Memory depends on how many micro-batches are in flight (1 to `max_in_flight`), and so do the times; where the devices can take
     the same samples with one more in flight, both share a column.  A rank that gets no sample costs and holds nothing.
     memory_length: the sequence length that memory must hold, if not the one that is timed.
+    copies[i]: what memory holds of the trainable parameters besides themselves with i + 1 in flight (memory.rank_need).
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
@@ -55,6 +58,7 @@ class StageTimes:
         sequence_length: int,
         max_in_flight: int,
         memory_length: int | None = None,
+        copies: Sequence[int] | None = None,
         excess: bool = False,
     ) -> None:
         count, size = profile.num_layers, micro_batch_size
@@ -63,8 +67,9 @@ class StageTimes:
         ranges = np.full((count, count), -1)  # of layers [x, y): at [x, y - 1]
         ranges[starts, stops] = np.arange(len(starts))
         ranks = range(profile.world_size)
+        held = (0,) * max_in_flight if copies is None else copies
         footprints = [
-            FootprintTable(profile, rank, starts, stops + 1, sequence_length=memory_length or sequence_length, max_in_flight=max_in_flight)
+            FootprintTable(profile, rank, starts, stops + 1, sequence_length=memory_length or sequence_length, copies=held)
             for rank in ranks
         ]
         budgets = [device.memory_bytes for device in cluster.devices]
@@ -86,6 +91,8 @@ class StageTimes:
                 cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
             self._costs.append(cost)
         self._rising = all(_raise_to_monotone(cost) for cost in self._costs)
+        if self._rising:
+            self._costs = [_padded(cost) for cost in self._costs]
         self._slowest: dict[frozenset[int], np.ndarray] = {}
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
 
@@ -107,28 +114,29 @@ class StageTimes:
         key = (start, stop, tuple(ranks), in_flight)
         if key not in self._shares:
             column = self._columns[in_flight - 1, start, stop - 1]
-            costs = [[0.0, *self._costs[rank][:, column].tolist()] for rank in ranks]
+            costs = [[0.0, *self._costs[rank][: self.micro_batch_size, column].tolist()] for rank in ranks]
             self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
         return self._shares[key]
 
     def _row(self, ranks: tuple[int, ...]) -> np.ndarray:
         key = frozenset(ranks)
         if key not in self._slowest:
-            *_, self._slowest[key] = self._rows(ranks)
+            self._slowest[key] = self._rows(ranks)[-1]
         return self._slowest[key]
 
-    def _rows(self, ranks: tuple[int, ...]) -> Iterator[np.ndarray]:
-        """Yield H(B, first n of ranks) for n = 1, 2, ...: (columns + 1,) seconds."""
-        table = np.zeros(0)
-        for number, rank in enumerate(ranks):
-            cost = self._costs[rank]
-            if number == 0:
-                table = _padded(cost) if self._rising else cost
-            elif self._rising:
-                table = _merge(table, _padded(cost))
-            else:
-                table = _extend(table, cost)
-            yield np.append(table[self.micro_batch_size - 1], np.inf)
+    def _rows(self, ranks: tuple[int, ...]) -> np.ndarray:
+        """Return (ranks, columns + 1): H(B, first n of ranks) for n = 1, 2, ..."""
+        width = self._costs[0].shape[1]
+        rows = np.full((len(ranks), width + 1), np.inf)
+        join = _merge if self._rising else _extend
+        for first in range(0, width, COLUMNS_AT_ONCE):
+            block = slice(first, min(width, first + COLUMNS_AT_ONCE))
+            table = self._costs[ranks[0]][:, block]
+            rows[0, block] = table[self.micro_batch_size - 1]
+            for number, rank in enumerate(ranks[1:], start=1):
+                table = join(table, self._costs[rank][:, block])
+                rows[number, block] = table[self.micro_batch_size - 1]
+        return rows
 
 
 def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np.ndarray:

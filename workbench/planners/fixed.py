@@ -27,6 +27,7 @@ def fixed_plan(
     batch_size: int,
     micro_batches: int,
     sequence_length: int,
+    memory_length: int | None = None,
     shares: Sequence[Sequence[int]] | None = None,
     dispatch: Dispatch = "speed",
     check_memory: bool = True,
@@ -36,9 +37,11 @@ def fixed_plan(
 
     shares[i]: the samples of each rank, summing to a micro-batch.  Without them: "speed" in proportion to each rank's speed,
     "equal", or "best" by Eq. 4.  Each rank of a group no larger than the micro-batch gets at least one sample (except with
-    "best", which may leave a slow device none).  Raises ConfigError if the numbers do not fit together, PlanError if memory does not.
+    "best", which may leave a slow device none).  sequence_length: is timed.  memory_length: must fit (default: the same).
+    Raises ConfigError if the numbers do not fit together, PlanError if memory does not.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    longest = sequence_length if memory_length is None else memory_length
     _check_form(profile, cluster, layers, groups)
     if shares is not None:
         _check_shares(groups, shares, size)
@@ -49,7 +52,7 @@ def fixed_plan(
             samples = tuple(shares[index])
         else:
             live = memory.in_flight(index, len(layers), micro_batches)
-            samples = _samples(profile, cluster, start, stop, group, size, sequence_length, dispatch, live)
+            samples = _samples(profile, cluster, start, stop, group, size, sequence_length, longest, dispatch, live)
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
         start = stop
@@ -62,12 +65,19 @@ def fixed_plan(
         predicted_s=cost.parts(),
     )
     if check_memory:
-        memory.check(profile, cluster, made, sequence_length=sequence_length)
+        memory.check(profile, cluster, made, sequence_length=longest)
     return made
 
 
 def standalone(
-    profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, rank: int | None = None, micro_batches: int = 1
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    memory_length: int | None = None,
+    rank: int | None = None,
+    micro_batches: int = 1,
 ) -> Plan:
     """Return the plan of one device: `rank`, or the fastest on which the model fits.  Raises PlanError if it fits on none."""
     ranks = range(cluster.world_size) if rank is None else (rank,)
@@ -83,6 +93,7 @@ def standalone(
                     batch_size=batch_size,
                     micro_batches=micro_batches,
                     sequence_length=sequence_length,
+                    memory_length=memory_length,
                     method="standalone",
                 )
             )
@@ -93,7 +104,15 @@ def standalone(
     return min(made, key=lambda plan: plan.total_s)
 
 
-def data_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 1) -> Plan:
+def data_parallel(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    memory_length: int | None = None,
+    micro_batches: int = 1,
+) -> Plan:
     """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
     return fixed_plan(
         profile,
@@ -103,11 +122,20 @@ def data_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, sequen
         batch_size=batch_size,
         micro_batches=micro_batches,
         sequence_length=sequence_length,
+        memory_length=memory_length,
         method="data_parallel",
     )
 
 
-def pipeline_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, micro_batches: int = 4) -> Plan:
+def pipeline_parallel(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    memory_length: int | None = None,
+    micro_batches: int = 4,
+) -> Plan:
     """Return the balanced pipeline with one device for each stage (Eco-FL).  Raises PlanError if it does not fit.
 
     With more devices than layers, the first num_layers devices take part.
@@ -119,6 +147,7 @@ def pipeline_parallel(profile: Profile, cluster: Cluster, *, batch_size: int, se
         batch_size=batch_size,
         micro_batches=micro_batches,
         sequence_length=sequence_length,
+        memory_length=memory_length,
         order=ranks,
         method="pipeline_parallel",
         max_group=1,
@@ -133,6 +162,7 @@ def _samples(
     group: Sequence[int],
     size: int,
     sequence_length: int,
+    memory_length: int,
     how: Dispatch,
     live: int,
 ) -> tuple[int, ...]:
@@ -152,7 +182,7 @@ def _samples(
             budget = cluster.devices[rank].memory_bytes
             row = [0.0]
             for samples in range(1, size + 1):
-                need = memory.rank_need(profile, rank, start, stop, samples=samples, sequence_length=sequence_length, in_flight=live)
+                need = memory.rank_need(profile, rank, start, stop, samples=samples, sequence_length=memory_length, in_flight=live)
                 row.append(math.inf if need.total_bytes > budget else seconds(rank, samples))
             costs.append(row)
         best, samples_each = best_dispatch(costs, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +46,18 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
     return min(num_stages - stage, num_micro_batches)
 
 
-def rank_need(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int) -> Need:
-    """Return what layers [start, stop) need on a rank that takes `samples` of each micro-batch."""
+def rank_need(
+    profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int, copies: int = 0
+) -> Need:
+    """Return what layers [start, stop) need on a rank that takes `samples` of each micro-batch.
+
+    copies: how often the trainable parameters are there besides themselves, such as the versions that asynchronous pipelines stash.
+    """
     layers = profile.layers[rank][start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
     kept = sum(layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers)
     return Need(
-        weights_bytes=sum(layer.frozen_bytes for layer in layers) + trainable,
+        weights_bytes=sum(layer.frozen_bytes for layer in layers) + (1 + copies) * trainable,
         gradient_bytes=trainable,
         optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
         context_bytes=in_flight * kept,
@@ -71,11 +77,11 @@ def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, sample
 class FootprintTable:
     """rank_need of one rank for many ranges of layers at once: a fixed part and one for each sample.
 
-    starts, stops: (ranges,) layers [x, y).  Arrays over `in flight` begin with one micro-batch.
+    starts, stops: (ranges,) layers [x, y).  copies[i]: see rank_need, with i + 1 micro-batches in flight, over which arrays range first.
     """
 
     def __init__(
-        self, profile: Profile, rank: int, starts: np.ndarray, stops: np.ndarray, *, sequence_length: int, max_in_flight: int
+        self, profile: Profile, rank: int, starts: np.ndarray, stops: np.ndarray, *, sequence_length: int, copies: Sequence[int]
     ) -> None:
         layers = profile.layers[rank]
 
@@ -85,7 +91,8 @@ class FootprintTable:
 
         trainable = summed([layer.trainable_bytes for layer in layers])
         optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte).astype(int)
-        self._fixed = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
+        once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
+        self._fixed = once + np.array(copies)[:, None] * trainable
         kept = summed([layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers])
         highest = np.zeros((len(layers), len(layers)), int)
         scratch = np.array([layer.workspace_bytes(1, sequence_length) for layer in layers])
@@ -94,17 +101,17 @@ class FootprintTable:
         message = [layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers]
         # No message crosses in front of the first layer, nor behind the last.
         crossing = np.array([0, *message[:-1], 0])
-        once = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
-        self._each = np.arange(1, max_in_flight + 1)[:, None] * kept + once
+        each = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
+        self._each = np.arange(1, len(copies) + 1)[:, None] * kept + each
 
     def most_samples(self, budget_bytes: int, micro_batch_size: int) -> np.ndarray:
         """Return (in flight, ranges): the most samples, up to a micro-batch, whose need is within the budget."""
-        left = np.broadcast_to(budget_bytes - self._fixed, self._each.shape)
+        left = budget_bytes - self._fixed
         return np.where(left < 0, 0, np.minimum(left // np.maximum(self._each, 1), micro_batch_size))
 
     def nbytes(self, samples: np.ndarray, live: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both (columns,))."""
-        return self._fixed[at] + samples * self._each[live, at]
+        return self._fixed[live, at] + samples * self._each[live, at]
 
 
 def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int) -> dict[int, Need]:
@@ -150,6 +157,13 @@ def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: in
         if over:
             worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
             raise too_small(cluster, worst, index, stage, needs[worst])
+
+
+def check_cached(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> None:
+    """Raise PlanError, naming device and bytes, if a rank of the cached epochs needs more than its device's budget."""
+    for rank, need in cached_needs(profile, stage, sequence_length=sequence_length).items():
+        if need.total_bytes > cluster.devices[rank].memory_bytes:
+            raise too_small(cluster, rank, 0, stage, need, why=" This is in the cached epochs.")
 
 
 def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need, *, why: str = "") -> PlanError:

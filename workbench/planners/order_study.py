@@ -60,7 +60,7 @@ def order_study(
     """Return what Algorithm 1 reaches for every distinct order of the devices, or along a local search if there are more than max_orders.
 
     price: seconds of a step under a plan, by simulation say, asked of the `keep` best orders' plans and of the fixed order's; they are
-    ranked by it.  Without it the objective's own seconds count.  Raises PlanError if no plan fits in the cluster's own order nor in another.
+    ranked by it.  Without it the objective's own seconds count.  Raises PlanError if no plan fits, whatever the order.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
     times = StageTimes(

@@ -86,16 +86,18 @@ def _neighbours(plan: Plan, times: StageTimes, world_size: int, num_layers: int)
             yield (*plan.stages[:index], replace(stage, shares=shares), *plan.stages[index + 1 :])
     shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in plan.stages)
     idle = [rank for rank in range(world_size) if plan.stage_of(rank) is None]
-    old = {(stage.start, stage.stop, frozenset(stage.ranks), memory.in_flight(i, count, plan.num_micro_batches)): stage.shares
-           for i, stage in enumerate(plan.stages)}  # fmt: skip
+    lives = [memory.in_flight(index, count, plan.num_micro_batches) for index in range(count)]
+    old = {(stage.start, stage.stop, frozenset(stage.ranks), live): stage.shares for stage, live in zip(plan.stages, lives, strict=True)}
     for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
         if len(moved) > num_layers:
             continue
         stages, start = [], 0
         for index, (layers, group) in enumerate(moved):
             live = memory.in_flight(index, len(moved), plan.num_micro_batches)
-            shares = old.get((start, start + layers, frozenset(group), live))
-            if shares is None:
+            key = (start, start + layers, frozenset(group), live)
+            if key in old:
+                shares = old[key]
+            else:
                 samples = times.shares(start, start + layers, group, live)
                 if sum(samples) != size:
                     break

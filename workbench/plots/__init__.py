@@ -5,6 +5,7 @@ from workbench.plots.devices import cluster
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
+from workbench.plots.placement import needs, placement
 from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.training import curves, epoch_times
 
@@ -16,6 +17,8 @@ __all__ = [
     "epoch_times",
     "gantt",
     "memory",
+    "needs",
+    "placement",
     "predicted_against_measured",
     "time_by_class",
     "write_figures",

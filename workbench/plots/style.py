@@ -125,7 +125,9 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
             "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if note else DARK_GREY}},
         },
         height=height,
-        margin={"l": 20, "r": 20, "t": 92 if len(lines) > 1 else 76, "b": 50},
+        # A bar along the right edge leaves the end of a long title in sight.
+        modebar={"orientation": "v", "bgcolor": "rgba(255,255,255,0)"},
+        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
         legend={"title": {"text": ""}},
         hoverlabel={"namelength": -1},

@@ -6,7 +6,7 @@ What one layer's shape gives is in layer_shapes.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
@@ -84,10 +84,10 @@ class _Sum:
     backward: float = 0.0
     side_forward: float = 0.0
     side_backward: float = 0.0
-    output: Bytes = Bytes()
-    gradient: Bytes = Bytes()
-    context: Bytes = Bytes()
-    tap: Bytes = Bytes()
+    output: Bytes = field(default_factory=Bytes)
+    gradient: Bytes = field(default_factory=Bytes)
+    context: Bytes = field(default_factory=Bytes)
+    tap: Bytes = field(default_factory=Bytes)
 
 
 def layer_costs(

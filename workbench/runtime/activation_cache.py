@@ -173,22 +173,15 @@ class ActivationCache:
 
     def read(self, sample: int) -> list[Tensor]:
         """Return one sample's taps in the decoded type: (length, width) each, then (target_length, width) each."""
-        taps = self.layout.split(self.layout.decode(self.raw(sample)), 1, self.manifest.lengths[self._place[sample]])
-        return [tap[0] for tap in taps]
+        return self.layout.split(self.layout.decode(self.raw(sample)), 1)
 
-    def batch(self, samples: Sequence[int], padded_length: int, buffer: Tensor | None = None) -> list[Tensor]:
+    def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
         """Return the taps of some samples in the decoded type: (n, padded_length, width) each, then (n, target_length, width) each.
 
-        They are views of one tensor, zero-padded.  buffer: bytes to put them in (see `batch_bytes`); None takes new ones.
+        They are views of one tensor, zero-padded.  padded_length: None packs the samples' tokens, (tokens, width) each.
+        buffer: bytes to put them in (see `batch_bytes`); None takes new ones.
         """
-        places = [self.place(sample) for sample in samples]
-        rows, padding = self.layout.gather_rows([start for start, _ in places], [length for _, length in places], padded_length)
-        raw = self.layout.raw_part(buffer, len(rows))
-        # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
-        if len(rows):
-            np.take(self.rows, rows, axis=0, out=raw.numpy(), mode="clip")
-        raw.numpy()[padding] = 0
-        return self.layout.split(self.layout.decode(raw, self.layout.decoded_part(buffer, len(rows))), len(samples), padded_length)
+        return read_batch([(self, sample) for sample in samples], self.layout, padded_length, buffer)
 
     def batch_bytes(self, num_samples: int, padded_length: int) -> int:
         """Return how large a buffer `batch` needs for so many samples."""
@@ -224,6 +217,31 @@ class ActivationCache:
         """Return which records differ from the checksum they should have; one without a checksum does not."""
         known = self._checksums.tolist()
         return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
+
+
+def read_batch(
+    sources: Sequence[tuple[ActivationCache, int]], layout: RecordLayout, padded_length: int | None, buffer: Tensor | None
+) -> list[Tensor]:
+    """Return the taps of samples that lie in several caches of one layout (see ActivationCache.batch)."""
+    places = [cache.place(sample) for cache, sample in sources]
+    lengths = [length for _, length in places]
+    rows, padding = layout.batch_rows([start for start, _ in places], lengths, padded_length)
+    raw = layout.raw_part(buffer, len(rows))
+    files = {id(cache): cache.rows for cache, _ in sources}
+    if len(files) == 1:
+        # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
+        np.take(*files.values(), rows, axis=0, out=raw.numpy(), mode="clip")
+    elif files:
+        owner = layout.spread([list(files).index(id(cache)) for cache, _ in sources], lengths, padded_length)
+        for index, file in enumerate(files.values()):
+            own = np.flatnonzero(owner == index)
+            raw.numpy()[own] = file[rows[own]]
+    raw.numpy()[padding] = 0
+    taps = layout.split(layout.decode(raw, layout.decoded_part(buffer, len(rows))), len(sources))
+    if padded_length is None:
+        return taps
+    shapes = [padded_length] * layout.num_taps + [layout.target_length] * layout.num_target_taps
+    return [tap.view(len(sources), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
 
 def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:

@@ -104,32 +104,34 @@ class RecordLayout:
         torch.mul(codes, scales, out=out.view(codes.shape))
         return out
 
-    def split(self, values: Tensor, count: int, length: int) -> list[Tensor]:
-        """Return a tap-major run of rows (rows, width) of `count` records as taps: (count, length or target_length, width) each."""
-        at = self.num_taps * count * length
-        taps = values[:at].view(self.num_taps, count, length, self.width)
-        targets = values[at:].view(self.num_target_taps, count, self.target_length, self.width)
-        return [*taps, *targets]
+    def split(self, values: Tensor, count: int) -> list[Tensor]:
+        """Return a batch's rows (rows, width), tap-major, of `count` records as taps: (tokens, width) each, then (targets, width) each."""
+        targets = count * self.target_length
+        tokens = (len(values) - self.num_target_taps * targets) // max(1, self.num_taps)
+        return list(values.split([tokens] * self.num_taps + [targets] * self.num_target_taps))
 
-    def gather_rows(self, starts: Sequence[int], lengths: Sequence[int], padded_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the rows of a batch lie in the file, in the batch's tap-major order, and which of these are padding.
+    def batch_rows(self, starts: Sequence[int], lengths: Sequence[int], padded_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the rows of a batch lie in the file, tap-major, and which rows of the batch are padding.
 
-        starts: first row of each record in the file.  Padding points at its record's first row.
+        starts: first row of each record in the file.  padded_length: of each record in the batch; None packs their tokens without
+        padding.  Padding points at its record's first row.
         """
         start, length = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
-        token = np.arange(padded_length)
-        is_padding = np.broadcast_to(token >= length[:, None], (self.num_taps, len(start), padded_length)).reshape(-1)
-        tap_start = start + np.arange(self.num_taps)[:, None] * length  # (num_taps, n)
-        rows = tap_start[:, :, None] + np.where(token < length[:, None], token, 0)
-        target_start = start + self.num_taps * length + np.arange(self.num_target_taps)[:, None] * self.target_length
-        targets = target_start[:, :, None] + np.arange(self.target_length)
-        return np.concatenate([rows.reshape(-1), targets.reshape(-1)]), np.flatnonzero(is_padding)
+        own = length if padded_length is None else np.full_like(length, padded_length)  # rows in the batch
+        token = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+        record_length = np.repeat(length, own)
+        is_padding = token >= record_length
+        first = np.repeat(start, own) + np.where(is_padding, 0, token)
+        rows = first + np.arange(self.num_taps)[:, None] * record_length
+        target = np.repeat(start + self.num_taps * length, self.target_length) + np.tile(np.arange(self.target_length), len(start))
+        targets = target + np.arange(self.num_target_taps)[:, None] * self.target_length
+        return np.concatenate([rows.reshape(-1), targets.reshape(-1)]), np.flatnonzero(np.tile(is_padding, self.num_taps))
 
-    def spread(self, per_record: Sequence[int], padded_length: int) -> np.ndarray:
-        """Return a number of each record repeated for all its rows, in the order of `gather_rows`."""
-        numbers = np.asarray(per_record, dtype=np.int64)[None, :, None]
-        shapes = (self.num_taps, len(per_record), padded_length), (self.num_target_taps, len(per_record), self.target_length)
-        return np.concatenate([np.broadcast_to(numbers, shape).reshape(-1) for shape in shapes])
+    def spread(self, per_record: Sequence[int], lengths: Sequence[int], padded_length: int | None) -> np.ndarray:
+        """Return a number of each record repeated for all its rows, in the order of `batch_rows`."""
+        number = np.asarray(per_record, dtype=np.int64)
+        rows = np.repeat(number, lengths if padded_length is None else padded_length)
+        return np.concatenate([np.tile(rows, self.num_taps), np.tile(np.repeat(number, self.target_length), self.num_target_taps)])
 
     def batch_bytes(self, count: int, padded_length: int) -> int:
         """Return how large a buffer a batch of `count` records needs: its bytes, and behind them what int8 is decoded to."""

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.fetch import cache_folder
-from workbench.runtime.activation_cache import MANIFEST, ActivationCache, CacheManifest
+from workbench.runtime.activation_cache import MANIFEST, ActivationCache, CacheManifest, read_batch
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.work_folder import require_disk
 
@@ -69,19 +68,9 @@ class KeptCache:
         """Return one sample's taps (see ActivationCache.read)."""
         return self._shard_of[sample].read(sample)
 
-    def batch(self, samples: Sequence[int], padded_length: int, buffer: Tensor | None = None) -> list[Tensor]:
+    def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
         """Return the taps of some samples (see ActivationCache.batch)."""
-        owners = [self._shard_of[sample] for sample in samples]
-        places = [shard.place(sample) for shard, sample in zip(owners, samples, strict=True)]
-        rows, padding = self.layout.gather_rows([start for start, _ in places], [length for _, length in places], padded_length)
-        owner = self.layout.spread([self._shards.index(shard) for shard in owners], padded_length)
-        raw = self.layout.raw_part(buffer, len(rows))
-        for index, shard in enumerate(self._shards):
-            own = np.flatnonzero(owner == index)
-            if len(own):
-                raw.numpy()[own] = shard.rows[rows[own]]
-        raw.numpy()[padding] = 0
-        return self.layout.split(self.layout.decode(raw, self.layout.decoded_part(buffer, len(rows))), len(samples), padded_length)
+        return read_batch([(self._shard_of[sample], sample) for sample in samples], self.layout, padded_length, buffer)
 
     def batch_bytes(self, num_samples: int, padded_length: int) -> int:
         """Return how large a buffer `batch` needs for so many samples."""

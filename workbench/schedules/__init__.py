@@ -4,22 +4,27 @@ from workbench.schedules.asynchronous import asynchronous_1f1b
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.checks import check
 from workbench.schedules.heads import split_heads
+from workbench.schedules.hetpipe import hetpipe
 from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_allreduce, insert_transfers
 from workbench.schedules.pieces import Piece, boundary_pieces
 from workbench.schedules.pipeline import gpipe, one_f_one_b
+from workbench.schedules.plan_costs import PlanCosts, VirtualWorkerCosts
 from workbench.schedules.queries import query_step
 from workbench.schedules.ring import ring
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
 
 __all__ = [
     "Piece",
+    "PlanCosts",
+    "VirtualWorkerCosts",
     "adapter_broadcast",
     "asynchronous_1f1b",
     "boundary_pieces",
     "cached_step",
     "check",
     "gpipe",
+    "hetpipe",
     "hybrid_1f1b",
     "insert_allreduce",
     "insert_transfers",

@@ -16,14 +16,12 @@ shard k in wave c; global:k._.c the shard's global weights after c waves.
 
 from __future__ import annotations
 
-from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, Schedule, Value
 from workbench.core.virtual_workers import Shard, VirtualWorkers
 from workbench.schedules.pieces import enclosing_world
 from workbench.schedules.pipeline import FORWARD, Slot
 
 PUSH = "PUSH"
-MERGE = "MERGE"
-PULL = "PULL"
 SERVER = "server"
 
 

@@ -9,17 +9,24 @@ without the tap, gacc:s.m.r the token of an accumulated gradient, gsum:s._.r of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workbench.core.plan import Plan
 from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.schedules.pieces import Portion
-from workbench.schedules.pipeline import assemble, one_f_one_b_order
+from workbench.schedules.pipeline import Slot, assemble, one_f_one_b_order
 
 
-def hybrid_1f1b(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
+def hybrid_1f1b(
+    plan: Plan,
+    micro_batch_sizes: Sequence[int],
+    *,
+    world_size: int | None = None,
+    order: Callable[[int, int, int], list[Slot]] = one_f_one_b_order,
+) -> Schedule:
     """Return one mini-batch of the first epoch, without its transfers.
 
+    order: of the slots; gpipe_order is what section VI-D calls 1F1B disabled.
     A tap lives until SB, which needs it for the gradient of the down-projections.
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
     """
@@ -43,4 +50,4 @@ def hybrid_1f1b(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int
         reads = (Value("ctx", stage, m, portion.rank), Value("tap", stage, m, portion.rank), *gradients_in)
         return (Op("SB", stage, m, NONE, reads, (*gradients_out, Value("gacc", stage, m, portion.rank))),)
 
-    return assemble(plan, micro_batch_sizes, one_f_one_b_order, forward, backward, trained="adapter", world_size=world_size)
+    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="adapter", world_size=world_size)

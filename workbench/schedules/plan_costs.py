@@ -9,9 +9,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.collective_times import ring_allreduce_s
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.schedule import ALLREDUCE, SEND, STEP, Op, Value
+from workbench.core.schedule import ALLREDUCE, MERGE, NONE, PULL, SEND, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.schedules.hetpipe import MERGE, PULL, PUSH
+from workbench.schedules.hetpipe import PUSH
 from workbench.schedules.pieces import Piece, boundary_pieces
 
 SIDE_KINDS = ("SF", "SB")
@@ -20,11 +20,22 @@ SIDE_KINDS = ("SF", "SB")
 class PlanCosts:
     """Costs of hybrid_1f1b, gpipe, one_f_one_b and others that `pipeline.assemble` makes: a core.costs.Costs.
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m.
+    sizes[m], lengths[m]: samples and tokens of micro-batch m.  shared_bytes[p]: the gradient of parameter p that stages share
+    (backpropagation.py).
     With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's, the rest.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, sizes: Sequence[int], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        sizes: Sequence[int],
+        lengths: Sequence[int],
+        shared_bytes: Sequence[int] = (),
+    ) -> None:
+        self._shared_bytes = tuple(shared_bytes)
         self._profile, self._cluster, self._plan = profile, cluster, plan
         self._sizes, self._lengths = tuple(sizes), tuple(lengths)
         self._has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
@@ -46,6 +57,8 @@ class PlanCosts:
             return ring_allreduce_s(self._cluster, op.ranks, trainable_bytes(self.layers(rank)))
         if op.kind == STEP:
             return sum(layer.seconds(STEP, 1, 1) for layer in self.layers(rank))
+        if op.microbatch == NONE:
+            return 0.0  # hands on what is there
         samples, length = self._samples(rank, op.microbatch), self._lengths[op.microbatch]
         return sum(layer.seconds(op.kind, samples, length) for layer in self.layers(rank))
 
@@ -54,6 +67,8 @@ class PlanCosts:
         name, number = value.name, value.microbatch
         if name == "gsum":
             return trainable_bytes(self.layers(value.part))
+        if name == "shared":
+            return self._shared_bytes[value.part]
         if name in ("tap", "ctx"):
             samples, length = self._samples(value.part, number), self._lengths[number]
             kept = LayerProfile.tap_bytes if name == "tap" else LayerProfile.context_bytes

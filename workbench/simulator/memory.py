@@ -2,7 +2,8 @@
 
 A value counts from the start of the operation that writes it, because its buffer must be there while it is being written; a received
 one from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that nobody reads until it is written.
-What a STEP writes counts from its end: it updates in place, and where somebody still needs the old weights, both count from then on.
+What a STEP (or another of UPDATES) writes counts from its end: it updates in place, and where somebody still needs the old weights,
+both count from then on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from workbench.core.costs import Costs
-from workbench.core.schedule import STEP, Schedule, Value
+from workbench.core.schedule import UPDATES, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
 
 
@@ -46,7 +47,7 @@ def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], 
             if size:
                 slots[span.rank][value] = len(sizes)
                 sizes.append(size)
-                births_s.append(span.end_s if span.op.kind == STEP else span.start_s)
+                births_s.append(span.end_s if span.op.kind in UPDATES else span.start_s)
                 deaths_s.append(span.end_s)
     for span in spans:
         of_rank = slots[span.rank]

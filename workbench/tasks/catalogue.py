@@ -6,11 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.tasks.digits import load_digits
 from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
 from workbench.tasks.task import Task
 
-EMBEDDED: dict[str, Callable[[Path | None], Task]] = {"sentiment": load_sentiment, "sentiment-rating": load_sentiment_rating}
+EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
+    "sentiment": load_sentiment,
+    "sentiment-rating": load_sentiment_rating,
+    "digits": load_digits,
+}
 TASKS = (*EMBEDDED, *GLUE)
 
 
@@ -22,7 +27,7 @@ def load_task(
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Task:
-    """Return a task: sentiment and sentiment-rating need no network; mrpc, stsb, sst2 and qnli take `data` or the hub.
+    """Return a task: sentiment, sentiment-rating and digits (pictures) need no network; mrpc, stsb, sst2 and qnli take `data` or the hub.
 
     data: a folder (see load_glue); None takes the embedded data or the hub.  *_samples: at most so many, by a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.

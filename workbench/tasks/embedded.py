@@ -30,7 +30,10 @@ def load_sentiment(folder: Path | None = None) -> Task:
         for name, part in (("train", train), ("validation", validation), ("test", test))
     }
     source = "vaderSentiment 3.3.2, movie reviews"
-    return Task(name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), source=source, **parts)
+    return Task(
+        name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), source=source,
+        train=parts["train"], validation=parts["validation"], test=parts["test"],
+    )  # fmt: skip
 
 
 def load_sentiment_rating(folder: Path | None = None) -> Task:

@@ -8,20 +8,26 @@ from typing import Literal
 
 from workbench.core.errors import ConfigError
 
-Kind = Literal["classification", "regression"]
+Kind = Literal["classification", "regression", "sequence_to_sequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Samples of a task.  pairs: second texts, or None.  labels: int (class) or float (regression).  sample_ids: stable, unique."""
+    """Samples of a task.
+
+    pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable, unique.
+    images: square grey pictures, row by row, a byte for each pixel; the texts are then empty.
+    """
 
     texts: tuple[str, ...]
     labels: tuple[int, ...] | tuple[float, ...]
     sample_ids: tuple[int, ...]
     pairs: tuple[str, ...] | None = None
+    images: tuple[bytes, ...] | None = None
 
     def __post_init__(self) -> None:
-        sizes = {len(self.texts), len(self.labels), len(self.sample_ids), len(self.texts if self.pairs is None else self.pairs)}
+        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images)
+        sizes = {len(column) for column in columns if column is not None}
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
     def __len__(self) -> int:
@@ -34,6 +40,7 @@ class Split:
             labels=tuple(self.labels[index] for index in indices),
             sample_ids=tuple(self.sample_ids[index] for index in indices),
             pairs=None if self.pairs is None else tuple(self.pairs[index] for index in indices),
+            images=None if self.images is None else tuple(self.images[index] for index in indices),
         )
 
 
@@ -42,6 +49,7 @@ class Task:
     """metrics: names in workbench.tasks.metrics; the first one chooses the epoch, larger is better.
 
     source: where the data came from, for reports.
+    words: in sequence-to-sequence the word that stands for each class; the splits' labels stay classes, which the metrics compare.
     """
 
     name: str
@@ -52,8 +60,10 @@ class Task:
     validation: Split
     test: Split
     source: str = ""
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        assert bool(self.words) == (self.kind == "sequence_to_sequence"), "label words are for sequence-to-sequence"
         for name in ("train", "validation", "test"):
             if not len(getattr(self, name)):
                 raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split
@@ -13,27 +13,52 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Encoder(Protocol):
-    """What a tokenizer must do."""
+IGNORED = -100
+"""The label of padding in a target, which no loss counts."""
 
-    pad_id: int
+
+class Encoder(Protocol):
+    """What a tokenizer must do.  start_id: the token that a decoder's targets begin with; None for models without a decoder."""
+
+    @property
+    def pad_id(self) -> int:
+        """The token of padding."""
+        ...
+
+    @property
+    def start_id(self) -> int | None:
+        """The token that a decoder's targets begin with."""
+        ...
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text."""
         ...
 
 
+@runtime_checkable
+class ImageEncoder(Protocol):
+    """What an encoder of pictures must do besides."""
+
+    def encode_images(self, images: Sequence[bytes]) -> list[list[bytes]]:
+        """Return the tokens of each picture, one patch's values each."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedSplit:
-    """Token ids of every sample, ragged.  labels: int for classification, float for regression.
+    """Token ids of every sample, ragged.  labels: int for classes and label words, float for regression.
 
-    sample_ids: stable numbers of the samples in the whole task, whatever subset is taken.
+    ids: of a picture, each token is its patch's values.  sample_ids: stable numbers of the samples in the whole task, whatever
+    subset is taken.  start_id: what a decoder's targets begin with, None without a decoder.
+    words: in sequence-to-sequence the token ids of each class's label word.
     """
 
-    ids: tuple[tuple[int, ...], ...]
+    ids: tuple[tuple[int, ...], ...] | tuple[tuple[bytes, ...], ...]
     labels: tuple[int, ...] | tuple[float, ...]
     sample_ids: tuple[int, ...]
     pad_id: int
+    start_id: int | None = None
+    words: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,11 +68,18 @@ class TokenizedSplit:
         """Return the number of tokens of each sample."""
         return tuple(len(ids) for ids in self.ids)
 
+    @property
+    def target_length(self) -> int:
+        """Return the decoder's tokens: of the longest label word, or the start token alone; 0 without a decoder."""
+        return max((len(word) for word in self.words), default=int(self.start_id is not None))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """input_ids, attention_mask: (n, t) int64, padded on the right.  labels: (n,) int64 or float32.  sample_ids: (n,) int64.
+    """input_ids, attention_mask: (n, t) int64, padded on the right; of pictures input_ids are (n, t, patch values) uint8.
 
+    labels: (n,) int64 or float32, in sequence-to-sequence (n, s) int64 with IGNORED where padded.  sample_ids: (n,) int64.
+    decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word in sequence-to-sequence.
     indices: where the samples are in their split.
     """
 
@@ -56,19 +88,48 @@ class Batch:
     labels: Tensor
     sample_ids: Tensor
     indices: tuple[int, ...]
+    decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
 
 
-def tokenize(split: Split, encoder: Encoder, *, max_length: int) -> TokenizedSplit:
-    """Return a split's token ids, each sample cut at max_length tokens.  Raises ConfigError if the split is empty."""
+def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
+    """Return a split's token ids, each sample cut at max_length tokens; pictures are never cut.
+
+    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, is not what the model reads, or
+    has label words that the model's tokenizer does not tell apart.
+    """
     if not split.texts:
         raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
-    ids = encoder.encode(split.texts, split.pairs, max_length=max_length)
+    ids: Any
+    if split.images is None:
+        ids = encoder.encode(split.texts, split.pairs, max_length=max_length)
+    elif isinstance(encoder, ImageEncoder):
+        ids = encoder.encode_images(split.images)
+    else:
+        raise ConfigError("A task of pictures was given to a model of text.", "It reads no pictures.", "Choose tiny-vit or another ViT.")
     return TokenizedSplit(
-        ids=tuple(tuple(sample) for sample in ids), labels=split.labels, sample_ids=split.sample_ids, pad_id=encoder.pad_id
+        ids=tuple(tuple(sample) for sample in ids),
+        labels=split.labels,
+        sample_ids=split.sample_ids,
+        pad_id=encoder.pad_id,
+        start_id=encoder.start_id,
+        words=_encoded_words(words, encoder, max_length),
     )
+
+
+def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> tuple[tuple[int, ...], ...]:
+    if not words:
+        return ()
+    asked = f"Targets such as '{words[0]}' were asked for."
+    if encoder.start_id is None:
+        raise ConfigError(asked, "The model has no decoder.", "Choose a T5 or BART model, or another kind of target.")
+    encoded = tuple(tuple(word) for word in encoder.encode(list(words), max_length=max_length))
+    if len(set(encoded)) < len(words):
+        raise ConfigError(asked, "The model's tokenizer gives two of the words the same tokens.", "Choose other words or another model.")
+    return encoded
 
 
 def padded_length(lengths: Sequence[int], pad_to_multiple: int = 8) -> int:
@@ -87,22 +148,52 @@ def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int 
     if not indices:
         raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
     width = padded_length([len(split.ids[index]) for index in indices], pad_to_multiple) if length is None else length
-    input_ids = torch.full((len(indices), width), split.pad_id, dtype=torch.int64)
+    is_image = isinstance(split.ids[0][0], bytes)
+    values = (len(split.ids[0][0]),) if is_image else ()  # type: ignore[arg-type]
+    dtype = torch.uint8 if is_image else torch.int64
+    input_ids = torch.full((len(indices), width, *values), split.pad_id, dtype=dtype)
     attention_mask = torch.zeros((len(indices), width), dtype=torch.int64)
     for row, index in enumerate(indices):
         ids = split.ids[index]
         if len(ids) > width:
             raise ConfigError(f"Padding to {width} tokens was asked for.", f"Sample {index} has {len(ids)}.", "Raise the length.")
-        input_ids[row, : len(ids)] = torch.tensor(ids)
+        tokens = torch.frombuffer(bytearray(b"".join(ids)), dtype=dtype).view(-1, *values) if is_image else torch.tensor(ids)  # type: ignore[arg-type]
+        input_ids[row, : len(ids)] = tokens
         attention_mask[row, : len(ids)] = 1
     is_regression = isinstance(split.labels[0], float)
+    labels = torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64)
+    choices = _choices(split)
+    if choices is not None:
+        labels = choices[labels]
     return Batch(
         input_ids=input_ids,
         attention_mask=attention_mask,
-        labels=torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64),
+        labels=labels,
         sample_ids=torch.tensor([split.sample_ids[index] for index in indices], dtype=torch.int64),
         indices=tuple(indices),
+        decoder_ids=None if split.start_id is None else decoder_inputs(labels, split.start_id, split.pad_id),
+        choices=choices,
     )
+
+
+def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
+    """Return what a decoder reads to predict labels (n, s): the start token, then all labels but the last; (n, 1) for labels (n,)."""
+    import torch
+
+    start = torch.full((len(labels), 1), start_id, dtype=torch.int64)
+    if labels.ndim == 1:
+        return start
+    return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
+
+
+def _choices(split: TokenizedSplit) -> Tensor | None:
+    """Return the labels (words, s) of every label word, None without words."""
+    import torch
+
+    if not split.words:
+        return None
+    length = split.target_length
+    return torch.tensor([word + (IGNORED,) * (length - len(word)) for word in split.words])
 
 
 def evaluation_batches(split: TokenizedSplit, batch_size: int = 64, pad_to_multiple: int = 8) -> Iterator[Batch]:

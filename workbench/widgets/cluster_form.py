@@ -50,9 +50,15 @@ class _Row(NamedTuple):
 
 
 class ClusterForm(widgets.VBox):
-    """Edits a cluster.  cluster: what the controls describe now; untouched, it is the very cluster that was chosen."""
+    """Edits a cluster.  cluster: what the controls describe now; untouched, it is the very cluster that was chosen.
 
-    def __init__(self, chosen: str | Path | Cluster = "laptop") -> None:
+    choice: another cluster may be chosen.  overview: a figure of the devices below the sliders.
+    continuous: every position of a slider that is dragged counts, not only where it is let go.
+    """
+
+    def __init__(
+        self, chosen: str | Path | Cluster = "laptop", *, choice: bool = True, overview: bool = True, continuous: bool = False
+    ) -> None:
         given = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
         names = list(cluster_names())
         self._own = None if given.name in names and not isinstance(chosen, Cluster | Path) else given
@@ -61,6 +67,7 @@ class ClusterForm(widgets.VBox):
         self._origin = given
         self._rows: list[_Row] = []
         self._callbacks: list[Callable[[Cluster], None]] = []
+        self._continuous = continuous
         self.choice = widgets.Dropdown(
             options=names, value=given.name, description="Cluster", tooltip="A cluster of data/clusters/, or the one given"
         )
@@ -70,9 +77,10 @@ class ClusterForm(widgets.VBox):
         self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
-        super().__init__(
-            [widgets.HTML("<b>The devices</b>"), widgets.HBox([self.choice, self.reset]), self.grid, self.message, self.overview]
-        )
+        head = widgets.HBox([self.choice, self.reset] if choice else [self.reset])
+        shown = [widgets.HTML("<b>The devices</b>"), head, self.grid, self.message]
+        super().__init__([*shown, self.overview] if overview else shown)
+        self._has_overview = overview
         self._load(given)
 
     @property
@@ -109,7 +117,7 @@ class ClusterForm(widgets.VBox):
     def _load(self, cluster: Cluster) -> None:
         """Show a cluster's own values."""
         self._origin = cluster
-        self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        self._rows = [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
         cells: list[widgets.Widget] = []
         for row in self._rows:
             cells.append(widgets.HTML(f"<b>{row.device.name}</b>"))
@@ -127,7 +135,8 @@ class ClusterForm(widgets.VBox):
     def _changed(self, change: Any) -> None:
         try:
             cluster = self.cluster
-            self.overview.show(draw_cluster(cluster))
+            if self._has_overview:
+                self.overview.show(draw_cluster(cluster))
         except ConfigError as error:
             self.message.show_exception(error)
             return
@@ -139,13 +148,13 @@ def _speed(device: Device) -> float:
     return device.flops_per_s / 1e9 if device.host_share is None else device.host_share
 
 
-def _row(device: Device) -> _Row:
+def _row(device: Device, continuous: bool) -> _Row:
     def settings(description: str, tooltip: str) -> dict[str, Any]:
         style = {"description_width": "4em"}
         return {
             "description": description,
             "tooltip": f"{device.name}: {tooltip}",
-            "continuous_update": False,
+            "continuous_update": continuous,
             "style": style,
             "layout": widgets.Layout(width="auto"),
         }

@@ -55,11 +55,12 @@ def number(description: str, value: int, tooltip: str, **settings: Any) -> widge
 class FigureBox(widgets.VBox):
     """A figure that can be drawn anew, its title above it as text: plotly lays a changed title out over its subtitle."""
 
-    def __init__(self, figure: go.Figure) -> None:
+    def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = widgets.HTML()
         self.shown = go.FigureWidget()
         super().__init__([self.heading, self.shown])
-        self.show(figure)
+        if figure is not None:
+            self.show(figure)
 
     def show(self, figure: go.Figure) -> None:
         """Show another figure."""

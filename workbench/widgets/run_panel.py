@@ -1,4 +1,4 @@
-"""A panel with Simulate, Run and Stop: the work goes on in a thread, the kernel stays free, and what fails is shown."""
+"""A panel with Simulate, Run, Stop and Resume: the work goes on in a thread, the kernel stays free, and what fails is shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import ipywidgets as widgets
 
 from workbench import experiment
 from workbench.core.cluster import Cluster
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
+from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import Fidelity, Mode
 from workbench.methods.base import Event
@@ -31,7 +32,8 @@ class RunPanel(widgets.VBox):
     """Simulates or runs what two forms describe.
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's own if it made one already,
-    else it runs now, in the cell.  runner: experiment.run, or a stand-in in tests.
+    else it runs now, in the cell.  chosen_plan: gives the plan to run instead of the planner's.
+    runner: experiment.run, or a stand-in in tests.
     """
 
     def __init__(
@@ -41,24 +43,31 @@ class RunPanel(widgets.VBox):
         *,
         fidelity: Fidelity = "auto",
         workdir: Path | None = None,
+        chosen_plan: Callable[[], Plan] | None = None,
         runner: Runner = experiment.run,
     ) -> None:
         self._job_form, self._cluster_form = job_form, cluster_form
         self._settings: dict[str, Any] = {"fidelity": fidelity, "workdir": workdir}
-        self._runner = runner
+        self._runner, self._chosen_plan = runner, chosen_plan
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._finished: list[Report] = []
         self._error: BaseException | None = None
+        self._interrupted: tuple[Job, Cluster] | None = None
         self.simulate_button = _button("Simulate", "Replay the job in virtual time: seconds", "clock-o", "info")
         self.run_button = _button("Run", "Train for real on the emulated devices", "play", "success")
         self.stop_button = _button("Stop", "End the run at its next step", "stop", "warning")
+        self.resume_button = _button(
+            "Resume", "Go on with the run that was stopped or failed, from its last completed step", "step-forward", ""
+        )
         self.message, self.progress, self.result = Message(), widgets.HTML(), widgets.HTML()
         self.simulate_button.on_click(lambda _: self.start("simulate"))
         self.run_button.on_click(lambda _: self.start("execute"))
         self.stop_button.on_click(lambda _: self.stop())
+        self.resume_button.on_click(lambda _: self.start("execute", resume=True))
         job_form.on_change(lambda _: self._enable())
-        buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button])
+        cluster_form.on_change(lambda _: self._enable())
+        buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
         super().__init__([buttons, self.message, self.progress, self.result])
         self._enable()
 
@@ -67,11 +76,11 @@ class RunPanel(widgets.VBox):
         """Return whether the panel's thread is at work."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, mode: Mode) -> None:
-        """Begin in a thread; what the forms describe wrongly is shown at once."""
+    def start(self, mode: Mode, *, resume: bool = False) -> None:
+        """Begin in a thread; what the forms describe wrongly is shown at once.  resume: see experiment.run."""
         self.message.clear()
         try:
-            job, cluster = self._job_form.job, self._cluster_form.cluster
+            job, cluster, plan = self._described()
             if self.running:
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
         except Exception as error:  # a callback's error would be seen by nobody
@@ -80,7 +89,7 @@ class RunPanel(widgets.VBox):
         self._stop.clear()
         self._error = None
         self.result.value = ""
-        self._thread = threading.Thread(target=self._work, args=(job, cluster, mode), name="workbench-run", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(job, cluster, plan, mode, resume), name="workbench-run", daemon=True)
         self._thread.start()
         self._enable()
 
@@ -101,17 +110,24 @@ class RunPanel(widgets.VBox):
         Raises what the run raises; a run of the panel that is going on is waited for first.
         """
         self.wait()
-        job, cluster = self._job_form.job, self._cluster_form.cluster
+        job, cluster, plan = self._described()
         for made in reversed(self._finished):
-            if (made.job, made.cluster, made.mode) == (job, cluster, mode):
+            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
         with LiveProgress(job, cluster, stop=self._stop) as live:
-            made = self._runner(job, cluster, mode, progress=live.update, **self._settings)
+            made = self._runner(job, cluster, mode, progress=live.update, **self._how(plan, resume=False))
         self._finished.append(made)
         return made
 
-    def _work(self, job: Job, cluster: Cluster, mode: Mode) -> None:
+    def _described(self) -> tuple[Job, Cluster, Plan | None]:
+        """Return what the forms say now, and the plan to run (None: the planner's).  Raises ConfigError for what cannot be meant."""
+        return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
+
+    def _how(self, plan: Plan | None, *, resume: bool) -> dict[str, Any]:
+        return self._settings | {"resume": resume} | ({} if plan is None else {"chosen_plan": plan})
+
+    def _work(self, job: Job, cluster: Cluster, plan: Plan | None, mode: Mode, resume: bool) -> None:
         state = RunState(job, cluster)
         over = threading.Event()
 
@@ -128,16 +144,19 @@ class RunPanel(widgets.VBox):
         drawing = threading.Thread(target=refresh, name="workbench-progress", daemon=True)
         drawing.start()
         try:
-            made = self._runner(job, cluster, mode, progress=update, **self._settings)
+            made = self._runner(job, cluster, mode, progress=update, **self._how(plan, resume=resume))
             self._finished.append(made)
+            self._interrupted = None if mode == "execute" else self._interrupted
             state.finish("finished")
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
         except KeyboardInterrupt:
             state.finish("stopped")
-            self.message.say("Stopped. Nothing is left running; Run starts again.")
+            self._note_interrupted(job, cluster, mode)
+            self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
         except BaseException as error:
             self._error = error
+            self._note_interrupted(job, cluster, mode)
             state.finish("failed")
             self.message.show_exception(error)
         finally:
@@ -146,10 +165,22 @@ class RunPanel(widgets.VBox):
             self.progress.value = as_html(state.snapshot())
             self._enable(running=False)
 
+    def _note_interrupted(self, job: Job, cluster: Cluster, mode: Mode) -> None:
+        if mode == "execute":
+            self._interrupted = (job, cluster)
+
+    def _can_resume(self) -> bool:
+        """Return whether the forms describe the run that was interrupted."""
+        try:
+            return self._interrupted == (self._job_form.job, self._cluster_form.cluster)
+        except ConfigError:
+            return False
+
     def _enable(self, *, running: bool | None = None) -> None:
         busy = self.running if running is None else running
         self.simulate_button.disabled = self.run_button.disabled = busy
         self.stop_button.disabled = not busy
+        self.resume_button.disabled = busy or not self._can_resume()
 
 
 def _button(description: str, tooltip: str, icon: str, style: str) -> widgets.Button:

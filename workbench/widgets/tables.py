@@ -9,8 +9,10 @@ from statistics import median
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
 from workbench.core.report import EpochRecord, Report, SweepPoint
+from workbench.planners import OrderStudy
 from workbench.planners.memory import Need
 from workbench.plots.style import byte_unit
+from workbench.widgets.planning import Comparison
 
 
 class Table:
@@ -88,6 +90,57 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
         rows.append(row + [""] * (7 - len(row) if measured else 0))
     columns = ["plan", "layers", "groups", "simulated, ms"] + (["measured, ms", "deviation", "late"] if measured else [])
     return Table(columns, rows, title="Step time of the first epoch under each plan")
+
+
+def comparison_table(compared: Sequence[Comparison], *, title: str = "What each planner makes of it (simulated)") -> Table:
+    """Return each planner's plan and throughput; for what does not fit, who lacks what."""
+    rows = [
+        (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
+        if one.plan is not None
+        else (one.planner, "out of memory", one.why.split(" (")[0], "")
+        for one in compared
+    ]
+    return Table(("planner", "layers", "device groups", "samples/s"), rows, title=title)
+
+
+def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
+    """Return the phases of Eq. 5-6 of each plan, beside its simulated step."""
+    rows = [
+        (
+            str(len(plan.stages)),
+            plan.partition(),
+            plan.grouping(),
+            *(f"{plan.predicted_s[phase] * 1e3:.0f}" for phase in ("beginning", "execution", "ending")),
+            f"{plan.total_s * 1e3:.0f}",
+            f"{seconds * 1e3:.0f}",
+        )
+        for plan, seconds in zip(plans, simulated_s, strict=True)
+    ]
+    columns = ("stages", "layers", "device groups", "beginning", "execution", "ending", "sum (Eq. 7)", "simulated")
+    return Table(columns, rows, title="The best plan for each number of stages, in ms")
+
+
+def orders_table(study: OrderStudy, *, most: int = 6) -> Table:
+    """Return the best orders of a study and the order in which the cluster lists its devices."""
+    rows = [(" - ".join(row.names), row.plan.partition(), row.plan.grouping(), f"{row.step_s * 1e3:.0f}") for row in study.rows[:most]]
+    fixed = study.fixed
+    listed = "nothing fits" if fixed is None else f"{fixed.step_s * 1e3:.0f} ms, {fixed.ratio - 1:.0%} more than the best"
+    return Table(
+        ("order", "layers", "device groups", "step, ms"),
+        rows,
+        title=f"The best of {study.num_orders} orders",
+        note=f"In the order that the cluster lists: {listed}. In {study.refused} orders nothing fits.",
+    )
+
+
+def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str) -> Table:
+    """Return the planner's device groups for each number of devices, beside those that the paper prints (PAC+, Fig. 17)."""
+    rows = []
+    for count, compared in found.items():
+        [one] = [one for one in compared if one.planner == planner]
+        ours = "out of memory" if one.plan is None else one.plan.grouping()
+        rows.append((str(count), ours, paper.get(count, ""), "same" if ours == paper.get(count) else "other"))
+    return Table(("devices", "ours", "paper", ""), rows, title=f"{model}: device groups")
 
 
 def report_table(report: Report) -> Table:

@@ -17,8 +17,8 @@ READ_AHEAD = 2
 class TapSource(Protocol):
     """Whatever has records of activations: an ActivationCache, a KeptCache."""
 
-    def batch(self, samples: Sequence[int], padded_length: int, buffer: Tensor | None = None) -> list[Tensor]:
-        """Return the taps of some samples, (n, padded_length, width) each, then (n, target_length, width) each."""
+    def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
+        """Return the taps of some samples (see ActivationCache.batch)."""
         ...
 
     def batch_bytes(self, num_samples: int, padded_length: int) -> int:
@@ -30,11 +30,13 @@ class CachedBatches:
     """Gives each step's taps when the step asks; use it as a context manager.
 
     steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next one asks.
-    depth: how many steps to read ahead, 0 to read when asked.
+    depth: how many steps to read ahead, 0 to read when asked.  packs: without padding, (tokens, width) each, as FastSide reads them.
     """
 
-    def __init__(self, cache: TapSource, steps: Sequence[tuple[Sequence[int], int]], *, depth: int = READ_AHEAD) -> None:
-        self._cache, self._steps, self._taken = cache, steps, 0
+    def __init__(
+        self, cache: TapSource, steps: Sequence[tuple[Sequence[int], int]], *, depth: int = READ_AHEAD, packs: bool = False
+    ) -> None:
+        self._cache, self._steps, self._taken, self._packs = cache, steps, 0, packs
         self._ahead = ReadAhead(self._load, len(steps), depth=depth)
         size = max((cache.batch_bytes(len(samples), length) for samples, length in steps), default=0)
         # Allocated once: fresh pages for megabytes in every step cost as much as filling them.
@@ -56,4 +58,4 @@ class CachedBatches:
 
     def _load(self, step: int) -> list[Tensor]:
         samples, padded_length = self._steps[step]
-        return self._cache.batch(samples, padded_length, self._buffers[step % len(self._buffers)])
+        return self._cache.batch(samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)])

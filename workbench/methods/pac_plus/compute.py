@@ -41,17 +41,28 @@ class Targets:
 class StageCompute:
     """The layers of one pipeline stage, or, for cached epochs, the whole adapter without a backbone."""
 
-    def __init__(self, adapter: ParallelAdapterStage, backbone: BackboneStage | None, *, tap_dtype: torch.dtype) -> None:
-        self.adapter, self.backbone, self._tap_dtype = adapter, backbone, tap_dtype
+    def __init__(
+        self,
+        adapter: ParallelAdapterStage,
+        backbone: BackboneStage | None,
+        *,
+        tap_dtype: torch.dtype,
+        hidden_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """hidden_dtype: in which the backbone computes (section IV-D) and its output travels."""
+        self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype
 
     @torch.no_grad()
-    def backbone_forward(self, hidden_or_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def backbone_forward(
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's type.
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 on the first stage.  attention_mask: (n, t).
+        decoder_ids: (n, target_length) of an encoder-decoder's targets; behind its encoder t counts both (see BackboneStage).
         """
         assert self.backbone is not None, "the backbone was released"
-        output, taps = self.backbone(hidden_or_ids, attention_mask)
+        output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
         return output, [tap.to(self._tap_dtype) for tap in taps]
 
     def side_forward(self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None) -> SideContext:

@@ -58,7 +58,8 @@ class HybridHandlers:
         width = self.config.hidden_size if value.name == "act" else self.config.width
         layers = self.step.plan.stages[self.step.boundary(value)].stop
         tokens = boundary_tokens(self.config, layers, self.step.shape.lengths[value.microbatch])
-        return TensorSpec((self.step.num_samples(value), tokens, width), torch.float32)
+        dtype = self.compute.hidden_dtype if value.name == "act" else torch.float32
+        return TensorSpec((self.step.num_samples(value), tokens, width), dtype)
 
     def _mask(self, microbatch: int) -> Tensor:
         first, end = self.step.samples(self.rank, microbatch)
@@ -67,8 +68,10 @@ class HybridHandlers:
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         first, end = self.step.samples(self.rank, op.microbatch)
         pieces = _named(op, reads, "act")
-        source = torch.cat(pieces) if pieces else self.batches[op.microbatch].input_ids[first:end]
-        output, taps = self.compute.backbone_forward(source, self._mask(op.microbatch))
+        batch = self.batches[op.microbatch]
+        source = torch.cat(pieces) if pieces else batch.input_ids[first:end]
+        decoder_ids = None if batch.decoder_ids is None else batch.decoder_ids[first:end]
+        output, taps = self.compute.backbone_forward(source, self._mask(op.microbatch), decoder_ids)
         if self.tape is not None:
             self.tape.write_batch(self.samples[op.microbatch][first:end], taps)
         return tuple(taps if value.name == "tap" else self._piece(value, value.stage, output, first) for value in op.writes)

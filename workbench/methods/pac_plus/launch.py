@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.cluster import Cluster
@@ -20,40 +19,24 @@ from workbench.core.serial import to_json
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
 from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path
+from workbench.methods.pac_plus.kept import weights_digest
 from workbench.methods.pac_plus.predict import traced_step
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob, RankResult, StepTrace
-from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.initialization import initialize
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
-from workbench.tasks.tokenize import collate
-
-CALIBRATION_SAMPLES = 256
+from workbench.runtime.kept_caches import KeptCaches
 
 
 def fingerprint(prepared: PreparedJob, stack: LayerStack, plan: Plan) -> str:
     """Return what a run is: the backbone's weights, the tokens, the plan, and every setting of the job."""
-    digest = hashlib.sha256()
-    for name, parameter in stack.named_parameters():
-        digest.update(name.encode())
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    digest = hashlib.sha256(weights_digest(stack).encode())
     job = prepared.job
     digest.update(prepared.data_digest().encode())
+    digest.update(b"from a kept cache" if prepared.from_kept else b"")
     digest.update(to_json(job).encode())
     digest.update(to_json(plan).encode())
     return digest.hexdigest()
-
-
-def initial_adapter(prepared: PreparedJob, stack: LayerStack) -> ParallelAdapter:
-    """Return the adapter as training begins: initialised, and calibrated on some training samples (section IV-C)."""
-    adapter = ParallelAdapter(prepared.adapter)
-    initialize(adapter, prepared.options.initialization, stack=stack)
-    train = prepared.train
-    chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
-    batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]
-    set_statistics(adapter, calibrate(stack, batches))
-    return adapter
 
 
 def rank_job(
@@ -78,8 +61,10 @@ def rank_job(
         folder=folder,
         fingerprint=identity,
         cache_dtype=prepared.options.cache_dtype,
+        quantization=prepared.options.quantization,
         start_epoch=start_epoch,
         resumes=resumes,
+        kept=(KeptCaches().root, prepared.activation_key) if prepared.from_kept else None,
     )
 
 
@@ -187,9 +172,10 @@ def measured_timelines(
     """Return the timelines of the same steps that the prediction shows.  resident[cached][rank]: bytes that stay."""
     timelines = {}
     for name, cached in (("first epoch", False), ("cached epoch", True)):
-        count = sum(1 for step in prediction.steps if step.epoch == int(cached))
+        epoch = min((step.epoch for step in prediction.steps if step.cached == cached), default=-1)
+        count = sum(1 for step in prediction.steps if step.epoch == epoch)
         chosen = [
-            [trace for trace in result.steps if (trace.epoch, trace.step) == (int(cached), traced_step(count)) and trace.spans]
+            [trace for trace in result.steps if (trace.epoch, trace.step) == (epoch, traced_step(count)) and trace.spans]
             for result in results
         ]
         if not any(chosen):

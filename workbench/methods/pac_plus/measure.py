@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
+from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
-from workbench.profiler.descriptions import ModelDescription
 from workbench.profiler.timing import Call, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -39,100 +37,120 @@ def measure_layers(
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.
 
-    The whole stack, its first and its last layer are measured; the layers between share what is left, so that the sum over
-    all layers is what the whole stack takes. Embedding and head count to the first and last layer.
+    Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
+    so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
     """
-    count = stack.num_layers
     lengths = (*(length for length in lengths if length < max_length), max_length)
-    spans = {"whole": (0, count), "first": (0, 1), "last": (count - 1, count)}
     makers: dict[str, Callable[[int, int], Call]] = {}
-    benches = {}
-    for name, (start, stop) in spans.items():
-        bench = benches[name] = _Bench(stack, config, start, stop, cache_dtype(dtype))
-        makers |= {f"{name} F": bench.forward, f"{name} SF": bench.side_forward, f"{name} SB": bench.side_backward}
+    stacks = [_Stack(stack, config, start, stop, cache_dtype(dtype)) for start, stop in _stacks(config)]
+    for own in stacks:
+        makers |= own.makers()
     makers["LOAD"] = _load_bench(config, dtype)
     grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
-    step = time_grids({"STEP": lambda batch, length: benches["whole"].step}, (1,), (1,), budget_s=2.0)["STEP"]
+    whole = _Bench(stack, config, 0, config.num_layers, cache_dtype(dtype))
+    step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=2.0)["STEP"]
     trainable = [
-        sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters()) for index in range(count)
+        sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
+        for index in range(config.num_layers)
     ]
-    contexts = [benches[name].context_bytes_per_token() for name in ("first", "whole", "last")]
-    context_middle = max(0, (contexts[1] - contexts[0] - contexts[2])) // max(1, count - 2)
     layers = []
-    for index in range(count):
-        end = "first" if index == 0 else "last" if index == count - 1 else ""
-        times = {kind: _grid_of(grids, kind, end, count) for kind in ("F", "SF", "SB")}
-        times["LOAD"] = grids["LOAD"].scaled(1 / count)
-        times["STEP"] = step.scaled(trainable[index] / sum(trainable))
-        width, hidden = config.width * 4, config.hidden_size * 4
-        layers.append(
-            LayerProfile(
-                name=f"layer {index}",
-                times=times,
-                frozen_bytes=_frozen_bytes(stack, index),
-                trainable_bytes=trainable[index],
-                output_bytes_per_token=hidden + width,
-                gradient_bytes_per_token=width,
-                context_bytes_per_token=contexts[0] if index == 0 else contexts[2] if end else context_middle,
-                tap_bytes_per_token=config.hidden_size * cache_dtype(dtype).itemsize * (2 if index == 0 else 1),
-                workspace_bytes_per_token=4 * hidden,
+    hidden_itemsize = next(stack.parameters()).element_size()  # whatever is quantized, norms and biases are in the compute type
+    for own in stacks:
+        for index in range(own.start, own.stop):
+            times = {kind: own.grid(grids, kind, index) for kind in ("F", "SF", "SB")}
+            times["LOAD"] = grids["LOAD"].scaled(1 / config.num_layers)
+            times["STEP"] = step.scaled(trainable[index] / sum(trainable))
+            layers.append(
+                LayerProfile(
+                    name=f"layer {index}",
+                    times=times,
+                    frozen_bytes=_frozen_bytes(stack, index),
+                    trainable_bytes=trainable[index],
+                    **layer_bytes(config, index, cache_dtype(dtype).itemsize, hidden_itemsize),
+                    **own.context_bytes(index),
+                )
             )
-        )
-    if count == 1:
-        layers = [replace(layers[0], times=layers[0].times | {kind: grids[f"whole {kind}"] for kind in ("F", "SF", "SB")})]
     return tuple(layers)
 
 
-def scale_to_cluster(host_layers: tuple[LayerProfile, ...], cluster: Cluster, *, model: str) -> Profile:
-    """Return every emulated device's profile: the host's, divided by the device's share of a core.
+def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
+    """Return what crosses behind a layer, its tap and its scratch, as LayerProfile's fields.
 
-    Raises ConfigError if a device has no host_share.
+    itemsize: of a value of a tap.  hidden_itemsize: of a value of the backbone's hidden state.
     """
-    for device in cluster.devices:
-        if device.host_share is None:
-            raise ConfigError(
-                f"Cluster '{cluster.name}' was to be emulated here.",
-                f"Device '{device.name}' has no host_share.",
-                "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
-            )
-    return Profile(
-        model=model,
-        method="pac_plus",
-        source="scaled",
-        layers=tuple(tuple(layer.scaled(1 / (device.host_share or 1.0)) for layer in host_layers) for device in cluster.devices),
-    )
-
-
-def describe_facts(facts: ModelFacts) -> ModelDescription:
-    """Return a loadable model's sizes as the analytic costs ask for them."""
-    return ModelDescription(
-        name=facts.name,
-        kind="decoder" if facts.is_causal else "encoder",
-        num_layers=facts.num_layers,
-        hidden=facts.hidden_size,
-        heads=facts.num_heads,
-        kv_heads=facts.num_key_value_heads,
-        feed_forward=facts.feed_forward_size,
-        vocab=facts.vocabulary_size,
-        gated=facts.is_gated,
-        positions=facts.max_length,
-    )
-
-
-def _grid_of(grids: dict[str, Grid], kind: str, end: str, count: int) -> Grid:
-    if end:
-        return grids[f"{end} {kind}"]
-    whole, first, last = (grids[f"{name} {kind}"] for name in ("whole", "first", "last"))
-    seconds = tuple(
-        tuple(max(0.0, (w - f - b) / (count - 2)) for w, f, b in zip(*rows, strict=True))
-        for rows in zip(whole.seconds, first.seconds, last.seconds, strict=True)
-    )
-    return replace(whole, seconds=seconds)
+    hidden, width = config.hidden_size * hidden_itemsize, config.width * 4
+    taps = stage_taps(index, index + 1, config.num_encoder_layers)
+    beside = config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
+    return {
+        "output_bytes_per_token": hidden + width,
+        "output_bytes_per_sample": beside * (hidden + width),
+        "gradient_bytes_per_token": width,
+        "gradient_bytes_per_sample": beside * width,
+        "tap_bytes_per_token": config.hidden_size * itemsize * taps.num_taps,
+        "tap_bytes_per_sample": config.hidden_size * itemsize * taps.num_target_taps * config.target_length,
+        "workspace_bytes_per_token": 4 * hidden,
+        "workspace_bytes_per_sample": beside * 4 * hidden,
+    }
 
 
 def _frozen_bytes(stack: LayerStack, index: int) -> int:
-    stage = stack.stage(index, index + 1)
-    return sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters())
+    return held_bytes(stack.stage(index, index + 1))
+
+
+def _stacks(config: ParallelAdapterConfig) -> tuple[tuple[int, int], ...]:
+    """Return the layers of each stack: one, or encoder and decoder."""
+    border = config.num_encoder_layers
+    return ((0, config.num_layers),) if border is None else ((0, border), (border, config.num_layers))
+
+
+class _Stack:
+    """The benches of one stack of like layers [start, stop): whole, first and last layer."""
+
+    def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype) -> None:
+        self.start, self.stop = start, stop
+        spans = {"whole": (start, stop)}
+        if stop - start > 1:
+            spans |= {"first": (start, start + 1), "last": (stop - 1, stop)}
+        self._benches = {name: _Bench(stack, config, *span, dtype) for name, span in spans.items()}
+        self._contexts = {name: bench.context_bytes() for name, bench in self._benches.items()}
+
+    def makers(self) -> dict[str, Callable[[int, int], Call]]:
+        """Return the calls to time, by name."""
+        return {
+            self._key(name, kind): maker
+            for name, bench in self._benches.items()
+            for kind, maker in (("F", bench.forward), ("SF", bench.side_forward), ("SB", bench.side_backward))
+        }
+
+    def grid(self, grids: dict[str, Grid], kind: str, index: int) -> Grid:
+        """Return a layer's seconds."""
+        end = self._end(index)
+        if end:
+            return grids[self._key(end, kind)]
+        whole, first, last = (grids[self._key(name, kind)] for name in ("whole", "first", "last"))
+        seconds = tuple(
+            tuple(max(0.0, (w - f - b) / (self.stop - self.start - 2)) for w, f, b in zip(*rows, strict=True))
+            for rows in zip(whole.seconds, first.seconds, last.seconds, strict=True)
+        )
+        return replace(whole, seconds=seconds)
+
+    def context_bytes(self, index: int) -> dict[str, int]:
+        """Return what a layer's backward pass needs, as LayerProfile's fields."""
+        end = self._end(index)
+        if end:
+            per_token, per_sample = self._contexts[end]
+        else:
+            parts = zip(*(self._contexts[name] for name in ("whole", "first", "last")), strict=True)
+            per_token, per_sample = (max(0, whole - first - last) // (self.stop - self.start - 2) for whole, first, last in parts)
+        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
+
+    def _end(self, index: int) -> str:
+        if self.stop - self.start == 1:
+            return "whole"
+        return "first" if index == self.start else "last" if index == self.stop - 1 else ""
+
+    def _key(self, name: str, kind: str) -> str:
+        return f"{self.start} {name} {kind}"
 
 
 class _Bench:
@@ -140,17 +158,25 @@ class _Bench:
 
     def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
-        self._compute = StageCompute(adapter, stack.stage(start, stop), tap_dtype=dtype)
+        if config.kind == "sequence_to_sequence" and stop == config.num_layers:
+            assert stack.language_model_head is not None
+            adapter.attach(stack.language_model_head)
+        hidden_dtype = next(stack.parameters()).dtype
+        self._backbone = stack.stage(start, stop)
+        self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype)
+        self._hidden_dtype = hidden_dtype
+        # A stage without adapters of its own (tap_every) has nothing to step.
         self._optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
-        self._config, self._dtype = config, dtype
+        self._config, self._dtype, self._stop = config, dtype, stop
         self._is_first, self._is_last = start == 0, stop == config.num_layers
-        self._num_taps = stop - start + self._is_first
+        self._start, self._taps = start, stage_taps(start, stop, config.num_encoder_layers)
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the backbone's forward pass."""
+        source, _, decoder_ids = self._backbone.make_inputs(batch, length, max(1, self._config.target_length))
         mask = _mask(batch, length)
-        source = torch.randint(5, 30, (batch, length)) if self._is_first else torch.randn(batch, length, self._config.hidden_size)
-        return lambda: self._compute.backbone_forward(source, mask)
+        source = source.to(self._hidden_dtype) if source.is_floating_point() else source
+        return lambda: self._compute.backbone_forward(source, mask, decoder_ids)
 
     def side_forward(self, batch: int, length: int) -> Call:
         """Return the side network's forward pass."""
@@ -160,19 +186,27 @@ class _Bench:
     def side_backward(self, batch: int, length: int) -> Call:
         """Return the side network's backward pass, its forward pass not counted."""
         inputs = self._inputs(batch, length)
-        gradient = None if self._is_last else torch.randn(batch, length, self._config.width)
+        tokens = boundary_tokens(self._config, self._stop, length)
+        gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)
         return (lambda: self._compute.side_forward(*inputs)), (lambda context: self._compute.side_backward(context, gradient))
 
     def step(self) -> None:
         """Take an optimizer step."""
         self._optimizer.step()
 
-    def context_bytes_per_token(self, batch: int = 4, length: int = 32) -> int:
-        """Return the bytes that autograd keeps between both passes, weights and taps not counted, per token."""
+    def context_bytes(self, batch: int = 4, lengths: tuple[int, int] = (32, 64)) -> tuple[int, int]:
+        """Return the bytes that autograd keeps between both passes, weights and taps not counted: (per token, per sample)."""
+        if self._config.num_encoder_layers is None:
+            return self._kept_bytes(batch, lengths[0]) // (batch * lengths[0]), 0
+        short, long = (self._kept_bytes(batch, length) for length in lengths)
+        per_token = (long - short) // (batch * (lengths[1] - lengths[0]))
+        return per_token, max(0, short // batch - per_token * lengths[0])
+
+    def _kept_bytes(self, batch: int, length: int) -> int:
         inputs = self._inputs(batch, length)
         kept: dict[int, int] = {}
         own = {parameter.untyped_storage().data_ptr() for parameter in self._compute.adapter.parameters()}
-        own |= {inputs[1].untyped_storage().data_ptr()}
+        own |= {tap.untyped_storage().data_ptr() for tap in inputs[1]}
 
         def note(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
@@ -183,28 +217,34 @@ class _Bench:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             context: SideContext = self._compute.side_forward(*inputs)
         self._compute.side_backward(context, None if self._is_last else torch.ones_like(context.output))
-        return sum(kept.values()) // (batch * length)
+        return sum(kept.values())
 
-    def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, Tensor, Tensor, Targets | None]:
-        config = self._config
-        side = None if self._is_first else torch.randn(batch, length, config.width)
-        taps = torch.randn(self._num_taps, batch, length, config.hidden_size).to(self._dtype)
-        labels = torch.zeros(batch) if config.kind == "regression" else torch.zeros(batch, dtype=torch.int64)
-        targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch) if self._is_last else None
+    def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
+        config, targets = self._config, None
+        side = None if self._is_first else torch.randn(batch, boundary_tokens(config, self._start, length), config.width)
+        tokens = [length] * self._taps.num_taps + [config.target_length] * self._taps.num_target_taps
+        taps = [torch.randn(batch, count, config.hidden_size).to(self._dtype) for count in tokens]
+        if self._is_last:
+            shape = (batch, config.target_length) if config.kind == "sequence_to_sequence" else (batch,)
+            labels = torch.zeros(shape, dtype=torch.float32 if config.kind == "regression" else torch.int64)
+            targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
         return side, taps, _mask(batch, length), targets
 
 
 def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
     """Return calls that read a batch's taps from the page cache, as a run does after its first cached epoch."""
+    layout = record_layout(config, dtype)
 
     def make(batch: int, length: int) -> Call:
         manifest = CacheManifest(
             fingerprint="profile",
             samples=tuple(range(batch)),
             lengths=(length,) * batch,
-            num_taps=config.num_layers + 1,
-            width=config.hidden_size,
+            num_taps=layout.num_taps,
+            width=layout.width,
             dtype=dtype,
+            num_target_taps=layout.num_target_taps,
+            target_length=layout.target_length,
         )
         # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -17,17 +16,21 @@ from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.folder import ADAPTER, JOURNALS, begin_folder, disk_bytes, finished_epochs, rank_folders
-from workbench.methods.pac_plus.measure import BATCH_SIZES, describe_facts, measure_layers, scale_to_cluster
+from workbench.methods.pac_plus.initial import initial_adapter
+from workbench.methods.pac_plus.kept import activation_key, find_kept, keep
+from workbench.methods.pac_plus.measure import BATCH_SIZES, measure_layers
 from workbench.methods.pac_plus.planning import plan_job
-from workbench.methods.pac_plus.predict import Predictor, predict
+from workbench.methods.pac_plus.predict import predict
 from workbench.methods.pac_plus.prepare import PreparedJob, check_shape, prepare, require_known
 from workbench.methods.pac_plus.prices import resident_bytes
+from workbench.methods.pac_plus.scaling import describe_facts, scale_to_cluster
 from workbench.methods.pac_plus.session import RankResult
-from workbench.methods.pac_plus.sweep import RankSweep, records_of, run_sweep, sweep_steps
+from workbench.methods.pac_plus.sweep_plans import sweep_plans
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
+from workbench.models.quantization import quantize
 from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.planners.memory import cached_needs, too_small
 from workbench.planners.memory import check as check_memory
@@ -35,7 +38,8 @@ from workbench.profiler.analytic import LayerCost, analytic_profile, layer_costs
 from workbench.profiler.cache import cached_profile
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import RankContext
-from workbench.runtime.work_folder import full_disk_told, require_disk
+from workbench.runtime.kept_caches import require_fits
+from workbench.runtime.work_folder import full_disk_told
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
 
@@ -55,7 +59,12 @@ class PacPlus:
         """Find model and data (see Method)."""
         require_known(job)
         notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
-        return prepare(job)
+        prepared = prepare(job)
+        if not prepared.options.keep_cache:
+            return prepared
+        key = activation_key(prepared, load_stack(job.model))
+        kept, note = find_kept(prepared, key)
+        return replace(prepared, activation_key=key, from_kept=kept is not None, notes=(note,) if note else ())
 
     def profile(
         self,
@@ -96,14 +105,15 @@ class PacPlus:
             "batch_sizes": BATCH_SIZES,
             "adapter": str(replace(prepared.adapter, seed=0)),
             "cache_dtype": prepared.options.cache_dtype,
+            "backbone": prepared.options.quantization.description,
             "max_length": max(prepared.train.lengths),
         }
 
         def measure() -> Profile:
             notify(Event("phase", message="Profiling this machine (once)"))
-            layers = measure_layers(
-                load_stack(prepared.job.model), prepared.adapter, dtype=prepared.options.cache_dtype, max_length=max(prepared.train.lengths)
-            )
+            backbone = quantize(load_stack(prepared.job.model), prepared.options.quantization)
+            longest = max(prepared.train.lengths)
+            layers = measure_layers(backbone, prepared.adapter, dtype=prepared.options.cache_dtype, max_length=longest)
             return Profile(model=prepared.job.model, method="pac_plus", source="measured", layers=(layers,))
 
         profile, note = cached_profile(key, measure, refresh=refresh)
@@ -144,8 +154,10 @@ class PacPlus:
             for rank, need in cached_needs(profile, plan.cached, sequence_length=longest).items():
                 if need.total_bytes > cluster.devices[rank].memory_bytes:
                     raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+        if plan.cached is not None and not prepared.from_kept:
             # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
-            require_disk(folder, 2 * prepared.cache_bytes - disk_bytes(rank_folders(folder)))
+            needed = 2 * prepared.cache_bytes - disk_bytes(rank_folders(folder))
+            require_fits(needed, prepared.options.disk_budget_bytes, folder)
 
     def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
         """Simulate every step (see Method)."""
@@ -179,6 +191,13 @@ class PacPlus:
         notify: Notify,
     ) -> Outcome:
         job = prepared.job
+        is_real = engines.fidelity == "real"
+        if is_real and prepared.options.keep_cache:
+            raise ConfigError(
+                "The option keep_cache was asked for on real devices.",
+                "Each would keep its own part on its own disk, where no later run finds it.",
+                "Leave it out.",
+            )
         stack = load_stack(job.model)
         identity = launch.fingerprint(prepared, stack, plan)
         finished = finished_epochs(folder, identity, job.epochs, cluster.world_size) if resume else None
@@ -186,8 +205,9 @@ class PacPlus:
             notify(Event("phase", message=_resumed(finished, 0, job.epochs)))
         if finished is None:
             begin_folder(folder, identity)
-            launch.save_initial(launch.initial_adapter(prepared, stack), folder)
-        is_real = engines.fidelity == "real"
+            launch.save_initial(initial_adapter(prepared, stack, notify), folder)
+        else:
+            quantize(stack, prepared.options.quantization)
         host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
         message = launch.rank_job(
@@ -199,7 +219,9 @@ class PacPlus:
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
 
-        notes = (_resumed(finished, _resumed_step(results), job.epochs),) if resume else ()
+        notes = prepared.notes
+        if resume:
+            notes += (_resumed(finished, _resumed_step(results), job.epochs),)
         steps = launch.measured_steps(results, prediction.steps)
         epochs = list(launch.epoch_records(steps))
         notify(Event("phase", message="Scoring every epoch on the validation split"))
@@ -214,9 +236,10 @@ class PacPlus:
         )
         saved = save_adapter(folder / ADAPTER, adapters[best].state_dict(), description)
 
-        if not prepared.options.keep_cache:
-            for kept in rank_folders(folder):
-                shutil.rmtree(kept, ignore_errors=True)
+        if prepared.activation_key and not prepared.from_kept:
+            notes += (keep(prepared, prepared.activation_key, folder),)
+        for left in rank_folders(folder):
+            shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(folder / JOURNALS, ignore_errors=True)  # emptied by the ranks
         paced = 0.0 if is_real else sum(result.paced_s for result in results)  # a real device has no deadlines to miss
         ranks = range(cluster.world_size)
@@ -246,31 +269,16 @@ class PacPlus:
         folder: Path,
     ) -> tuple[SweepPoint, ...]:
         """Simulate, and on engines measure, some steps of the first epoch under each plan (see Method)."""
-        for plan in plans.values():
-            check_shape(prepared, cluster, plan)
-        steps = sweep_steps(prepared, num_steps)
-        points = []
-        if engines is not None:
-            stack = load_stack(prepared.job.model)
-            begin_folder(folder, "sweep")
-            launch.save_initial(launch.initial_adapter(prepared, stack), folder)
-        for name, plan in plans.items():
-            predictor = Predictor(profile, cluster, plan)
-            predicted = [predictor.hybrid_s(step) for step in steps]
-            point = SweepPoint(name=name, plan=plan, predicted_s=median(predicted), num_steps=num_steps)
-            if engines is not None:
-                host_layers = self.host_layers(prepared, ignore)
-                message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity="sweep", start_epoch=0)
-                results = engines.run(run_sweep, [RankSweep(rank_job=message, steps=steps)] * cluster.world_size)
-                records = launch.measured_steps(results, records_of(steps, predicted))
-                paced = sum(result.paced_s for result in results)
-                point = replace(
-                    point,
-                    measured_s=median(record.measured_s or 0.0 for record in records),
-                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
-                )
-            points.append(point)
-        return tuple(points)
+        return sweep_plans(
+            prepared,
+            profile,
+            cluster,
+            plans,
+            engines,
+            num_steps=num_steps,
+            folder=folder,
+            host_layers=self.host_layers(prepared, ignore) if engines is not None else None,
+        )
 
 
 def _resumed(finished: int | None, steps: int, epochs: int) -> str:

@@ -11,16 +11,18 @@ from workbench.core.profile import Profile
 from workbench.methods.pac_plus.predict import Predictor
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.sweep import sweep_steps
-from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, standalone
+from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 
 PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
+MAX_SIMULATIONS = 200
+"""Steps that the refinement of a plan may simulate: a second or two."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError if nothing fits."""
     job = prepared.job
     chosen = _first_epoch(prepared, profile, cluster)
-    if job.epochs == 1:
+    if job.epochs == 1 and not prepared.from_kept:
         return chosen
     if prepared.options.paradigm == "standalone":
         (rank,) = chosen.stages[0].ranks
@@ -37,7 +39,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest."""
+    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest, refined."""
     job, options = prepared.job, prepared.options
     typical, longest = prepared.typical_length, max(prepared.train.lengths)
     if options.paradigm != "hybrid":
@@ -56,4 +58,9 @@ def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> P
     if options.objective != "simulated":
         return found[0]
     (step,) = sweep_steps(prepared, 1)
-    return min(found, key=lambda plan: Predictor(profile, cluster, plan).hybrid_s(step))
+
+    def simulated_s(plan: Plan) -> float:
+        return Predictor(profile, cluster, plan).hybrid_s(step)
+
+    best = min(found, key=simulated_s)
+    return refine(best, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)

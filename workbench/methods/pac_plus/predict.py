@@ -67,30 +67,37 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     """Return every step's simulated seconds, the timeline of a middle step of each kind, and the redistribution's seconds."""
     job, lengths = prepared.job, prepared.train.lengths
     predictor = Predictor(profile, cluster, plan)
-    first = plan_steps(epoch_batches(lengths, job.batch_size, job.seed, 0), lengths, job.micro_batches)
-    steps = [
-        StepRecord(epoch=0, step=number, samples=planned.shape.samples, cached=False, predicted_s=predictor.hybrid_s(planned))
-        for number, planned in enumerate(first)
-    ]
-    middle = traced_step(len(first))
-    timelines = {"first epoch, predicted": predictor.hybrid(first[middle], title=f"Step {middle + 1} of the first epoch")}
+    first_cached = 0 if prepared.from_kept else 1
+    steps: list[StepRecord] = []
+    timelines: dict[str, Timeline] = {}
     phases: dict[str, float] = {}
-    if job.epochs > 1:
+    first = plan_steps(epoch_batches(lengths, job.batch_size, job.seed, 0), lengths, job.micro_batches)
+    if first_cached:
+        steps += [
+            StepRecord(epoch=0, step=number, samples=planned.shape.samples, cached=False, predicted_s=predictor.hybrid_s(planned))
+            for number, planned in enumerate(first)
+        ]
+        middle = traced_step(len(first))
+        timelines["first epoch, predicted"] = predictor.hybrid(first[middle], title=f"Step {middle + 1} of the first epoch")
+    if job.epochs > first_cached:
         assert plan.cached is not None, "a plan without shares for cached epochs"
         owners = shard_owners(plan.cached, lengths, cluster.world_size, job.seed)
-        phases |= _redistribution_s(prepared, profile, cluster, plan, first, owners)
-        for epoch in range(1, job.epochs):
+        if first_cached:
+            phases |= _redistribution_s(prepared, profile, cluster, plan, first, owners)
+        for epoch in range(first_cached, job.epochs):
             cached = cached_steps(plan.cached, owners, lengths, cluster.world_size, seed=job.seed, epoch=epoch)
             steps += [
                 StepRecord(epoch=epoch, step=number, samples=step.samples, cached=True, predicted_s=predictor.cached_s(step))
                 for number, (step, _) in enumerate(cached)
             ]
-            if epoch == 1:
+            if epoch == first_cached:
                 middle = traced_step(len(cached))
                 title = f"Step {middle + 1} of a cached epoch"
                 timelines["cached epoch, predicted"] = predictor.cached(cached[middle][0], title=title)
     epochs = tuple(
-        EpochRecord(epoch=epoch, cached=epoch > 0, seconds=sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch))
+        EpochRecord(
+            epoch=epoch, cached=epoch >= first_cached, seconds=sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch)
+        )
         for epoch in range(job.epochs)
     )
     return Prediction(
@@ -98,7 +105,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         epochs=epochs,
         timelines=timelines,
         phases_s=phases,
-        bytes={"activation cache": prepared.cache_bytes if job.epochs > 1 else 0},
+        bytes={"activation cache": prepared.cache_bytes if job.epochs > first_cached else 0},
     )
 
 

@@ -13,44 +13,77 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.methods.pac_plus.taps import record_layout
-from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
+from workbench.models.quantization import resolve_engine
+from workbench.models.quantization.config import Engine, FloatType, QuantizationConfig, StorageType
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
+from workbench.tasks.text_to_text import as_text_to_text
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
-Initialization = Literal["fan_in", "gaussian", "zero", "pruned"]
+Initialization = Literal["fan_in", "gaussian", "zero", "pruned", "torch_pruned", "distilled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacPlusOptions:
     """PAC+'s own settings, given in Job.options.
 
-    reduction: r.  initialization: of the side network (section IV-C).  cache_dtype: float32, bfloat16 or int8.
-    keep_cache: leave the activation cache on the disk after the run.  order: of the devices, 'given' or 'all' tried.
+    reduction: r.  tap_every, mix, head_input: see ParallelAdapterConfig.  target: 'text' lets an encoder-decoder write the label's word.
+    initialization: of the side network (section IV-C).  distillation_text: a folder of text files; None takes the embedded sentences.
+    backbone_dtype, compute_dtype: in which the backbone's weights are kept, and computed with (section IV-D); quantization_block,
+    double_quantization, quantization_engine: see QuantizationConfig.  cache_dtype: float32, bfloat16 or int8.
+    keep_cache: keep the activations after the run, and use those that an earlier run kept.  disk_budget_bytes: for the cache while
+    the run lasts.  order: of the devices, 'given' or 'all' tried.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
     paradigm: 'hybrid' runs the planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are the baselines of section VI-A.
     """
 
     reduction: int = 8
+    tap_every: int = 1
+    mix: Mix = "learned"
+    head_input: HeadInput = "sum"
+    target: Literal["label", "text"] = "label"
     dropout: float = 0.1
     initialization: Initialization = "fan_in"
+    distillation_text: str | None = None
+    backbone_dtype: StorageType = "float32"
+    compute_dtype: FloatType = "float32"
+    quantization_block: int = 64
+    double_quantization: bool = False
+    quantization_engine: Engine = "auto"
     cache_dtype: str = "bfloat16"
     keep_cache: bool = False
+    disk_budget_bytes: int | None = None
     order: Literal["given", "all"] = "given"
     objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
     paradigm: Paradigm = "hybrid"
 
+    @property
+    def quantization(self) -> QuantizationConfig:
+        """Return how the backbone's weights are kept and computed with.  Raises ConfigError for what cannot be."""
+        return QuantizationConfig(
+            storage=self.backbone_dtype,
+            compute=self.compute_dtype,
+            block_size=self.quantization_block,
+            double_quantization=self.double_quantization,
+            engine=self.quantization_engine,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything that is known before a plan: task, tokens, the model's shape, the adapter's."""
+    """A job with everything that is known before a plan: task, tokens, the model's shape, the adapter's.
+
+    activation_key: under which the activations are kept after the run, '' if they are not.  from_kept: an earlier run kept them, so
+    that no epoch needs the backbone.  notes: what is to be told about that.
+    """
 
     job: Job
     options: PacPlusOptions
@@ -60,6 +93,9 @@ class PreparedJob:
     test: TokenizedSplit
     facts: ModelFacts
     adapter: ParallelAdapterConfig
+    activation_key: str = ""
+    from_kept: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def typical_length(self) -> int:
@@ -118,8 +154,13 @@ def prepare(job: Job) -> PreparedJob:
     options = _options(job)
     facts = model_facts(job.model)
     task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
+    if options.target == "text":
+        task = as_text_to_text(task)
     tokenizer = load_tokenizer(job.model)
     max_length = min(job.max_length, facts.max_length)
+    train, validation, test = (
+        tokenize(split, tokenizer, max_length=max_length, words=task.words) for split in (task.train, task.validation, task.test)
+    )
     adapter = ParallelAdapterConfig(
         hidden_size=facts.hidden_size,
         num_layers=facts.num_layers,
@@ -127,10 +168,14 @@ def prepare(job: Job) -> PreparedJob:
         is_causal=facts.is_causal,
         kind=task.kind,
         num_outputs=task.num_outputs,
+        num_encoder_layers=facts.num_encoder_layers,
+        target_length=train.target_length,
+        tap_every=options.tap_every,
+        mix=options.mix,
+        head_input=options.head_input,
         dropout=options.dropout,
         seed=job.seed,
     )
-    train, validation, test = (tokenize(split, tokenizer, max_length=max_length) for split in (task.train, task.validation, task.test))
     return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
 
 
@@ -147,4 +192,5 @@ def _options(job: Job) -> PacPlusOptions:
             raise ConfigError(f"The option {name} = {value!r} of pac_plus was asked for.", f"It must be {wanted}.", "Change it.") from None
     options = msgspec.convert(job.options, PacPlusOptions, strict=False)
     cache_dtype(options.cache_dtype)
+    resolve_engine(options.quantization.storage, options.quantization.engine)
     return options

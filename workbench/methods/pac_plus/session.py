@@ -22,6 +22,7 @@ from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.pac_plus.reporting import DeviceReporter
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Handler, execute
 from workbench.runtime.memory import MemoryBudget
@@ -37,7 +38,8 @@ class RankJob:
     host_layers: seconds of every layer on one unslowed core, for pacing; None runs as fast as it can, and so do real devices.
     folder: shared by the emulated devices; holds the initial adapter and the checkpoints.
     start_epoch: 0, or the first epoch that a resumed run still has to do.  resumes: go on with that epoch's completed steps.
-    trace_steps: steps of each epoch kept span by span.
+    trace_steps: steps of each epoch kept span by span.  kept: folder and key of a kept activation cache that serves all epochs; None
+    fills one in the first epoch.
     """
 
     job: Job
@@ -51,6 +53,8 @@ class RankJob:
     cache_dtype: str
     start_epoch: int = 0
     resumes: bool = False
+    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
+    kept: tuple[Path, str] | None = None
     trace_steps: int = 3
     timeout_s: float = 20.0
 

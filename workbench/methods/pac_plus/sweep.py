@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.core.report import StepRecord
+from workbench.methods.pac_plus.building import build_stage
 from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, train_first_epoch
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
-from workbench.methods.pac_plus.worker import build_stage
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
@@ -54,13 +54,14 @@ def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
         RankSession(context, rank_job, process_group) as session,
     ):
         result = RankResult(rank=context.rank)
-        compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), len(sweep.steps))
+        warm_up = sweep.steps[:WARM_UP_STEPS]
+        compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), len(warm_up) + len(sweep.steps))
 
         def train(steps: tuple[PlannedStep, ...]) -> list[StepTrace]:
             return train_first_epoch(session, steps, compute, optimizer, None)
 
         session.barrier()
-        train(sweep.steps[:WARM_UP_STEPS])
+        train(warm_up)
         session.pacer.reset()
         result.steps = train(sweep.steps)
         result.overrun_share, result.late_s, result.paced_s = session.pacer.overrun_share, session.pacer.late_s, session.pacer.paced_s

@@ -11,23 +11,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.errors import CacheError
-from workbench.core.plan import Plan
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.methods.pac_plus.building import build_stage, make_adapter, make_optimizer, stage_slots
 from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, tape_manifest, train_first_epoch
-from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path, steps_path
+from workbench.methods.pac_plus.folder import checkpoint_path, steps_path
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
 from workbench.methods.pac_plus.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
 from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace, on_rank_zeros_clock
 from workbench.methods.pac_plus.stepwise import EpochLog
 from workbench.methods.pac_plus.taps import record_layout
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import import_family, load_stage
-from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.loading import import_family
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.context import RankContext
-from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.runtime.kept_caches import KeptCache, KeptCaches
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.process_group import group
 from workbench.runtime.work_folder import full_disk_told
@@ -66,19 +65,11 @@ class _Run:
     def all(self) -> RankResult:
         rank_job, session = self._rank_job, self._session
         cached_stage = rank_job.plan.cached
-        start = rank_job.start_epoch
-        if start == 0:
-            with self._phase("first epoch"):
-                tensors = self._first_epoch()
-            start = 1
-        else:
-            for epoch in range(start):
-                self._result.steps += self._kept_steps(epoch)
-            tensors = load_file(checkpoint_path(rank_job.folder, start - 1))
+        start, tensors = self._begin()
         if start < self._epochs:
             assert cached_stage is not None, "a plan without shares for cached epochs"
             owners = shard_owners(cached_stage, self._lengths, session.context.world_size, rank_job.job.seed)
-            cache = self._cache(owners)
+            cache = self._cache(owners) if rank_job.kept is None else self._kept(*rank_job.kept)
             self._result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
             compute, optimizer = self._whole_adapter(tensors, start)
             session.progress.phase(WAITING)
@@ -98,6 +89,25 @@ class _Run:
         self._result.late_s, self._result.paced_s = session.pacer.late_s, session.pacer.paced_s
         self._result.nbytes["peak resident"] = read_memory().peak_rss_bytes
         return self._result
+
+    def _begin(self) -> tuple[int, dict[str, torch.Tensor] | None]:
+        """Return the first epoch that runs from the cache, and parameters and moments to begin it with; None: the initial ones."""
+        start = self._rank_job.start_epoch
+        for epoch in range(start):
+            self._result.steps += self._kept_steps(epoch)
+        if start > 0:
+            return start, load_file(checkpoint_path(self._rank_job.folder, start - 1))
+        if self._rank_job.kept is not None:
+            return 0, None
+        with self._phase("first epoch"):
+            return 1, self._first_epoch()
+
+    def _kept(self, root: Path, key: str) -> KeptCache:
+        """Return the activations that an earlier run kept."""
+        kept = KeptCaches(root).find(key)
+        if kept is None:
+            raise CacheError("A kept activation cache was to be used.", "It was removed since the run began.", "Start the run again.")
+        return kept
 
     def _first_epoch(self) -> dict[str, torch.Tensor]:
         session, rank_job = self._session, self._rank_job
@@ -262,13 +272,13 @@ class _Run:
         self._session.sum(count)
         return count.item() == 0
 
-    def _whole_adapter(self, tensors: Mapping[str, torch.Tensor], start: int) -> tuple[StageCompute, FlatAdamW]:
+    def _whole_adapter(self, tensors: Mapping[str, torch.Tensor] | None, start: int) -> tuple[StageCompute, FlatAdamW]:
         rank_job = self._rank_job
-        adapter = ParallelAdapterStage(rank_job.adapter, 0, rank_job.adapter.num_layers)
-        load_initial(adapter, rank_job.folder)
-        optimizer = _optimizer(rank_job, adapter, len(self._steps))
-        optimizer.load_named_tensors(tensors, num_steps=start * len(self._steps))
-        return StageCompute(adapter.train(), None, tap_dtype=cache_dtype(rank_job.cache_dtype)), optimizer
+        adapter = make_adapter(rank_job, 0, rank_job.adapter.num_layers)
+        optimizer = make_optimizer(rank_job, adapter, len(self._steps))
+        if tensors is not None:
+            optimizer.load_named_tensors(tensors, num_steps=start * len(self._steps))
+        return StageCompute(adapter, None, tap_dtype=cache_dtype(rank_job.cache_dtype)), optimizer
 
     def _save(self, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint whole or not at all."""
@@ -297,37 +307,3 @@ class _Run:
         start = time.monotonic()
         yield
         self._result.phases_s[name] = (start, time.monotonic())
-
-
-def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> tuple[StageCompute | None, FlatAdamW | None]:
-    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage."""
-    if index is None:
-        return None, None
-    stage = rank_job.plan.stages[index]
-    adapter = ParallelAdapterStage(rank_job.adapter, stage.start, stage.stop)
-    load_initial(adapter, rank_job.folder)
-    backbone = load_stage(rank_job.job.model, stage.start, stage.stop)
-    optimizer = _optimizer(rank_job, adapter, steps_per_epoch)
-    return StageCompute(adapter.train(), backbone, tap_dtype=cache_dtype(rank_job.cache_dtype)), optimizer
-
-
-def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
-    """Take over the initial weights and the calibration constants that the job began with."""
-    tensors = load_file(folder / INITIAL)
-    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
-
-
-def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, torch.Size]]:
-    """Return the parameters and moments that each stage contributes to the whole adapter, by name, with their shapes."""
-    slots = []
-    for stage in plan.stages:
-        adapter = ParallelAdapterStage(config, stage.start, stage.stop)
-        named = {name: parameter.shape for name, parameter in adapter.named_parameters()}
-        slots.append({f"{kind}/{name}": shape for kind in ("weight", "exp_avg", "exp_avg_sq") for name, shape in named.items()})
-    return slots
-
-
-def _optimizer(rank_job: RankJob, adapter: ParallelAdapterStage, steps_per_epoch: int) -> FlatAdamW:
-    job = rank_job.job
-    schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
-    return FlatAdamW(adapter, learning_rate=schedule, weight_decay=job.weight_decay)

@@ -80,13 +80,13 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._memory: dict[Training, Outcome] = {}
 
     def find(self, training: Training) -> Outcome | None:
         """Return the outcome of a training that was run before, None if there is none that reads."""
-        if training not in self._memory and self._folder is not None:
-            path = self._path(self._folder, training)
+        if training not in self._memory and self.folder is not None:
+            path = self._path(self.folder, training)
             if path.is_file():
                 try:
                     outcome = from_json(path.read_bytes(), Outcome, source=str(path))
@@ -99,8 +99,8 @@ class RunFolder:
     def keep(self, outcome: Outcome) -> None:
         """Keep an outcome."""
         self._memory[outcome.training] = outcome
-        if self._folder is not None:
-            write_text(self._path(self._folder, outcome.training), to_json(outcome, indent=-1))
+        if self.folder is not None:
+            write_text(self._path(self.folder, outcome.training), to_json(outcome, indent=-1))
 
     @staticmethod
     def _path(folder: Path, training: Training) -> Path:

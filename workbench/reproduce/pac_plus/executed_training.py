@@ -24,7 +24,7 @@ from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedTask:
-    """A task with its splits as token ids.  shift, spread: of the training labels in regression, which train as (label - shift) / spread."""
+    """A task with its splits as token ids."""
 
     task: Task
     train: TokenizedSplit
@@ -65,14 +65,17 @@ class AdapterTrainee:
 class BackboneTrainee:
     """A backbone with trainable parts inside it, mean pooling and a linear head.
 
-    stack: with requires_grad set on what is to be trained.  compute: float32, or bfloat16 by autocast.
+    stack: with requires_grad set on what is to be trained.  inserted: holds trainable modules that the stack does not.
+    compute: float32, or bfloat16 by autocast.
     """
 
-    def __init__(self, stack: LayerStack, splits: dict[str, TokenizedSplit], num_outputs: int, *, dropout: float, compute: str) -> None:
+    def __init__(
+        self, stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], num_outputs: int, *, dropout: float, compute: str
+    ) -> None:
         head = nn.Linear(stack.hidden_size, num_outputs)
         nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-        self.module = nn.ModuleDict({"stack": stack, "dropout": nn.Dropout(dropout), "head": head})
+        self.module = nn.ModuleDict({"stack": stack, "inserted": inserted, "dropout": nn.Dropout(dropout), "head": head})
         self._splits, self._autocast = splits, compute == "bfloat16"
 
     def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,53 @@
+"""Run a schedule's operations of all ranks in one process: what each rank computes, without devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.runtime.executor import Handler
+from workbench.runtime.transport import TensorSpec
+
+
+def run_schedule(
+    schedule: Schedule, tables: Mapping[int, Mapping[str, Handler]], specs: Mapping[int, Callable[[Value], TensorSpec]]
+) -> list[dict[Value, Any]]:
+    """Return every rank's values at the end.  Received tensors must be what the receiver was told to expect."""
+    held: list[dict[Value, Any]] = [dict.fromkeys(values) for values in schedule.inputs]
+    at = [0] * schedule.world_size
+    on_the_way: dict[tuple[int, int, Value], torch.Tensor] = {}
+    waiting: dict[Op, dict[int, torch.Tensor]] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, ops in enumerate(schedule.ops):
+            while at[rank] < len(ops):
+                op, own = ops[at[rank]], held[rank]
+                if op.kind == SEND:
+                    on_the_way[(*op.ranks, op.reads[0])] = own[op.reads[0]].clone()
+                elif op.kind == RECV:
+                    key = (*op.ranks, op.writes[0])
+                    if key not in on_the_way:
+                        break
+                    arrived = own[op.writes[0]] = on_the_way.pop(key)
+                    assert specs[rank](op.writes[0]) == TensorSpec(tuple(arrived.shape), arrived.dtype), op.writes[0]
+                elif op.kind in COLLECTIVES:
+                    here = waiting.setdefault(Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks), {})
+                    if rank not in here:
+                        here[rank] = tables[rank][op.kind](op, tuple(own[value] for value in op.reads))[0]
+                        if len(here) == len(op.ranks):
+                            total = torch.stack(list(here.values())).sum(dim=0)
+                            for tensor in here.values():
+                                tensor.copy_(total)
+                    if len(here) < len(op.ranks):
+                        break
+                    own.update(dict.fromkeys(op.writes, here[rank]))
+                else:
+                    results = tables[rank][op.kind](op, tuple(own[value] for value in op.reads))
+                    own.update(zip(op.writes, results, strict=True))
+                at[rank], moved = at[rank] + 1, True
+    assert at == [len(ops) for ops in schedule.ops], "the ranks wait for each other"
+    return held

@@ -1,0 +1,249 @@
+"""An encoder-decoder, cut anywhere, gives the numbers of the whole Hugging Face model; so do the variants of each family."""
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models import loading
+from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_facts
+from workbench.models.position_bias import distance_buckets
+from workbench.models.stack import LayerStack
+
+from .helpers import TARGET_LENGTH, batch_for
+from .test_stack import reference
+
+# tiny models have 3 encoder and 3 decoder layers: cuts within each, between both, and stages that reach over the border.
+SPLITS = ([6], [3, 3], [2, 2, 2], [1, 4, 1], [4, 2], [1] * 6)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.fixture(scope="module", params=["t5", "bart"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def stack(family):
+    return load_stack(f"tiny-{family}")
+
+
+def run(stack, batch, split, decoder_ids):
+    """Return the last stage's output and all taps."""
+    hidden, taps, start = batch.input_ids, [], 0
+    for layers in split:
+        stage = stack.stage(start, start + layers)
+        hidden, new = stage(hidden, batch.attention_mask, decoder_ids)
+        assert len(new) == stage.num_taps
+        assert [tap.shape[1] for tap in new[len(new) - stage.num_target_taps :]] == [TARGET_LENGTH] * stage.num_target_taps
+        start += layers
+        taps += new
+        length = batch.attention_mask.shape[1]
+        assert hidden.shape == (len(batch.labels), length + (TARGET_LENGTH if start > stack.num_encoder_layers else 0), 32)
+    return hidden, taps
+
+
+@pytest.mark.parametrize("lengths", [(11, 7, 2), (9,)], ids=["padded", "full"])
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_stages_equal_the_whole_model(family, stack, split, lengths):
+    batch = batch_for(stack, lengths)
+    with torch.no_grad():
+        expected = reference(f"tiny-{family}")(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=batch.decoder_ids,
+            output_hidden_states=True,
+        )
+    hidden, taps = run(stack, batch, split, batch.decoder_ids)
+    assert not hidden.requires_grad and len(taps) == stack.num_taps == 8
+    length, real = batch.attention_mask.shape[1], batch.attention_mask.bool()
+    close(hidden[:, :length][real], expected.encoder_last_hidden_state[real])
+    close(hidden[:, length:], expected.last_hidden_state)
+    for ours, theirs in zip(taps[:4], expected.encoder_hidden_states, strict=True):
+        close(ours[real], theirs[real])
+    for ours, theirs in zip(taps[4:], expected.decoder_hidden_states, strict=True):
+        close(ours, theirs)
+
+
+def test_without_a_target_the_decoder_reads_its_start_token(stack):
+    batch = batch_for(stack)
+    start = torch.full((8, 1), stack.decoder_start_id)
+    states, taps = stack(batch.input_ids, batch.attention_mask)
+    expected, _ = stack(batch.input_ids, batch.attention_mask, start)
+    assert states.shape == (8, 1, 32) and torch.equal(states, expected) and torch.equal(taps[-1], states)
+
+
+def test_a_later_target_token_changes_nothing_before_it(stack):
+    batch = batch_for(stack)
+    other = batch.decoder_ids.clone()
+    other[:, 2:] = 17
+    ours, _ = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    theirs, _ = stack(batch.input_ids, batch.attention_mask, other)
+    close(ours[:, :2], theirs[:, :2])
+    assert not torch.allclose(ours[:, 2:], theirs[:, 2:], atol=1e-3)
+
+
+def test_a_stage_holds_what_it_needs_and_names_what_others_hold_too(family, stack):
+    stages = [stack.stage(*bounds) for bounds in ((0, 2), (2, 4), (4, 6))]
+    assert [stage.embedding is not None for stage in stages] == [True, False, False]
+    assert [stage.decoder_embedding is not None for stage in stages] == [False, True, False]
+    shared = [set(stage.shared_parameters()) for stage in stages]
+    if family == "t5":
+        assert [stage.encoder_final is not None for stage in stages] == [False, True, False]
+        both = {"position bias", "decoder position bias"}
+        assert shared == [{"words", "position bias"}, {"words", *both}, {"decoder position bias"}]
+    else:
+        assert shared == [{"words"}, {"words"}, set()]
+    assert stages[0].shared_parameters()["words"] is stages[1].shared_parameters()["words"]
+
+
+def test_gradients_through_stages_equal_the_whole_models(family, stack):
+    """Full fine-tuning by hand: what crosses a stage boundary is the joint tensor, shared parameters' gradients are added up."""
+    batch, model = batch_for(stack, (9, 4)), reference(f"tiny-{family}")
+    model.requires_grad_(True)
+    output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
+    output.last_hidden_state.square().sum().backward()
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    copies = [LayerStack(reference(f"tiny-{family}")).stage(*bounds) for bounds in ((0, 2), (2, 5), (5, 6))]
+    hidden, kept = batch.input_ids, []
+    for stage in copies:
+        stage.requires_grad_(True)
+        inputs = hidden if stage.start == 0 else hidden.detach().requires_grad_()
+        hidden, taps = stage(inputs, batch.attention_mask, batch.decoder_ids)
+        kept.append((inputs, hidden))
+    taps[-1].square().sum().backward()
+    for index in (1, 0):
+        kept[index][1].backward(kept[index + 1][0].grad)
+    words = "shared.weight"
+    found = sum(stage.shared_parameters()["words"].grad for stage in copies[:2])
+    scale = wanted[words].abs().max()
+    assert (found - wanted[words]).abs().max() < 1e-5 * scale
+    if family == "t5":
+        name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        found = sum(stage.shared_parameters()["decoder position bias"].grad for stage in copies[1:])
+        assert (found - wanted[name]).abs().max() < 1e-5 * wanted[name].abs().max() + 1e-7
+    layer = {"t5": "encoder.block.1.", "bart": "encoder.layers.1."}[family]
+    for name, parameter in copies[0].layers["1"].named_parameters():
+        target = wanted[layer + name]
+        assert (parameter.grad - target).abs().max() < 1e-5 * target.abs().max() + 1e-7, name
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_position_buckets_are_t5s(is_causal):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(distance, bidirectional=not is_causal, num_buckets=32, max_distance=128)
+    assert torch.equal(distance_buckets(distance, 32, is_causal=is_causal, max_distance=128), theirs)
+
+
+def saved(folder, name, maker="AutoModel", **changes):
+    """Save a random model of a changed configuration and return the Hugging Face model."""
+    import transformers
+
+    config = loading._config(name)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    config = type(config).from_dict(config.to_dict())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, maker).from_config(config, attn_implementation="sdpa").eval()
+    model.save_pretrained(folder)
+    loading.load_tokenizer(name).backend.save(str(folder / "tokenizer.json"))
+    return model
+
+
+def load_cut(folder):
+    """Return a function that runs a folder's model in three stages, each loaded alone."""
+    stages = [load_stage(str(folder), *bounds) for bounds in ((0, 2), (2, 5), (5, 6))]
+
+    def call(ids, mask, decoder_ids=None):
+        hidden = ids
+        for stage in stages:
+            hidden, taps = stage(hidden, mask, decoder_ids)
+        return taps[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("changes", [{"scale_embedding": True}, {"encoder_layers": 2, "decoder_layers": 4}], ids=str)
+def test_variants_of_bart(tmp_path, changes):
+    model = saved(tmp_path, "tiny-bart", **changes)
+    stack = load_stack(str(tmp_path))
+    batch = batch_for(stack)
+    with torch.no_grad():
+        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
+    close(load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids), expected.last_hidden_state)
+    assert model_facts(str(tmp_path)).num_encoder_layers == stack.num_encoder_layers == model.config.encoder_layers
+
+
+def test_gated_t5_with_an_own_head_and_narrow_attention(tmp_path, monkeypatch):
+    """T5 v1.1: gated feed-forward, a head that is not the word embedding, heads x size != d."""
+    changes = {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "dense_act_fn": "gelu_new", "scale_decoder_outputs": False}
+    model = saved(tmp_path, "tiny-t5", "AutoModelForSeq2SeqLM", d_kv=4, **changes)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1)))
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
+    facts, call = model_facts(str(tmp_path)), load_cut(tmp_path)
+    assert facts.is_gated and facts.num_heads == 4 and facts.feed_forward_size == 64
+    head = load_language_model_head(str(tmp_path))
+    monkeypatch.undo()
+    stack = load_stack(str(tmp_path))
+    batch = batch_for(stack)
+    with torch.no_grad():
+        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids).logits
+    close(head(call(batch.input_ids, batch.attention_mask, batch.decoder_ids)), expected)
+    close(stack.language_model_head(stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0]), expected)
+    own_head = stack.language_model_head.weight.numel()
+    assert sum(parameter.numel() for parameter in stack.parameters()) == facts.num_parameters + own_head
+
+
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-bart"])
+def test_the_language_model_head(tmp_path, name):
+    model = saved(tmp_path, name, "AutoModelForSeq2SeqLM")
+    if name == "tiny-bart":
+        model.final_logits_bias.normal_()
+        model.save_pretrained(tmp_path)
+    stack = load_stack(str(tmp_path))
+    batch = batch_for(stack)
+    states, _ = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    with torch.no_grad():
+        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids).logits
+    for head in (stack.language_model_head, load_language_model_head(str(tmp_path)), load_language_model_head(str(tmp_path))):
+        close(head(states), expected)
+    tiny = load_language_model_head(name)
+    assert not tiny.weight.requires_grad and tiny.weight.shape == (model.config.vocab_size, 32)
+    assert (tiny.scale == 32**-0.5) == (name == "tiny-t5")
+    assert load_language_model_head(str(tmp_path), torch.bfloat16)(states.bfloat16()).dtype == torch.bfloat16
+
+
+def test_opt_350m_projects_its_words_and_normalises_behind(tmp_path):
+    model = saved(tmp_path, "tiny-opt", do_layer_norm_before=False, word_embed_proj_dim=16)
+    stack = load_stack(str(tmp_path))
+    assert stack.final is None and set(stack.embedding) == {"words", "positions", "project_in"}
+    batch = batch_for(stack)
+    with torch.no_grad():
+        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    real = batch.attention_mask.bool()
+    hidden = load_cut(tmp_path)(batch.input_ids, batch.attention_mask)
+    close(model.decoder.project_out(hidden)[real].detach(), expected[real])
+    assert sum(parameter.numel() for parameter in stack.parameters()) == model_facts(str(tmp_path)).num_parameters
+
+
+def test_made_up_inputs_fit_every_stage():
+    for name in ("tiny-t5", "tiny-vit", "tiny-llama"):
+        stack = load_stack(name)
+        for bounds in ((0, 3), (1, 4), (3, 6), (4, 6), (0, 6)):
+            stage = stack.stage(*bounds)
+            output, taps = stage(*stage.make_inputs(2, 17, 3))
+            assert output.shape[0] == 2 and len(taps) == stage.num_taps
+
+
+def test_what_cannot_be_had():
+    with pytest.raises(ConfigError, match="no encoder and decoder"):
+        load_language_model_head("tiny-opt")
+    with pytest.raises(ConfigError, match="'tiny-t5-1'"):
+        load_stack("tiny-t5-1")

@@ -1,0 +1,230 @@
+"""Options and targets of parallel adapters: where taps sit, what is mixed, what the head reads, sequence-to-sequence."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.evaluation import ActivationMemory, predict, word_scores
+from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
+from workbench.models.reference import reference_loss, train_reference
+from workbench.models.saving import stage_state
+from workbench.tasks import load_task
+from workbench.tasks.task import Split, Task
+from workbench.tasks.text_to_text import as_text_to_text
+from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
+
+from .helpers import TARGET_LENGTH, batch_for, small_config
+
+
+@pytest.fixture(scope="module", params=["t5", "bart"])
+def stack(request):
+    return load_stack(f"tiny-{request.param}")
+
+
+def staged_gradients(stack, config, bounds, batch):
+    """Return loss and gradients of an adapter cut into stages, side states handed over as the runtime does."""
+    stages = [ParallelAdapterStage(config, *bound).train() for bound in bounds]
+    statistics = calibrate(stack, [batch])
+    hidden, side, kept = batch.input_ids, None, []
+    for stage, bound in zip(stages, bounds, strict=True):
+        set_statistics(stage, statistics)
+        hidden, taps = stack.stage(*bound)(hidden, batch.attention_mask, batch.decoder_ids)
+        side_input = None if side is None else side.detach().requires_grad_()
+        side = stage(side_input, taps, batch.attention_mask)
+        kept.append((side_input, side))
+    if config.kind == "sequence_to_sequence":
+        stages[-1].attach(stack.language_model_head)
+    logits = stages[-1].head(side, taps[-1], batch.attention_mask, batch.sample_ids, epoch=1)
+    loss = task_loss(logits, batch.labels, config.kind, reduction="sum") / len(batch.labels)
+    loss.backward()
+    for index in range(len(stages) - 2, -1, -1):
+        kept[index][1].backward(kept[index + 1][0].grad)
+    return loss.detach(), {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
+
+
+def words_batch(stack):
+    batch = batch_for(stack)
+    labels = torch.randint(4, 1400, (8, TARGET_LENGTH), generator=torch.Generator().manual_seed(3))
+    labels[::2, 2:] = -100
+    return replace(batch, labels=labels)
+
+
+@pytest.mark.parametrize("bounds", [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"tap_every": 2, "mix": "fixed"}, {"head_input": "backbone"}], ids=str)
+def test_sequences_have_the_same_gradients_however_cut(stack, bounds, changes):
+    batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence", **changes)
+    whole = ParallelAdapter(config).train()
+    whole.attach(stack.language_model_head)
+    set_statistics(whole, calibrate(stack, [batch]))
+    expected = reference_loss(stack, whole, batch, epoch=1)
+    expected.backward()
+    loss, found = staged_gradients(stack, config, bounds, batch)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
+    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 5e-8, name
+    assert stack.language_model_head.weight.grad is None
+
+
+def test_the_loss_of_a_sequence_counts_each_samples_own_tokens():
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[1, 2, -100], [0, 4, 3]])
+    each = -logits.log_softmax(dim=2)
+    first, second = (each[0, 0, 1] + each[0, 1, 2]) / 2, (each[1, 0, 0] + each[1, 1, 4] + each[1, 2, 3]) / 3
+    torch.testing.assert_close(task_loss(logits, labels, "sequence_to_sequence"), (first + second) / 2)
+    torch.testing.assert_close(task_loss(logits, labels, "sequence_to_sequence", reduction="sum"), first + second)
+    torch.testing.assert_close(word_scores(logits, labels[0])[1], -(each[1, 0, 1] + each[1, 1, 2]))
+
+
+def test_the_side_decoder_is_causal_and_reads_the_side_encoder(stack):
+    batch, adapter = batch_for(stack, (9,)), ParallelAdapter(small_config(stack)).eval()
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    side = adapter(None, taps, batch.attention_mask)
+    assert side.shape == (1, 9 + TARGET_LENGTH, 8)
+    changed = [tap.clone() for tap in taps]
+    for tap in changed[4:]:
+        tap[:, 2:] += 1
+    other = adapter(None, changed, batch.attention_mask)
+    torch.testing.assert_close(other[:, : 9 + 2], side[:, : 9 + 2])
+    assert not torch.allclose(other[:, 11:], side[:, 11:], atol=1e-3)
+    changed = [tap.clone() for tap in taps]
+    changed[3][:, :3] += 1  # the encoder's last tap reaches the decoder through cross-attention only
+    other = adapter(None, changed, batch.attention_mask)
+    assert not torch.allclose(other[:, 9:], side[:, 9:], atol=1e-4)
+
+
+def test_a_class_is_read_off_the_decoders_first_state(stack):
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack, dropout=0.0)).eval()
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    side = adapter(None, taps, batch.attention_mask)[:, batch.attention_mask.shape[1]]
+    expected = adapter.last.output(adapter.last.up(adapter.last.norm(side)) + taps[-1][:, 0])
+    torch.testing.assert_close(adapter.predict(taps, batch.attention_mask, batch.sample_ids), expected)
+
+
+def test_adapters_behind_every_second_layer():
+    config = ParallelAdapterConfig(hidden_size=32, num_layers=7, num_encoder_layers=3, target_length=1, tap_every=2)
+    assert config.tap_layers == (1, 2, 4, 6) and config.num_taps == 9
+    assert ParallelAdapterConfig(hidden_size=32, num_layers=5).tap_layers == (0, 1, 2, 3, 4)
+    stack = load_stack("tiny-bert")
+    batch, config = batch_for(stack), small_config(stack, tap_every=4)
+    adapter, empty = ParallelAdapter(config).eval(), ParallelAdapterStage(config, 1, 3)
+    assert config.tap_layers == (3, 5) and not list(empty.parameters())
+    _, taps = stack(batch.input_ids, batch.attention_mask)
+    side = torch.randn(8, 11, 8)
+    assert empty(side, taps[2:4], batch.attention_mask) is side
+    before = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
+    taps[2] = taps[2] + 1  # behind layer 1 stands no adapter
+    assert torch.equal(adapter.predict(taps, batch.attention_mask, batch.sample_ids), before)
+
+
+@pytest.mark.parametrize(("mix", "weights"), [("fixed", (0.5, 0.5)), ("sum", (1.0, 1.0))])
+def test_what_is_mixed(mix, weights):
+    stack = load_stack("tiny-llama")
+    batch = batch_for(stack)
+    adapter = ParallelAdapter(small_config(stack, mix=mix))
+    assert not any(name.endswith("mix") for name, _ in adapter.named_parameters())
+    layer = adapter.layers["1"]
+    with torch.no_grad():
+        layer.attention_output.weight.zero_()
+        layer.contract.weight.zero_()
+    _, taps = stack(batch.input_ids, batch.attention_mask)
+    side = torch.randn(8, 11, 8)
+    torch.testing.assert_close(layer(side, taps[2], None), weights[0] * layer.down(taps[2]) + weights[1] * side)
+
+
+@pytest.mark.parametrize("reads", ["sum", "side", "backbone"])
+def test_what_the_head_reads(reads):
+    config = ParallelAdapterConfig(hidden_size=16, num_layers=1, reduction=2, dropout=0.0, head_input=reads)
+    head = ParallelAdapter(config).last
+    side, last = torch.randn(3, 1, 8), torch.randn(3, 1, 16)
+    up, own = head.up(head.norm(side))[:, 0], last[:, 0]
+    expected = {"sum": up + own, "side": up, "backbone": own}[reads]
+    found = head(side, last, torch.ones(3, 1), torch.arange(3), 0)
+    torch.testing.assert_close(found, head.output(expected))
+    found.sum().backward()
+    assert head.up.weight.grad is not None  # a pipeline waits for gradients, of zeros if need be
+    assert head.up.weight.grad.any() == (reads != "backbone")
+
+
+def test_stage_states_of_an_encoder_decoder_make_up_the_whole(stack):
+    config = small_config(stack, kind="sequence_to_sequence")
+    adapter = ParallelAdapter(config)
+    adapter.attach(stack.language_model_head)
+    state = adapter.state_dict()
+    bounds = ((0, 2), (2, 4), (4, 6))
+    parts = [stage_state(state, *bound, 6) for bound in bounds]
+    assert sum(map(len, parts)) == len(state) and set().union(*parts) == set(state)
+    for part, bound in zip(parts, bounds, strict=True):
+        ParallelAdapterStage(config, *bound).load_state_dict(part)
+
+
+def two_words(count=48):
+    """Texts whose last letter decides the class."""
+    texts = tuple(f"{'xy'[index % 3 == 0]} {chr(97 + index % 20)} {'xy'[index % 3 == 0]}" for index in range(count))
+    split = Split(texts=texts, labels=tuple(int(index % 3 == 0) for index in range(count)), sample_ids=tuple(range(count)))
+    task = Task(
+        name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy",), train=split, validation=split, test=split
+    )
+    return as_text_to_text(task)
+
+
+def test_sequence_to_sequence_learns_to_write_the_label_word(stack):
+    task, name = two_words(), f"tiny-{stack.family_name}"
+    split = tokenize(task.train, load_tokenizer(name), max_length=32, words=task.words)
+    config = small_config(stack, kind="sequence_to_sequence", target_length=split.target_length, dropout=0.0, reduction=2)
+    adapter, batches = ParallelAdapter(config), list(evaluation_batches(split, 12))
+    set_statistics(adapter, calibrate(stack, batches))
+    losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 10, learning_rate=1e-2)]
+    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
+    (found,) = predict(stack, [adapter], batches)
+    assert found.logits.shape == (48, 2) and found.references() == list(task.train.labels)
+    answers = found.answers(config.kind)
+    assert sum(answer == label for answer, label in zip(answers, task.train.labels, strict=True)) >= 46
+    memory = ActivationMemory(stack, batches)
+    torch.testing.assert_close(memory.predict([adapter])[0].logits, found.logits)
+    # Scores are the log-likelihood of the whole word, as the loss has it.
+    batch = collate(split, [0, 1, 2])
+    loss = reference_loss(stack, adapter.eval(), batch, 0)
+    lengths = batch.labels.ne(-100).sum(dim=1)
+    own = found.logits[torch.arange(3), torch.tensor(split.labels[:3])]
+    torch.testing.assert_close((-own / lengths).mean(), loss.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_learns_digits():
+    task, stack = load_task("digits", train_samples=256, validation_samples=10, test_samples=10), load_stack("tiny-vit")
+    split = tokenize(task.train, load_tokenizer("tiny-vit"), max_length=64)
+    adapter = ParallelAdapter(small_config(stack, reduction=2, num_outputs=10))
+    batches = [collate(split, list(range(at, at + 32))) for at in range(0, 256, 32)]
+    set_statistics(adapter, calibrate(stack, batches[:4]))
+    losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 14, learning_rate=1e-2)]
+    assert sum(losses[-8:]) < 0.4 * sum(losses[:8])
+    (found,) = predict(stack, [adapter], batches)
+    assert sum(a == b for a, b in zip(found.answers("classification"), found.references(), strict=True)) > 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "sequence_to_sequence"}, "no encoder and decoder"),
+        ({"num_encoder_layers": 2, "target_length": 1}, "2 of 2 layers"),
+        ({"num_encoder_layers": 1}, "one at least"),
+        ({"target_length": 1}, "has no decoder"),
+        ({"tap_every": 0}, "tap_every"),
+    ],
+)
+def test_impossible_options(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ParallelAdapterConfig(hidden_size=32, num_layers=2, **changes)
+
+
+def test_a_sequence_needs_the_backbones_head(stack):
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack, kind="sequence_to_sequence"))
+    _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    with pytest.raises(ConfigError, match="attach"):
+        adapter.predict(taps, batch.attention_mask, batch.sample_ids)

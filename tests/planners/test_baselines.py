@@ -1,0 +1,136 @@
+"""Asteroid, PAC+ (Homo) and the tables of systems and paradigms: plans that run, refusals that name device and bytes."""
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan
+from workbench.core.virtual_workers import VirtualWorkers
+from workbench.planners import PARADIGMS, SYSTEMS, asteroid, candidates, homogeneous, memory, plan
+from workbench.planners.pricing import price
+
+from .builders import SEQUENCE_LENGTH, device, env_b, equal, rough, simulated_s, unequal
+
+JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
+PLANNERS = {name: system.plan for name, system in SYSTEMS.items()} | PARADIGMS
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_planner_returns_what_runs_and_fits(name):
+    profile, cluster = env_b()
+    made = PLANNERS[name](profile, cluster, **JOB, memory_length=2 * SEQUENCE_LENGTH)
+    if isinstance(made, VirtualWorkers):
+        assert {pipeline.num_layers for pipeline in made.pipelines} == {12}
+        return
+    assert isinstance(made, Plan)
+    assert made.num_layers == 12
+    assert made.mini_batch_size == 16
+    assert made.total_s > 0
+    memory.check(profile, cluster, made, sequence_length=2 * SEQUENCE_LENGTH)
+    assert (made.cached is not None) == name.startswith("pac_plus")
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
+    profile, cluster = env_b(memory_bytes=(2000, 2100, 2200, 2300))
+    with pytest.raises(PlanError, match=r"Device '(nano|tx2)-[hl]' has 2\.\d kB; stage \d \(layers? [-\d]+\) needs \d+\.\d kB \(weights"):
+        PLANNERS[name](profile, cluster, **JOB)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_planner_holds_the_longest_sequence(name):
+    """Nothing but the memory that a long sequence needs is short here."""
+    profile, cluster = equal(6, 3, context_bytes_per_token=1000)
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
+    job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
+    PLANNERS[name](profile, tight, **job)
+    with pytest.raises(PlanError):
+        PLANNERS[name](profile, tight, **job, memory_length=1000)
+
+
+def test_paradigms_have_the_forms_that_they_are_named_for():
+    profile, cluster = env_b()
+    made = {name: planner(profile, cluster, **JOB) for name, planner in PARADIGMS.items()}
+    assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == ("[1]", (2,))
+    assert (made["data_parallel"].grouping(), made["data_parallel"].num_micro_batches) == ("[4]", 1)
+    assert (made["pipeline_parallel"].grouping(), made["pipeline_parallel"].num_micro_batches) == ("[1-1-1-1]", 4)
+    assert made["hybrid"].stages == plan(profile, cluster, **JOB).stages
+
+
+def test_homogeneous_believes_in_equal_devices():
+    profile, cluster = env_b()
+    made = homogeneous(profile, cluster, **JOB)
+    assert (made.grouping(), made.method) == ("[4]", "pac_plus_homogeneous")
+    assert [share.samples for share in made.stages[0].shares] == [1, 1, 1, 1]
+    assert made.cached is not None
+    assert [share.samples for share in made.cached.shares] == [4, 4, 4, 4]
+    # The price is the real devices': the slowest one's.
+    cost = price(profile, cluster, made.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+    assert made.predicted_s == cost.parts()
+    assert made.predicted_s["execution"] == pytest.approx(4 * 12 * 1.5 / 0.95)
+
+
+def test_homogeneous_equals_pac_plus_on_equal_devices():
+    profile, cluster = equal(8, 4)
+    assert homogeneous(profile, cluster, **JOB).stages == plan(profile, cluster, **JOB).stages
+
+
+def test_believing_in_equal_devices_is_never_faster_in_simulation():
+    """On 30 unequal clusters: against the best of PAC+'s balanced plans, all simulated.  In the middle it takes twice as long."""
+    ratios = []
+    for seed in range(30):
+        make = rough if seed % 3 == 0 else unequal
+        profile, cluster = make(seed, num_layers=10, world_size=3 + seed % 3, tight=seed % 2 == 0)
+        try:
+            alike = homogeneous(profile, cluster, **JOB, cached=False)
+        except PlanError:
+            continue
+        best_s = min(simulated_s(profile, cluster, made) for made in candidates(profile, cluster, **JOB))
+        ratios.append(simulated_s(profile, cluster, alike) / best_s)
+    assert len(ratios) > 15
+    assert min(ratios) >= 1
+    assert sorted(ratios)[len(ratios) // 2] > 1.5
+
+
+def test_the_mean_budget_may_be_too_much_for_a_device():
+    profile, cluster = env_b(memory_bytes=(9000, 9000, 40_000, 40_000))
+    assert homogeneous(profile, cluster, **JOB).grouping() == "[1-1-2]"
+    with pytest.raises(PlanError, match=r"Device 'nano-[hl]' has 9\.0 kB; stage 0"):
+        homogeneous(profile, cluster, **JOB, budget="mean")
+
+
+def test_the_mean_device_is_between_the_others():
+    """Two devices, one three times slower, and grids measured at different batch sizes: the mean takes twice as long."""
+    profile, cluster = equal(2, 2)
+    slow = tuple(replace(one, times={"F": one.times["F"].scaled(3), "SB": one.times["SB"]}) for one in profile.layers[1])
+    made = homogeneous(replace(profile, layers=(profile.layers[0], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=4)
+    assert [share.samples for share in made.stages[0].shares] == [2, 2]
+    assert made.predicted_s["execution"] == pytest.approx(2 * (2 * 3 + 2 * 1))
+
+
+def test_asteroid_cuts_finer_only_where_that_helps():
+    profile, cluster = equal(6, 2, context_bytes_per_token=1000)
+    roomy = asteroid(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    assert roomy.method == "asteroid"
+    tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
+    with pytest.raises(PlanError):
+        candidates(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    made = asteroid(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    assert made.num_micro_batches > 2
+    assert made.mini_batch_size == 8
+    with pytest.raises(PlanError, match="Device 'd"):
+        small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
+        asteroid(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+
+
+def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
+    for seed in range(10):
+        profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
+        made = asteroid(profile, cluster, **JOB)
+        given = candidates(profile, cluster, **JOB, objective="bottleneck")[0]
+        seconds = [
+            price(profile, cluster, one.stages, num_micro_batches=one.num_micro_batches, sequence_length=SEQUENCE_LENGTH).bottleneck_s
+            for one in (made, given)
+        ]
+        assert seconds[0] <= seconds[1]

@@ -1,0 +1,116 @@
+"""Local search: never worse by its judge, always within memory, and better where hand-made plans were."""
+
+import random
+
+import pytest
+
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.planners import candidates, fixed_plan, memory, refine
+
+from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
+
+JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
+
+
+def test_it_is_never_worse_and_fits_and_often_better():
+    gains = []
+    for seed in range(30):
+        make = rough if seed % 3 == 0 else unequal
+        profile, cluster = make(seed, num_layers=10, world_size=random.Random(seed).randint(3, 5), tight=seed % 2 == 0)
+        try:
+            start = candidates(profile, cluster, **JOB)[0]
+        except PlanError:
+            continue
+        asked = []
+
+        def judge(plan, profile=profile, cluster=cluster, asked=asked):
+            asked.append(plan.stages)
+            return simulated_s(profile, cluster, plan)
+
+        refined = refine(start, profile, cluster, judge, sequence_length=SEQUENCE_LENGTH, max_prices=60)
+        assert len(asked) == len(set(asked)) <= 60
+        memory.check(profile, cluster, refined, sequence_length=SEQUENCE_LENGTH)
+        assert refined.num_layers == profile.num_layers
+        for stage in refined.stages:
+            assert sum(share.samples for share in stage.shares) == refined.micro_batch_size
+            assert min(share.samples for share in stage.shares) > 0
+        gain = simulated_s(profile, cluster, start) / simulated_s(profile, cluster, refined)
+        assert gain >= 1
+        assert (refined is start) == (gain == 1)
+        gains.append(gain)
+    assert len(gains) > 20
+    assert sum(gain > 1.01 for gain in gains) > len(gains) / 3
+
+
+def poor_plan(profile, cluster):
+    return fixed_plan(profile, cluster, layers=(1, 11), groups=((2,), (1,)), **JOB)
+
+
+def test_it_finds_its_way_from_a_poor_plan():
+    """Layers, samples and idle devices: nearly what Algorithm 1 and the same search reach."""
+    profile, cluster = env_b()
+
+    def judge(plan):
+        return simulated_s(profile, cluster, plan)
+
+    poor = poor_plan(profile, cluster)
+    good = refine(candidates(profile, cluster, **JOB)[0], profile, cluster, judge, sequence_length=SEQUENCE_LENGTH)
+    found = refine(poor, profile, cluster, judge, sequence_length=SEQUENCE_LENGTH)
+    assert judge(found) < 0.3 * judge(poor)
+    assert judge(found) < 1.25 * judge(good)
+    assert found.notes[0].startswith("Refined from [1, 11] on [1-1]")
+    assert found.predicted_s != poor.predicted_s
+
+
+def test_an_optimum_is_returned_as_it_is():
+    profile, cluster = equal(4, 2)
+    start = candidates(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH)[0]
+    assert start.grouping() == "[2]"
+    assert refine(start, profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH) is start
+
+
+def test_the_judge_decides_and_the_budget_of_questions_is_kept():
+    profile, cluster = env_b()
+    start = candidates(profile, cluster, **JOB)[0]
+    assert refine(start, profile, cluster, lambda plan: 1.0, sequence_length=SEQUENCE_LENGTH, max_prices=10) is start
+    # A judge that wants many stages gets one for each device.
+    many = refine(start, profile, cluster, lambda plan: 10.0 - len(plan.stages), sequence_length=SEQUENCE_LENGTH)
+    assert many.grouping() == "[1-1-1-1]"
+    asked = []
+    refine(start, profile, cluster, lambda plan: asked.append(plan) or float(len(asked)), sequence_length=SEQUENCE_LENGTH, max_prices=7)
+    assert len(asked) == 7
+
+
+def test_memory_holds_the_longest_sequence():
+    profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
+    start = candidates(profile, cluster, **JOB, memory_length=3 * SEQUENCE_LENGTH)[0]
+    found = refine(
+        start,
+        profile,
+        cluster,
+        lambda plan: simulated_s(profile, cluster, plan),
+        sequence_length=SEQUENCE_LENGTH,
+        memory_length=3 * SEQUENCE_LENGTH,
+    )
+    memory.check(profile, cluster, found, sequence_length=3 * SEQUENCE_LENGTH)
+
+
+def test_cached_shares_stay():
+    profile, cluster = env_b()
+    cached = Stage(start=0, stop=12, shares=(Share(rank=2, samples=16),))
+    poor = poor_plan(profile, cluster)
+    start = Plan(method="test", stages=poor.stages, micro_batch_size=4, num_micro_batches=4, cached=cached)
+    found = refine(
+        start, profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH, max_prices=20
+    )
+    assert found.stages != start.stages
+    assert found.cached == cached
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_one_layer_leaves_only_samples_to_move(world_size):
+    profile, cluster = unequal(4, num_layers=1, world_size=world_size, tight=False)
+    start = candidates(profile, cluster, **JOB)[0]
+    found = refine(start, profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH)
+    assert found.grouping() in ("[1]", "[2]", "[3]")

@@ -1,0 +1,150 @@
+"""Prices of plans' schedules: against the planner's closed forms, byte for byte and second for second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from schedule_plans import plan_of, workers_of
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.plan import Plan
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.schedule import Op, Value
+from workbench.schedules import PlanCosts, VirtualWorkerCosts, hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b
+from workbench.schedules.backpropagation import backpropagation
+from workbench.simulator import simulate
+
+LENGTH = 4
+
+
+def layer(number: int, *, side: bool) -> LayerProfile:
+    """Return a layer of 0.1 s a sample and a fixed 1 s (backward twice that); its bytes tell which layer it is."""
+
+    def grid(factor: float) -> Grid:
+        return Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((1.1 * factor,), (1.2 * factor,)))
+
+    step = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.5,),))
+    return LayerProfile(
+        name=f"layer {number}",
+        times={"F": grid(1.0), ("SB" if side else "B"): grid(2.0), "STEP": step},
+        frozen_bytes=1000,
+        trainable_bytes=10 + number,
+        output_bytes_per_token=100 + number,
+        output_bytes_per_sample=7,
+        gradient_bytes_per_token=20 + number,
+        gradient_bytes_per_sample=5,
+        context_bytes_per_token=30,
+        context_bytes_per_sample=3,
+        tap_bytes_per_token=4,
+        tap_bytes_per_sample=2,
+    )
+
+
+def made(plan: Plan, world_size: int, *, side: bool) -> tuple[Profile, Cluster]:
+    layers = tuple(layer(number, side=side) for number in range(plan.num_layers))
+    devices = tuple(
+        Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1000.0, latency_s=0.25))
+        for rank in range(world_size)
+    )
+    return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(name="c", devices=devices)
+
+
+def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = True) -> PlanCosts:
+    profile, cluster = made(plan, world_size, side=side)
+    return PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(LENGTH,) * len(sizes))
+
+
+def test_operations_of_a_group() -> None:
+    plan = plan_of((3, 1), (4,), layers=(2, 3))
+    costs = costs_of(plan, 3, (4, 4, 2))
+    assert costs.seconds(0, Op("F", 0, 0)) == pytest.approx(2 * 1.3)
+    assert costs.seconds(1, Op("F", 0, 0)) == pytest.approx(2 * 1.1)
+    assert costs.seconds(2, Op("SB", 1, 1)) == pytest.approx(3 * 2 * 1.4)
+    assert costs.seconds(2, Op("SB", 1, 2)) == pytest.approx(3 * 2 * 1.2)
+    assert costs.seconds(2, Op("STEP", 1)) == pytest.approx(3 * 0.5)
+    # A ring of two: two steps of half the 21 bytes, rounded up, over links whose latencies add.
+    assert costs.seconds(0, Op("ALLREDUCE", 0, ranks=(0, 1))) == pytest.approx(2 * (0.5 + 11 / 1000))
+    assert costs.nbytes(Value("gsum", 0, -1, 1)) == 10 + 11
+    assert [costs.resident_bytes(rank) for rank in range(3)] == [2000 + 4 * 21, 2000 + 4 * 21, 3000 + 4 * 39]
+
+
+def test_a_rank_that_the_plan_leaves_idle_costs_nothing() -> None:
+    costs = costs_of(plan_of((1,), (1,)), 3, (1,))
+    assert costs.resident_bytes(2) == 0
+    assert costs.layers(2) == ()
+
+
+def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None:
+    """Layer 1 ends stage 0; its output holds the side network's, whose gradient comes back."""
+    plan = plan_of((3, 1), (4,), layers=(2, 3))
+    costs = costs_of(plan, 3, (4, 4))
+    output, gradient = [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7], [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5]
+    for piece in (0, 1):
+        assert costs.nbytes(Value("act", 0, 0, piece)) == output[piece] - gradient[piece]
+        assert costs.nbytes(Value("side", 0, 0, piece)) == costs.nbytes(Value("sgrad", 1, 0, piece)) == gradient[piece]
+    full = costs_of(plan, 3, (4, 4), side=False)
+    assert full.nbytes(Value("act", 0, 1, 0)) == output[0]
+    assert full.nbytes(Value("grad", 1, 1, 0)) == gradient[0]
+    assert costs.nbytes(Value("tap", 0, 0, 0)) == 2 * 3 * (LENGTH * 4 + 2)
+    assert costs.nbytes(Value("ctx", 1, 0, 2)) == 3 * 4 * (LENGTH * 30 + 3)
+    assert costs.nbytes(Value("tokens", -1, 0)) == costs.nbytes(Value("loss", 1, 0, 2)) == 0
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_one_device_takes_the_sum_of_its_operations(side) -> None:
+    plan = plan_of((2,), layers=(3,))
+    profile, cluster = made(plan, 1, side=side)
+    schedule = insert_transfers((hybrid_1f1b if side else one_f_one_b)(plan, (2, 2, 2)))
+    timeline = simulate(schedule, PlanCosts(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), device_names=["d0"])
+    assert timeline.makespan_s == pytest.approx(3 * 3 * (1.2 + 2.4) + 3 * 0.5)
+    tap = 2 * 3 * (LENGTH * 4 + 2) if side else 0
+    assert timeline.peak_bytes(0) == 3000 + 4 * 33 + 2 * 3 * (LENGTH * 30 + 3) + tap
+
+
+def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
+    plan = plan_of((2,), (2,), layers=(1, 2))
+    profile, cluster = made(plan, 2, side=False)
+    schedule = insert_transfers(backpropagation(plan, (2, 2), shared=((0, 1),)))
+    without = insert_transfers(backpropagation(plan, (2, 2)))
+    sizes, lengths = (2, 2), (LENGTH, LENGTH)
+    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
+    spans = [simulate(one, costs, device_names=["d0", "d1"]) for one in (schedule, without)]
+    assert sum(spans[0].bytes_sent(rank) - spans[1].bytes_sent(rank) for rank in range(2)) == 2 * 700
+    # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of one.
+    assert spans[0].makespan_s - spans[1].makespan_s == pytest.approx(0.5 + 0.7 + 0.5)
+
+
+def test_virtual_workers_keep_versions_and_move_shards() -> None:
+    workers = workers_of((3, 1), (2, 2), in_flight=2)
+    profile, cluster = made(workers.pipelines[0], 5, side=False)
+    costs = VirtualWorkerCosts(profile, cluster, workers, sequence_length=LENGTH)
+    # Stages: 0 (layers 0-2), 1 (3), 2 (0-1), 3 (2-3).  Shards: 0-1, 2, 3.
+    assert costs.nbytes(Value("weight", 0, -1, 1)) == 10 + 11 + 12
+    assert [costs.nbytes(Value("push", shard, 0, 0)) for shard in range(3)] == [21, 12, 13]
+    assert costs.nbytes(Value("act", 2, 1)) == 2 * (LENGTH * 101 + 7)
+    assert costs.nbytes(Value("grad", 3, 1)) == 2 * (LENGTH * 21 + 5)
+    assert costs.nbytes(Value("ctx", 3, 1)) == 2 * 2 * (LENGTH * 30 + 3)
+    assert costs.resident_bytes(0) == 3000 + 3 * 33
+    assert costs.resident_bytes(4) == 0
+    assert costs.seconds(0, Op("F", 0, 0)) == pytest.approx(3 * 1.2)
+    assert costs.seconds(0, Op("STEP", 0, 0)) == costs.seconds(0, Op("PULL", 0, 0)) == pytest.approx(1.5)
+    assert costs.seconds(3, Op("MERGE", 1, 0)) == pytest.approx(0.5)
+    assert costs.seconds(0, Op("PUSH", 0, 0)) == 0
+    schedule = insert_transfers(hetpipe(workers, 3, world_size=5))
+    timeline = simulate(schedule, costs, device_names=[f"d{rank}" for rank in range(5)])
+    sent = sum(span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global"))
+    assert sent == 3 * 2 * (21 + 12 + 13)
+
+
+def test_faster_links_shorten_the_step() -> None:
+    plan = plan_of((2,), (2,), layers=(2, 2))
+    profile, cluster = made(plan, 2, side=True)
+    quick = replace(cluster, devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices))
+    schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
+    spans = [
+        simulate(schedule, PlanCosts(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), device_names=["d0", "d1"]).makespan_s
+        for one in (cluster, quick)
+    ]
+    assert spans[1] < spans[0]

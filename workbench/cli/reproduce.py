@@ -1,0 +1,125 @@
+"""`workbench reproduce`: a paper's tables and figures, the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from workbench.cli.output import Json, print_json, print_table, say
+from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.serial import to_builtins
+from workbench.reproduce import PAPERS, Item, Result, Settings, Table, find_item, items_of
+from workbench.reproduce.writing import comparison_table, number_text, write
+
+QUICK_SEEDS = 1
+MOST_SEEDS = 100
+
+
+class Png(StrEnum):
+    """Whether PNG files are written beside the HTML."""
+
+    auto = "auto"
+    yes = "yes"
+    no = "no"
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help=f"Which: {', '.join(PAPERS)}.")],
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLE|FIGURE]...", help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
+    png: Annotated[Png, typer.Option(help="PNG files too; auto: where a Chromium is found.")] = Png.auto,
+    data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks, for those that execute.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
+    details: Annotated[bool, typer.Option("--details/--no-details", help="Print the tables behind the comparison.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
+    known = items_of(paper)
+    if names:
+        _show_list(paper, known, as_json=as_json)
+        return
+    if everything and items:
+        asked = f"--all and {', '.join(items)} were asked for."
+        raise ConfigError(asked, "--all is everything already.", "Give one or the other.")
+    chosen = [find_item(paper, name) for name in items] if items else [item for item in known if everything or item.source != "executed"]
+    if not items and not as_json:
+        _show_list(paper, known, as_json=False)
+    folder = Path("figures") / "reproduce" / paper if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
+    if data is not None and not data.is_dir():
+        raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
+    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, progress=say)
+    done: list[tuple[Item, Result]] = []
+    failed: list[tuple[Item, WorkbenchError]] = []
+    for item in dict.fromkeys(chosen):
+        say(f"{item.name}: {item.title} ({item.source})")
+        try:
+            done.append((item, item.run(settings)))
+        except WorkbenchError as error:
+            if len(chosen) == 1:
+                raise
+            failed.append((item, error))  # the others are still worth having
+        else:
+            if not as_json:
+                show(done[-1][1], details=details)
+    wanted: Literal["auto"] | bool = "auto" if png is Png.auto else png is Png.yes
+    files = write(done, folder, title=f"{paper}: the paper's numbers and ours", png=wanted)
+    if as_json:
+        print_json({item.name: _as_json(result) for item, result in done})
+    else:
+        print(f"{len(files)} files; open {files[0]}")
+    for item, reason in failed:
+        say(f"{item.name}: {reason}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def show(result: Result, *, details: bool) -> None:
+    """Print a result: comparison, checks, explanation, and the tables behind it."""
+    table = comparison_table(result, join_labels=True)
+    _show_table(table)
+    for note in dict.fromkeys(one.note for one in result.comparisons if one.note):
+        noted = [", ".join(one.labels) for one in result.comparisons if one.note == note]
+        print(f"{'; '.join(noted)}: {note}")
+    for check in result.checks:
+        print(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
+    print()
+    for line in result.explanation:
+        print(f"- {line}")
+    print()
+    if details:
+        for table in result.tables:
+            _show_table(table)
+            if table.note:
+                print(f"{table.note}\n")
+
+
+def _show_table(table: Table) -> None:
+    numeric = tuple(
+        index for index in range(len(table.columns)) if any(isinstance(row[index], int | float) for row in table.rows) and index > 0
+    )
+    print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows), right=numeric)
+
+
+def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json({item.name: {"title": item.title, "source": item.source} for item in known})
+    else:
+        print_table(f"What can be reproduced of {paper}", ("name", "what", "how"), ((item.name, item.title, item.source) for item in known))
+
+
+def _as_json(result: Result) -> dict[str, object]:
+    """Return the result with each comparison's deviation, which follows from its values."""
+    built: dict[str, object] = to_builtins(result)
+    built["comparisons"] = [{**to_builtins(one), "deviation": one.deviation} for one in result.comparisons]
+    return built

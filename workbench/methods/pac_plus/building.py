@@ -1,0 +1,63 @@
+"""Build what a rank trains: a stage's quantized backbone and adapters as the job began with them, and their optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from workbench.core.plan import Plan
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.folder import INITIAL
+from workbench.methods.pac_plus.session import RankJob
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.loading import load_language_model_head, load_stage
+from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.quantization import quantize
+from workbench.runtime.activation_cache import cache_dtype
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+
+
+def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> tuple[StageCompute | None, FlatAdamW | None]:
+    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage."""
+    if index is None:
+        return None, None
+    stage = rank_job.plan.stages[index]
+    adapter = make_adapter(rank_job, stage.start, stage.stop)
+    backbone = quantize(load_stage(rank_job.job.model, stage.start, stage.stop), rank_job.quantization)
+    optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
+    compute = StageCompute(adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype)
+    return compute, optimizer
+
+
+def make_adapter(rank_job: RankJob, start: int, stop: int) -> ParallelAdapterStage:
+    """Return the adapters of layers [start, stop) as the job began with them, ready to train."""
+    adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
+    load_initial(adapter, rank_job.folder)
+    if rank_job.adapter.kind == "sequence_to_sequence" and stop == rank_job.adapter.num_layers:
+        adapter.attach(load_language_model_head(rank_job.job.model))
+    return adapter.train()
+
+
+def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
+    """Take over the initial weights and the calibration constants that the job began with."""
+    tensors = load_file(folder / INITIAL)
+    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
+
+
+def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, torch.Size]]:
+    """Return the parameters and moments that each stage contributes to the whole adapter, by name, with their shapes."""
+    slots = []
+    for stage in plan.stages:
+        adapter = ParallelAdapterStage(config, stage.start, stage.stop)
+        named = {name: parameter.shape for name, parameter in adapter.named_parameters()}
+        slots.append({f"{kind}/{name}": shape for kind in ("weight", "exp_avg", "exp_avg_sq") for name, shape in named.items()})
+    return slots
+
+
+def make_optimizer(rank_job: RankJob, adapter: ParallelAdapterStage, steps_per_epoch: int) -> FlatAdamW:
+    """Return AdamW on the job's learning rates."""
+    job = rank_job.job
+    schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
+    return FlatAdamW(adapter, learning_rate=schedule, weight_decay=job.weight_decay)

@@ -1,0 +1,72 @@
+"""The adapter with which a run begins: initialised, and calibrated on some training samples (PAC+, section IV-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.core.errors import ConfigError
+from workbench.fetch import cache_folder
+from workbench.methods.base import Event, Notify, ignore
+from workbench.methods.pac_plus.kept import weights_digest
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.initialization import initialize
+from workbench.models.loading import load_tokenizer
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.quantization import quantize
+from workbench.models.stack import LayerStack
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.task import Split
+from workbench.tasks.tokenize import Batch, collate, tokenize
+from workbench.tasks.unlabelled import load_unlabelled
+
+CALIBRATION_SAMPLES = 256
+DISTILLATION_BATCH = 32
+
+
+def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:
+    """Return the adapter as training begins, and quantize the backbone, whose own weights the initialisation reads first.
+
+    Raises ConfigError for a way that this backbone does not allow.
+    """
+    adapter = ParallelAdapter(prepared.adapter)
+    how = prepared.options.initialization
+    if how == "distilled":
+        load_distilled(adapter, _distilled_state(prepared, stack, notify))
+    elif how == "torch_pruned":
+        from workbench.models.torch_pruning import copy_torch_pruned  # only where it is wanted: the package is optional
+
+        copy_torch_pruned(adapter, stack)
+    else:
+        initialize(adapter, how, stack=stack)
+    quantize(stack, prepared.options.quantization)
+    train = prepared.train
+    chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
+    batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]
+    set_statistics(adapter, calibrate(stack, batches))
+    return adapter
+
+
+def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -> dict:
+    """Return the taught weights: kept from an earlier run, or taught now, which takes minutes."""
+    if stack.family.reads_images:
+        raise ConfigError(
+            f"Distilled initial weights for '{prepared.job.model}' were asked for.",
+            "It reads images, and the unlabelled data is text.",
+            "Choose another initialization.",
+        )
+    texts, settings = load_unlabelled(prepared.options.distillation_text), Distillation()
+    fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, settings, texts)
+    split = Split(texts=texts, labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
+    tokens = tokenize(split, load_tokenizer(prepared.job.model), max_length=min(prepared.job.max_length, prepared.facts.max_length))
+
+    def epochs(epoch: int) -> Sequence[Batch]:
+        batches = epoch_batches(tokens.lengths, DISTILLATION_BATCH, prepared.adapter.seed, epoch)
+        return [collate(tokens, batch) for batch in batches if len(batch) > 1]
+
+    def make() -> dict:
+        notify(Event("phase", message=f"Distilling the initial weights on {len(texts)} texts (once)"))
+        return distill(stack, prepared.adapter, epochs, settings, lambda line: notify(Event("note", message=line)))
+
+    return distilled(cache_folder() / "distilled", fingerprint, make)

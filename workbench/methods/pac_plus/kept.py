@@ -1,0 +1,65 @@
+"""An activation cache that outlives its run: which runs may use it, and how it is put aside (PAC+, section IV-B)."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from workbench.core.errors import CacheError
+from workbench.methods.pac_plus.folder import rank_folders
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.runtime.kept_caches import KeptCache, KeptCaches, KeptDescription
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return a digest of a module's parameters and buffers: names, types and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def activation_key(prepared: PreparedJob, backbone: nn.Module) -> str:
+    """Return what activations depend on: the backbone and how it is quantized, the tokens in their order, and how they are stored.
+
+    backbone: before it is quantized.  Plan, seed, learning rate, reduction and labels do not matter.
+    """
+    tokens = hashlib.sha256()
+    for ids in prepared.train.ids:
+        tokens.update(repr(ids).encode())
+    computed = prepared.options.quantization.description
+    return "/".join(("activations 1", weights_digest(backbone), computed, tokens.hexdigest(), repr(prepared.record_layout)))
+
+
+def find_kept(prepared: PreparedJob, key: str) -> tuple[KeptCache | None, str]:
+    """Return the kept cache of these activations, checked to its last byte, and what is to be told about it."""
+    try:
+        kept = KeptCaches().find(key)
+        if kept is None:
+            return None, ""
+        kept.check(range(len(prepared.train)))
+    except CacheError as error:
+        return None, str(error)
+    return kept, "Every epoch runs from the activation cache that an earlier run kept; the backbone is not run."
+
+
+def keep(prepared: PreparedJob, key: str, folder: Path) -> str:
+    """Put a run's shards aside for later runs and return what is to be told about it."""
+    shards = [rank / "cache" for rank in rank_folders(folder) if (rank / "cache").is_dir()]
+    description = KeptDescription(
+        key=key,
+        model=prepared.job.model,
+        task=prepared.job.task,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    try:
+        filled = KeptCaches().keep(shards, description)
+    except (CacheError, OSError) as error:
+        return f"The activation cache could not be kept: {error}"
+    return f"The activation cache is kept for later runs: {filled.num_samples} samples, {filled.nbytes / 1e6:.1f} MB."

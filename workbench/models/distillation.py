@@ -1,0 +1,247 @@
+"""Teach the narrow network the backbone's hidden states and soft labels on unlabelled text, as initial weights (PAC+, section IV-C).
+
+The student sees b_0 only (lambda = 0), and its activation after each layer learns the backbone's there.  The target is W_down b_i of one
+orthonormal W_down for all taps, their joint principal directions: a residual stream has one basis.  A backbone without a language-model
+head has no labels to give; its soft label for a sentence is how similar it finds the batch's other sentences (a distribution over them).
+No labels and nothing of a task's validation or test split is needed: a server can do it once for all devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import to_json
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import BatchLike, TapStatistics, calibrate, set_statistics
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
+
+_OWN_HEAD = "last.output."  # the task's head knows labels: it is not distilled
+_CALIBRATION_BATCHES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """How the student is taught.
+
+    label_weight: of the soft labels beside the hidden states' 1.  temperature: of the similarities (cosines) in the soft labels.
+    """
+
+    epochs: int = 2
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.01
+    warmup_fraction: float = 0.06
+    label_weight: float = 0.5
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.temperature <= 0 or self.label_weight < 0:
+            found = f"epochs = {self.epochs}, temperature = {self.temperature}, label_weight = {self.label_weight}."
+            raise ConfigError("A distillation was asked for.", found, "At least one epoch, a temperature above 0, no negative weight.")
+
+
+def distill(
+    stack: LayerStack,
+    config: ParallelAdapterConfig,
+    epochs: Callable[[int], Sequence[BatchLike]],
+    settings: Distillation | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Tensor]:
+    """Return the state_dict of a whole adapter but for its task's head; a function of the arguments and config.seed alone.
+
+    epochs: epochs(epoch) gives that epoch's mini-batches, as many in each.  Statistics of the inputs are in the state, from the same text.
+    Raises ConfigError if the adapter is not for this backbone, or a mini-batch has one sample (it has no other sentence).
+    """
+    settings = settings or Distillation()
+    batches = epochs(0)
+    if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
+        found = f"The backbone has {stack.num_layers} layers of {stack.hidden_size}."
+        raise ConfigError(f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be distilled.", found, "Use its own.")
+    if not batches or min(len(batch.input_ids) for batch in batches) < 2:
+        raise ConfigError("Text to distill on was given.", "A mini-batch of it has fewer than 2 samples.", "Give more text.")
+    statistics = calibrate(stack, batches[:_CALIBRATION_BATCHES])
+    adapter = ParallelAdapter(config)
+    set_statistics(adapter, statistics)
+    set_projections(adapter, principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width))
+    student = _Student(adapter)
+    optimizer = make_optimizer(adapter, settings.weight_decay)
+    total_steps = settings.epochs * len(batches)
+    adapter.eval()  # no dropout: the teacher's states are to be met, not generalised from
+    step = 0
+    for epoch in range(settings.epochs):
+        sums = torch.zeros(2)
+        for batch in epochs(epoch):
+            with torch.no_grad():
+                taps = stack(batch.input_ids, batch.attention_mask)[1]
+            hidden, label = student.losses(taps, batch.attention_mask, settings.temperature)
+            (hidden + settings.label_weight * label).backward()
+            rate = learning_rate_at(step, total_steps, settings.learning_rate, settings.warmup_fraction)
+            set_learning_rate(optimizer, rate)
+            optimizer.step()
+            optimizer.zero_grad()
+            sums += torch.stack([hidden, label]).detach()
+            step += 1
+        if progress is not None:
+            hidden_mean, label_mean = (sums / len(batches)).tolist()
+            progress(f"Distillation, epoch {epoch + 1} of {settings.epochs}: hidden states {hidden_mean:.3f}, soft labels {label_mean:.3f}")
+    return student.release()
+
+
+def principal_directions(stack: LayerStack, statistics: TapStatistics, batches: Iterable[BatchLike], width: int) -> Tensor:
+    """Return the `width` strongest directions of all standardised taps together, (width, d) orthonormal rows.
+
+    The sign of a direction is free; its largest component is made positive, so that the result does not depend on the library.
+    """
+    second_moment = torch.zeros(stack.hidden_size, stack.hidden_size, dtype=torch.float64)
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            taps = stack(batch.input_ids, batch.attention_mask)[1]
+            for index, tap in enumerate(taps):
+                real = tap.flatten(0, 1) if tap.shape[1] != batch.attention_mask.shape[1] else tap[batch.attention_mask.bool()]
+                values = ((real.float() - statistics.mean[index]) * statistics.inverse_std[index]).double()
+                second_moment += values.T @ values
+                count += len(values)
+    directions = torch.linalg.eigh(second_moment / count).eigenvectors.flip(1)[:, :width].T
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
+    return (directions * largest.sign()).float().contiguous()
+
+
+def set_projections(adapter: nn.Module, directions: Tensor) -> None:
+    """Write (d / r, d) orthonormal rows into every W_down of an adapter, and their transpose into W_up."""
+    with torch.no_grad():
+        for name, parameter in adapter.named_parameters():
+            if _is_projection(name):
+                parameter.copy_(directions) if parameter.ndim == 2 else parameter.zero_()
+            elif name == "last.up.weight":
+                parameter.copy_(directions.T)
+
+
+def _is_projection(name: str) -> bool:
+    return name.startswith(("first.", "decoder_first.")) or ".down." in name
+
+
+class _Student:
+    """An adapter whose layers are watched and see the backbone's embedding only, with its W_down held as they are."""
+
+    def __init__(self, adapter: ParallelAdapter) -> None:
+        self._adapter = adapter
+        self._mixes = {name: one.detach().clone() for name, one in adapter.named_parameters() if name.endswith(".mix")}
+        self._fixed = [one for name, one in adapter.named_parameters() if _is_projection(name) or name.endswith(".mix")]
+        for parameter in self._fixed:
+            parameter.requires_grad_(False)
+            if parameter.ndim == 0:
+                parameter.zero_()
+        self._seen: dict[int, Tensor] = {}
+        self._hooks = [layer.register_forward_hook(self._watch(int(index))) for index, layer in adapter.layers.items()]
+
+    def _watch(self, index: int) -> Callable[..., None]:
+        def see(module: nn.Module, inputs: object, output: Tensor) -> None:
+            self._seen[index] = output
+
+        return see
+
+    def losses(self, taps: Sequence[Tensor], attention_mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the hidden states' and the soft labels' loss.
+
+        The first is the mean over layers of |a - W_down b|^2 over |W_down b|^2: 1 for an answer that is always zero.
+        """
+        side = self._adapter(None, taps, attention_mask)
+        first_decoder = self._adapter.config.num_encoder_layers
+        by_layer = []
+        for index, seen in self._seen.items():
+            # An encoder-decoder has one tap more, the decoder's embedding, and its states stand behind the encoder's.
+            in_decoder = first_decoder is not None and index >= first_decoder
+            tap = taps[index + 1 + in_decoder]
+            with torch.no_grad():
+                target = self._adapter.layers[str(index)].down(tap)
+            share = torch.ones(tap.shape[:2]) if in_decoder else attention_mask.to(target.dtype)
+            error = (seen[:, -tap.shape[1] :] - target).square().sum(dim=2)
+            by_layer.append((error * share).sum() / (target.square().sum(dim=2) * share).sum())
+        return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask, temperature)
+
+    def _label_loss(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, temperature: float) -> Tensor:
+        """Return the divergence of the student's similarities between the batch's sentences from the teacher's."""
+        head = self._adapter.last
+        assert head is not None, "a whole adapter has a head"
+        length = last_hidden.shape[1]
+        share = attention_mask.to(side.dtype) if length == attention_mask.shape[1] else torch.ones(len(side), length)
+        share = (share / share.sum(dim=1, keepdim=True))[:, None]
+        student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
+        teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
+        own, wanted = (_similarities(one, temperature) for one in (student, teacher))
+        return F.kl_div(own, wanted, log_target=True, reduction="batchmean")
+
+    def release(self) -> dict[str, Tensor]:
+        """Return the taught state with lambda as it was; the adapter is free again."""
+        for hook in self._hooks:
+            hook.remove()
+        state = {name: one.detach().clone() for name, one in self._adapter.state_dict().items() if not name.startswith(_OWN_HEAD)}
+        return state | self._mixes
+
+
+def _similarities(pooled: Tensor, temperature: float) -> Tensor:
+    """Return the logarithms of a distribution over the other samples for each of (n, d): (n, n - 1)."""
+    unit = F.normalize(pooled, dim=1)
+    count = len(unit)
+    others = ~torch.eye(count, dtype=torch.bool)
+    return F.log_softmax((unit @ unit.T)[others].view(count, count - 1) / temperature, dim=1)
+
+
+def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Write a distilled state into an adapter or a stage of one; its task's head stays as it is.  Raises ConfigError if it does not fit."""
+    own = adapter.state_dict()
+    wanted = [name for name in own if not name.startswith(_OWN_HEAD)]
+    wrong = next((name for name in wanted if name not in state or state[name].shape != own[name].shape), None)
+    if wrong is not None:
+        found = f"'{wrong}' is {list(state[wrong].shape) if wrong in state else 'missing'}, not {list(own[wrong].shape)}."
+        raise ConfigError("Distilled initial weights were to be used.", found, "Distill for this adapter's shape.")
+    with torch.no_grad():
+        for name in wanted:
+            own[name].copy_(state[name])
+
+
+def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, settings: Distillation, texts: Iterable[str]) -> str:
+    """Return a digest of all that a distilled state depends on.
+
+    weights: identifies the backbone's weights (a file's digest, a revision).  What only the task's head depends on is left out.
+    """
+    shape = {"hidden": config.hidden_size, "layers": config.num_layers, "reduction": config.reduction, "heads": config.heads}
+    shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
+    digest = hashlib.sha256(to_json({"model": model, "weights": weights, "shape": shape}).encode())
+    digest.update(to_json(settings).encode())
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little") + text.encode())
+    return digest.hexdigest()
+
+
+def distilled(folder: Path, fingerprint: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the state kept in `folder` under this fingerprint; make and keep it if it is not there or is damaged."""
+    path = folder / f"distilled-{fingerprint[:32]}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        state = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
+    os.close(handle)
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in state.items()}, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return state

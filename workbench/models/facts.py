@@ -1,0 +1,102 @@
+"""A model's shape, known without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from workbench.models.stack import LayerStack
+
+UNLIMITED_LENGTH = 512
+"""Tokens for models that set no limit: relative positions know none, and T5 was trained on so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model's shape.
+
+    num_layers: of both stacks in an encoder-decoder.  num_encoder_layers: of its encoder, None for a single stack.
+    layer_parameters: of one layer (they are alike), in an encoder-decoder of the encoder; decoder_layer_parameters: of the decoder.
+    embedding_parameters, final_parameters: before and after the layers; in an encoder-decoder the decoder_embedding_parameters and
+    encoder_final_parameters stand between both stacks.  Word embeddings that both share are counted once, with the first;
+    T5's position tables count as embedding.
+    num_key_value_heads: fewer than num_heads under grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
+    tokens_per_image: None for models of text.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    feed_forward_size: int
+    vocabulary_size: int
+    max_length: int
+    is_causal: bool
+    is_gated: bool
+    layer_parameters: int
+    embedding_parameters: int
+    final_parameters: int
+    num_encoder_layers: int | None = None
+    decoder_layer_parameters: int = 0
+    decoder_embedding_parameters: int = 0
+    encoder_final_parameters: int = 0
+    tokens_per_image: int | None = None
+
+    @property
+    def layers_parameters(self) -> tuple[int, ...]:
+        """Return the parameters of every layer."""
+        encoder = self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
+        return (self.layer_parameters,) * encoder + (self.decoder_layer_parameters,) * (self.num_layers - encoder)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters of the whole stack."""
+        ends = self.embedding_parameters + self.encoder_final_parameters + self.decoder_embedding_parameters + self.final_parameters
+        return ends + sum(self.layers_parameters)
+
+
+def facts_of(name: str, model: Any) -> ModelFacts:
+    """Return the facts of a Hugging Face base model, which may be on the meta device."""
+    config, stack = model.config, LayerStack(model)
+    embedding = _count((stack.embedding, stack.position_bias))
+    border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
+    paths = stack.layer_paths(0)
+    # GPT-2's Conv1D keeps (in, out), the others' Linear (out, in): the side that is not d is the feed-forward's.
+    up: Any = stack.layers[0].get_submodule(paths["up"])
+    tokens = _tokens_per_image(model) if stack.family.reads_images else None
+    return ModelFacts(
+        name=name,
+        family=config.model_type,
+        num_layers=stack.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        feed_forward_size=up.weight.numel() // config.hidden_size,
+        vocabulary_size=getattr(config, "vocab_size", 0),
+        max_length=tokens or getattr(config, "max_position_embeddings", None) or UNLIMITED_LENGTH,
+        is_causal=stack.is_causal,
+        is_gated="gate" in paths,
+        layer_parameters=_count((stack.layers[0],), without=stack.position_bias),
+        embedding_parameters=embedding,
+        final_parameters=_count((stack.final,)),
+        num_encoder_layers=stack.num_encoder_layers,
+        decoder_layer_parameters=_count((stack.layers[border],), without=stack.decoder_position_bias) if border < stack.num_layers else 0,
+        decoder_embedding_parameters=_count((stack.decoder_embedding, stack.decoder_position_bias), without=stack.embedding),
+        encoder_final_parameters=_count((stack.encoder_final,)),
+        tokens_per_image=tokens,
+    )
+
+
+def _count(modules: Iterable[nn.Module | None], *, without: nn.Module | None = None) -> int:
+    left_out = set() if without is None else {id(parameter) for parameter in without.parameters()}
+    found = {id(parameter): parameter.numel() for module in modules if module is not None for parameter in module.parameters()}
+    return sum(count for key, count in found.items() if key not in left_out)
+
+
+def _tokens_per_image(model: Any) -> int:
+    return model.get_submodule("embeddings").position_embeddings.shape[1]

@@ -1,0 +1,305 @@
+"""The side network's forward and backward pass written out by hand: the same numbers in less time (PAC+, section IV-A).
+
+At d / r = 48 channels a step is hundreds of operations of some tens of microseconds, and what autograd keeps, copies and launches
+costs as much as the products.  Here tokens are packed (padding is left to the attention's scores), every product adds its weight's
+gradient in place, attention is plain batched products, and a tap is projected in the type in which it lies in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.models.packing import Packing
+from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.side_layers import SideHead, SideLayer, TapProjection
+
+_aten = torch.ops.aten
+
+
+@dataclass(slots=True)
+class _Normed:
+    """A layer norm's result (N, w), and the mean and inverse deviation (N, 1) that its backward pass needs."""
+
+    output: Tensor
+    mean: Tensor
+    inverse_deviation: Tensor
+
+
+@dataclass(slots=True)
+class _LayerContext:
+    """What a layer's backward pass needs.  N packed tokens, w = d / r, h heads."""
+
+    difference: Tensor  # (N, w): W_down b - a
+    mixed: Tensor  # (N, w)
+    first_norm: _Normed
+    heads: Tensor  # (3, n * h, t, w / h): queries, keys, values
+    probabilities: Tensor  # (n * h, t, t)
+    attended: Tensor  # (N, w)
+    between: Tensor  # (N, w)
+    second_norm: _Normed
+    expanded: Tensor  # (N, 4 w), before the activation
+    activated: Tensor  # (N, 4 w)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all of it."""
+        norms = [norm.output for norm in (self.first_norm, self.second_norm)]
+        own = (self.difference, self.mixed, self.heads, self.probabilities, self.attended, self.between, self.expanded, self.activated)
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*own, *norms))
+
+
+@dataclass(slots=True)
+class FastContext:
+    """What `backward` needs of `forward`: the batch's packing and taps, each layer's lambda and intermediate results."""
+
+    packing: Packing
+    taps: Sequence[Tensor]
+    mixes: list[float]
+    layers: list[_LayerContext]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are kept between both passes, taps not counted."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+@dataclass(slots=True)
+class HeadContext:
+    """What the head's backward pass needs.  pooled: (n, w), a leaf of the graph that ends in the loss."""
+
+    packing: Packing
+    side: Tensor
+    norm: _Normed
+    pooled: Tensor
+
+
+def unsupported(adapter: ParallelAdapterStage) -> str:
+    """Return why an adapter has no fast path; '' if it has one."""
+    config = adapter.config
+    if config.num_encoder_layers is not None:
+        return "it is an encoder-decoder"
+    if config.mix != "learned" or len(adapter.layers) != adapter.stop - adapter.start:
+        return "it does not mix a tap of every layer with a lambda of its own"
+    if adapter.last is not None and not isinstance(adapter.last, SideHead):
+        return "its head does not pool"
+    if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in adapter.parameters()):
+        return "it is not of float32 on a CPU"
+    return ""
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has instructions for products of bfloat16; without them they are many times slower than float32."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
+
+
+class FastSide:
+    """The layers of a ParallelAdapterStage without autograd; of its head what touches every token.
+
+    Gradients are added to the parameters' `grad`, which are made where they are missing.
+    """
+
+    def __init__(self, adapter: ParallelAdapterStage, *, in_bfloat16: bool | None = None) -> None:
+        """in_bfloat16: multiply bfloat16 taps as they are; False widens them first; None where the processor has instructions for it.
+
+        Raises ValueError for an adapter that has no fast path (see `unsupported`).
+        """
+        reason = unsupported(adapter)
+        if reason:
+            raise ValueError(f"there is no fast path for this adapter: {reason}")
+        self._in_bfloat16 = multiplies_bfloat16() if in_bfloat16 is None else in_bfloat16
+        self._layers: list[SideLayer] = list(adapter.layers.values())
+        self._first = adapter.first
+        self._last = adapter.last if isinstance(adapter.last, SideHead) else None
+        self._projections: list[TapProjection] = [layer.down for layer in self._layers]
+        if self._first is not None:
+            self._projections.insert(0, self._first)
+        self._heads, self._is_causal = adapter.config.heads, adapter.config.is_causal
+        for parameter in adapter.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def packing(self, attention_mask: Tensor) -> Packing:
+        """Return the packing of a batch: mask (n, t), 1 for real tokens."""
+        return Packing.of(attention_mask, self._heads, is_causal=self._is_causal)
+
+    @torch.no_grad()
+    def forward(self, side: Tensor | None, taps: Sequence[Tensor], packing: Packing) -> tuple[Tensor, FastContext]:
+        """Return the side output (N, w) and what `backward` needs.
+
+        side: the stage before's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
+        """
+        if not self._in_bfloat16:
+            taps = [tap.float() for tap in taps]
+        weights, biases = self._folded(taps[0].dtype)
+        projected = (_project(tap, weight, bias) for tap, weight, bias in zip(taps, weights, biases, strict=True))
+        side = next(projected) if side is None else side
+        mixes = torch.stack([layer.mix for layer in self._layers if layer.mix is not None]).tolist()
+        contexts = []
+        for layer, mix, down in zip(self._layers, mixes, projected, strict=True):
+            side, context = self._layer_forward(layer, side, down.sub_(side), mix, packing)
+            contexts.append(context)
+        return side, FastContext(packing, taps, mixes, contexts)
+
+    @torch.no_grad()
+    def backward(self, context: FastContext, gradient: Tensor) -> Tensor | None:
+        """Add the parameters' gradients for that of the side output (N, w); return the side input's, None in the first stage."""
+        width, hidden = self._projections[0].weight.shape
+        weight_sums = torch.empty(len(self._projections), width, hidden)
+        bias_sums = torch.empty(len(self._projections), width)
+        at = len(self._projections)
+        for layer, mix, own in zip(reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True):
+            at -= 1
+            gradient = self._layer_backward(layer, own, gradient, context.packing)
+            assert layer.mix is not None
+            _grad(layer.mix).add_(torch.dot(gradient.view(-1), own.difference.view(-1)))
+            _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
+            weight_sums[at] *= mix
+            bias_sums[at] *= mix
+            gradient = gradient.mul_(1 - mix)
+        if self._first is not None:
+            _outer(gradient, context.taps[0], weight_sums[0], bias_sums[0])
+        self._unfold(weight_sums, bias_sums)
+        return None if self._first is not None else gradient
+
+    def head(self, side: Tensor, last_tap: Tensor, packing: Packing, sample_ids: Tensor, epoch: int) -> tuple[Tensor, HeadContext]:
+        """Return the logits (n, num_outputs), which autograd follows back to what is pooled, and what `head_backward` needs.
+
+        side: (N, w), last_tap: (N, d), sample_ids: (n,) int64, as SideHead's.
+        """
+        head = self._last
+        assert head is not None, "this stage has no head"
+        with torch.no_grad():
+            norm = _norm(head.norm, side)
+            last = (torch.mm(packing.share, last_tap.to(side.dtype)) - head.mean) * head.inverse_std
+            pooled = torch.mm(packing.share, norm.output)
+        logits = head.finish(pooled.requires_grad_(), last, sample_ids, epoch)
+        return logits, HeadContext(packing, side, norm, pooled)
+
+    @torch.no_grad()
+    def head_backward(self, context: HeadContext) -> Tensor:
+        """Return the gradient of the side output (N, w), once autograd has come to what was pooled."""
+        assert self._last is not None and context.pooled.grad is not None
+        gradient = torch.mm(context.packing.share.t(), context.pooled.grad)
+        return _norm_backward(self._last.norm, context.norm, context.side, gradient)
+
+    def _folded(self, dtype: torch.dtype) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return each projection's weight (w, d) in the taps' type and bias (w,), the standardisation folded in (see TapProjection)."""
+        weight = torch.stack([down.weight for down in self._projections])
+        weight *= torch.stack([down.inverse_std for down in self._projections])[:, None]
+        means = torch.stack([down.mean for down in self._projections])
+        bias = torch.stack([down.bias for down in self._projections]) - torch.bmm(weight, means[:, :, None]).squeeze(2)
+        return weight.to(dtype).unbind(), bias.unbind()
+
+    def _unfold(self, weight_sums: Tensor, bias_sums: Tensor) -> None:
+        """Add the gradients of the folded weights (projections, w, d) and biases (projections, w) to those of the parameters."""
+        means = torch.stack([down.mean for down in self._projections])
+        weight_sums.baddbmm_(bias_sums[:, :, None], means[:, None], alpha=-1)
+        weight_sums *= torch.stack([down.inverse_std for down in self._projections])[:, None]
+        for down, weight, bias in zip(self._projections, weight_sums, bias_sums, strict=True):
+            _grad(down.weight).add_(weight)
+            _grad(down.bias).add_(bias)
+
+    def _layer_forward(
+        self, layer: SideLayer, side: Tensor, difference: Tensor, mix: float, packing: Packing
+    ) -> tuple[Tensor, _LayerContext]:
+        tokens, width = side.shape
+        head_width = width // self._heads
+        mixed = torch.add(side, difference, alpha=mix)
+        first_norm = _norm(layer.attention_norm, mixed)
+        fused = _linear(layer.query_key_value, first_norm.output)
+        heads = fused.view(-1, head_width).index_select(0, packing.to_heads).view(3, -1, packing.length, head_width)
+        query, key, value = heads.unbind()
+        probabilities = torch.softmax(_scores(query, key, packing.score_bias), dim=-1)
+        found = torch.bmm(probabilities, value)
+        attended = found.view(-1, head_width).index_select(0, packing.from_heads).view(tokens, width)
+        between = _linear(layer.attention_output, attended).add_(mixed)
+        second_norm = _norm(layer.feed_forward_norm, between)
+        expanded = _linear(layer.expand, second_norm.output)
+        activated = F.gelu(expanded)
+        output = _linear(layer.contract, activated).add_(between)
+        return output, _LayerContext(
+            difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
+        )
+
+    def _layer_backward(self, layer: SideLayer, own: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
+        """Return the gradient of `mixed` (N, w) for that of the layer's output, which is used up."""
+        tokens, width = gradient.shape
+        head_width = width // self._heads
+        inner = _aten.gelu_backward(_linear_backward(layer.contract, gradient, own.activated), own.expanded)
+        inner = _linear_backward(layer.expand, inner, own.second_norm.output)
+        gradient = _norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
+        # One row more than there are tokens, of zeros, for padded queries: what they look at must not learn from them.
+        inner = gradient.new_zeros(tokens + 1, width)
+        _linear_backward(layer.attention_output, gradient, own.attended, out=inner[:tokens])
+        found = inner.view(-1, head_width).index_select(0, packing.to_padded_heads).view(-1, packing.length, head_width)
+        query, key, value = own.heads.unbind()
+        heads = torch.empty_like(own.heads)
+        torch.bmm(own.probabilities.transpose(1, 2), found, out=heads[2])
+        scores = torch.bmm(found, value.transpose(1, 2))
+        scores = _aten._softmax_backward_data(scores, own.probabilities, -1, scores.dtype)
+        scores *= head_width**-0.5
+        torch.bmm(scores, key, out=heads[0])
+        torch.bmm(scores.transpose(1, 2), query, out=heads[1])
+        fused = heads.view(-1, head_width).index_select(0, packing.from_all_heads).view(tokens, 3 * width)
+        inner = _linear_backward(layer.query_key_value, fused, own.first_norm.output)
+        return _norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _project(tap: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return W_down b, (N, w) float32, the product in the tap's own type."""
+    if tap.dtype == bias.dtype:
+        return torch.addmm(bias, tap, weight.t())
+    return torch.mm(tap, weight.t()).to(bias.dtype).add_(bias)
+
+
+def _outer(gradient: Tensor, tap: Tensor, weight_sum: Tensor, bias_sum: Tensor) -> None:
+    """Write the gradients of a projection's weight (w, d) and bias (w,)."""
+    torch.sum(gradient, dim=0, out=bias_sum)
+    if tap.dtype == gradient.dtype:
+        torch.mm(gradient.t(), tap, out=weight_sum)
+    else:
+        weight_sum.copy_(torch.mm(gradient.to(tap.dtype).t(), tap))
+
+
+def _linear(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    return torch.addmm(linear.bias, inputs, linear.weight.t())
+
+
+def _linear_backward(linear: nn.Linear, gradient: Tensor, inputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Add the gradients of weight and bias, and return that of the inputs."""
+    _grad(linear.weight).addmm_(gradient.t(), inputs)
+    _grad(linear.bias).add_(gradient.sum(dim=0))
+    return torch.mm(gradient, linear.weight, out=out)
+
+
+def _norm(norm: nn.LayerNorm, inputs: Tensor) -> _Normed:
+    return _Normed(*_aten.native_layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps))
+
+
+def _norm_backward(norm: nn.LayerNorm, normed: _Normed, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Add the gradients of weight and bias, and return that of the inputs."""
+    result, weight, bias = _aten.native_layer_norm_backward(
+        gradient, inputs, norm.normalized_shape, normed.mean, normed.inverse_deviation, norm.weight, norm.bias, [True, True, True]
+    )
+    _grad(norm.weight).add_(weight)
+    _grad(norm.bias).add_(bias)
+    return result
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Return scaled and masked scores (n * h, t, t)."""
+    scale = query.shape[-1] ** -0.5
+    if bias is None:
+        return torch.bmm(query, key.transpose(1, 2)).mul_(scale)
+    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

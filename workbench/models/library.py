@@ -1,0 +1,282 @@
+"""Parallel Adapters as a library: around any supported Hugging Face model, in a plain loop or with transformers' Trainer (PAC+, IV-A).
+
+    model = get_parallel_adapter_model(AutoModel.from_pretrained(...), tokenizer=tokenizer, num_outputs=2)
+    loss = model(input_ids, attention_mask, labels=labels).loss
+
+Nothing here needs the workbench's runtime, planners or cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.dropout import ids_of_texts
+from workbench.models.families import family_of
+from workbench.models.initialization import How, initialize
+from workbench.models.language_model_head import head_of
+from workbench.models.loading import load_stack
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
+from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
+from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
+from workbench.models.stack import LayerStack
+
+__all__ = ["ParallelAdapterConfig", "ParallelAdapterModel", "adapter_config", "get_parallel_adapter_model"]
+
+_SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
+
+
+def get_parallel_adapter_model(
+    model: Any,
+    config: ParallelAdapterConfig | None = None,
+    *,
+    tokenizer: Any = None,
+    initialization: How = "fan_in",
+    quantization: QuantizationConfig | None = None,
+    **options: Any,
+) -> ParallelAdapterModel:
+    """Return a frozen backbone with a trainable parallel adapter beside it.
+
+    model: a Hugging Face model of a supported family (with or without a head of its own, which is left aside), or a model's name.
+    The model itself becomes the backbone: it is frozen, and quantized in place if `quantization` is given.
+    config: from `adapter_config`; or give its fields as options (reduction=4, num_outputs=3, kind="regression", ...).
+    tokenizer: needed for pairs of texts in families with token types (BERT), which are told apart by its separator.
+    Raises ConfigError for a family without support, a configuration for another backbone, and as `quantize` does.
+    """
+    name, stack = _stack(model, tokenizer)
+    if config is None:
+        config = _config(stack, options)
+    elif options:
+        raise ConfigError(f"A config and the options {', '.join(options)} were given.", "They may contradict.", "Give one of them.")
+    _check_fits(config, stack, f"A parallel adapter for '{name}'")
+    adapter = ParallelAdapter(config)
+    if initialization != "fan_in":
+        initialize(adapter, initialization, stack=stack)
+    return ParallelAdapterModel(stack, adapter.train(), name=name, quantization=quantization)
+
+
+def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
+    """Return a configuration whose shape (hidden_size, num_layers, causality, decoder) is the model's; options: its other fields.
+
+    model: a Hugging Face model, or a model's name.  Raises ConfigError for a family without support and for unknown options.
+    """
+    return _config(_stack(model, None)[1], options)
+
+
+class ParallelAdapterModel(nn.Module):
+    """A frozen backbone and a parallel adapter, called like a Hugging Face model for classification or regression.
+
+    Only the adapter's parameters require gradients, and only they are in the state_dict: what a Trainer saves is the adapter.
+    Dropout masks are a function of the adapter's seed, the epoch and each sample (its sample_ids, or its tokens if none are given).
+    Call set_epoch at the beginning of each epoch; without it each training pass counts as one, so that masks change all the same.
+    """
+
+    accepts_loss_kwargs = False
+    """Tells transformers' Trainer that the loss is a mean over the batch it was given, to be divided when gradients accumulate."""
+
+    def __init__(self, stack: LayerStack, adapter: ParallelAdapter, *, name: str, quantization: QuantizationConfig | None = None) -> None:
+        super().__init__()
+        self.name, self.quantization = name, quantization
+        self.backbone = stack if quantization is None else quantize(stack, quantization)
+        self.adapter = adapter
+        head = self.backbone.language_model_head
+        if adapter.config.kind == "sequence_to_sequence" and head is not None:
+            adapter.attach(head)
+        self._epoch: int | None = None
+        self._passes = 0
+        self.register_state_dict_post_hook(_leave_backbone_out)
+        self.register_load_state_dict_post_hook(_do_not_miss_backbone)
+
+    @classmethod
+    def from_pretrained(
+        cls, model: Any, folder: Path | str, *, tokenizer: Any = None, quantization: QuantizationConfig | None = None
+    ) -> ParallelAdapterModel:
+        """Return a backbone with the adapter that `save_pretrained` (or a run of the workbench) saved, in evaluation mode.
+
+        model, tokenizer, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no whole adapter,
+        or one for another backbone.
+        """
+        adapter, _ = load_adapter(folder)
+        name, stack = _stack(model, tokenizer)
+        _check_fits(adapter.config, stack, f"The adapter '{folder}' on '{name}'")
+        return cls(stack, adapter, name=name, quantization=quantization).eval()
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the adapter alone, as safetensors and JSON, and return the folder."""
+        description = AdapterDescription(
+            config=self.adapter.config,
+            model=self.name,
+            task="",
+            max_length=int(getattr(self.backbone.config, "max_position_embeddings", 0)),
+            notes={} if self.quantization is None else {"backbone": self.quantization.description},
+        )
+        return save_adapter(folder, self.adapter.state_dict(), description)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        sample_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        **ignored: Any,
+    ) -> Any:
+        """Return transformers' SequenceClassifierOutput: loss (None without labels) and logits.
+
+        input_ids, attention_mask: (n, t), padding on the right.  labels: (n,) int64 classes or float targets; in
+        sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s), worked out from the
+        labels if those are given.  Logits are (n, num_outputs), in sequence-to-sequence (n, s, V).
+        """
+        from transformers.modeling_outputs import SequenceClassifierOutput
+
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        _check_padding(mask)
+        self._check_pairs(token_type_ids)
+        decoder_ids = self._decoder_ids(labels, decoder_input_ids)
+        with torch.no_grad():
+            _, taps = self.backbone(input_ids, mask, decoder_ids)
+        if sample_ids is None:
+            sample_ids = ids_of_texts(input_ids, mask)
+        logits = self.adapter.predict(taps, mask, sample_ids, self._next_epoch())
+        loss = None if labels is None else task_loss(logits, labels, self.adapter.config.kind)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch (from 0) whose dropout masks the next passes draw."""
+        self._epoch = epoch
+
+    def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
+        """Measure the backbone's activations on some hundred samples, by which the adapter standardises what it reads.
+
+        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training: without it
+        training works, but begins from worse-scaled inputs.
+        """
+        prepared = (
+            _CalibrationBatch(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                labels=batch["labels"] if "labels" in batch else torch.zeros(len(batch["input_ids"]), dtype=torch.int64),
+                decoder_ids=self._decoder_ids(batch.get("labels"), batch.get("decoder_input_ids")),
+            )
+            for batch in batches
+        )
+        set_statistics(self.adapter, calibrate(self.backbone, prepared))
+
+    def num_parameters(self) -> tuple[int, int]:
+        """Return the trainable parameters, and all: the backbone's and the adapter's."""
+        trainable = sum(parameter.numel() for parameter in self.adapter.parameters())
+        stored = (part.numel() for part in self.backbone.modules() if isinstance(part, StoredWeight))
+        return trainable, trainable + sum(stored) + sum(parameter.numel() for parameter in self.backbone.parameters())
+
+    def print_trainable_parameters(self) -> None:
+        """Print how many parameters are trained, of how many, and the bytes that the backbone holds."""
+        trainable, total = self.num_parameters()
+        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%}); backbone: {held_bytes(self.backbone):,} bytes")
+
+    def train(self, mode: bool = True) -> ParallelAdapterModel:
+        """Set the adapter's mode; the backbone stays in evaluation mode, whose activations never change."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def _next_epoch(self) -> int:
+        if self._epoch is not None or not self.training:
+            return self._epoch or 0
+        self._passes += 1
+        return self._passes - 1
+
+    def _decoder_ids(self, labels: Tensor | None, given: Tensor | None) -> Tensor | None:
+        if self.adapter.config.kind != "sequence_to_sequence" or given is not None:
+            return given
+        if labels is None:
+            raise ConfigError("Logits of a target were asked for.", "No target is given.", "Pass labels or decoder_input_ids.")
+        start = torch.full_like(labels[:, :1], self.backbone.decoder_start_id or 0)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, 0)], dim=1)
+
+    def _check_pairs(self, token_type_ids: Tensor | None) -> None:
+        if token_type_ids is not None and self.backbone.separator_id is None and bool(token_type_ids.any()):
+            raise ConfigError(
+                "Pairs of texts were given.",
+                f"The separator of '{self.name}' is not known, by which they are told apart.",
+                "Pass tokenizer= to get_parallel_adapter_model.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CalibrationBatch:
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    decoder_ids: Tensor | None
+
+
+def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:
+    if isinstance(model, str):
+        name, stack = model, load_stack(model)
+    else:
+        config = getattr(model, "config", None)
+        if not isinstance(model, nn.Module) or config is None:
+            raise ConfigError(
+                f"A parallel adapter for a {type(model).__name__} was asked for.", "It is no Hugging Face model.", "Pass one, or its name."
+            )
+        family = family_of(config.model_type)
+        base: Any = getattr(model, "base_model", model)
+        if config._attn_implementation != "sdpa":
+            base.set_attn_implementation("sdpa")  # the stack's masks are boolean, which only this implementation takes
+        name = getattr(config, "_name_or_path", "") or config.model_type
+        head = head_of(model) if family.decoder is not None else None
+        separator_id = tokenizer.sep_token_id if tokenizer is not None and family.has_token_types else None
+        stack = LayerStack(base, separator_id=separator_id, language_model_head=head)
+    if stack.family.reads_images:
+        raise ConfigError(
+            f"A parallel adapter for '{name}' was asked for.",
+            "It reads pictures.",
+            "Choose a model of text, or train it by a job of the workbench.",
+        )
+    return name, stack
+
+
+def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterConfig:
+    known = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in _SHAPE]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"The option '{name}' was given.", f"Known are {', '.join(known)}.", did_you_mean(name, known))
+    settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
+    return ParallelAdapterConfig(**_shape(stack), **settings)
+
+
+def _shape(stack: LayerStack) -> dict[str, Any]:
+    return {name: getattr(stack, name) for name in _SHAPE}
+
+
+def _check_fits(config: ParallelAdapterConfig, stack: LayerStack, asked: str) -> None:
+    for name, value in _shape(stack).items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"{asked} was asked for.",
+                f"Its {name} is {getattr(config, name)}, the backbone's is {value}.",
+                "Make the configuration by adapter_config(model), or use the adapter's own backbone.",
+            )
+
+
+def _check_padding(mask: Tensor) -> None:
+    if bool((mask[:, 1:] > mask[:, :-1]).any()):
+        raise ConfigError("A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'.")
+
+
+def _leave_backbone_out(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}backbone.")]:
+        del state[name]
+
+
+def _do_not_miss_backbone(module: nn.Module, incompatible: Any) -> None:
+    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if "backbone." not in name]

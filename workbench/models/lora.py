@@ -1,0 +1,89 @@
+"""LoRA on the queries' and values' projections, by peft (Hu et al., ICLR 2022, section 4.2; PAC+, section II, Fig. 2).
+
+GPT-2 keeps queries, keys and values in one matrix; there LoRA is on the whole of it, which is peft's own choice too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import write_text
+from workbench.models.injection import part_of, projections
+from workbench.models.stack import BackboneStage
+
+ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
+
+
+def require_peft() -> Any:
+    """Return the module peft.  Raises ConfigError if it is not installed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # bitsandbytes, which peft looks for, complains of kernels that LoRA does not need
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(
+            "LoRA was asked for.", "The package 'peft' is not installed.", "Install it (pip install peft), or choose another technique."
+        ) from None
+    finally:
+        logging.disable(before)
+    return peft
+
+
+def lora_targets(stage: BackboneStage) -> dict[str, str]:
+    """Return the projections that LoRA adapts: their path in the stage -> their path in a layer.
+
+    Raises ConfigError for a family whose table names none.
+    """
+    layers = projections(stage, ROLES, technique="LoRA", all_of_them=False)
+    return {f"layers.{index}.{path}": path for index, paths in layers.items() for path in paths.values()}
+
+
+def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
+    """Put LoRA into the stage's projections; only its matrices are trainable afterwards.  They begin as peft draws them."""
+    peft = require_peft()
+    targets = lora_targets(stage)
+    # GPT-2's Conv1D keeps its weight as (in, out).
+    transposed = any(not isinstance(stage.get_submodule(path), nn.Linear) for path in targets)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it wonders at a model that is not one of transformers'
+        peft.inject_adapter_in_model(config, stage)
+
+
+def save_lora(
+    folder: Path, state: Mapping[str, Tensor], stage: BackboneStage, *, model: str, rank: int, alpha: float, dropout: float
+) -> None:
+    """Write what PeftModel.from_pretrained reads beside the base model (AutoModel): adapter_config.json, adapter_model.safetensors.
+
+    state: the LoRA matrices by their names in the whole stack's stage (layers.I.PATH.lora_A.default.weight, ...).
+    """
+    targets = sorted(set(lora_targets(stage).values()))
+    weights = {}
+    for name, tensor in state.items():
+        _, index, rest = name.split(".", 2)
+        # peft's own names leave the adapter's name, 'default', out; Hugging Face counts a decoder's layers from 0.
+        number = int(index) if part_of(stage, int(index)) is stage.family else int(index) - (stage.num_encoder_layers or 0)
+        weights[f"base_model.model.{part_of(stage, int(index)).layers}.{number}.{rest.replace('.default', '')}"] = tensor.contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    described = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": model,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "target_modules": targets,
+        "fan_in_fan_out": "query_key_value" in stage.family.weights,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    write_text(folder / "adapter_config.json", json.dumps(described, indent=1) + "\n")

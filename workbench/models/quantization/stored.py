@@ -1,0 +1,171 @@
+"""Weights in their storage type, and the layers that dequantize them where they are used (PAC+, section IV-D, Fig. 8)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.quantization.codes import dequantize_constants, quantize_blocks, quantize_constants
+from workbench.models.quantization.config import FLOAT_TYPES, QuantizationConfig
+from workbench.models.quantization.engines import dequantize, resolve_engine
+
+
+class StoredWeight(nn.Module):
+    """A frozen matrix (rows, columns) in its storage type; a subclass says in which.
+
+    shape, dtype (the compute type), device and numel() are as a tensor's; it is no tensor, and `dequantize` makes one.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.dtype = shape, dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return where it is."""
+        return next(self.buffers()).device
+
+    def numel(self) -> int:
+        """Return the number of weights."""
+        return math.prod(self.shape)
+
+    def dequantize(self) -> Tensor:
+        """Return all of it in the compute type, (rows, columns)."""
+        raise NotImplementedError
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return some rows in the compute type; rows: a slice or a tensor of indices of any shape."""
+        raise NotImplementedError
+
+
+class CastWeight(StoredWeight):
+    """A matrix in a float type, cast to the compute type for each product."""
+
+    values: Tensor
+
+    def __init__(self, weight: Tensor, storage: str, dtype: torch.dtype) -> None:
+        super().__init__(weight.shape, dtype)
+        values = weight.detach().to(getattr(torch, storage)).contiguous()
+        if not bool(values.isfinite().all()):
+            raise ConfigError(
+                f"Weights were to be kept as {storage}.",
+                "Some are infinite or not a number in it.",
+                "Check the model, or take bfloat16, which has float32's range.",
+            )
+        self.register_buffer("values", values)
+
+    def dequantize(self) -> Tensor:
+        """Return all of it in the compute type, (rows, columns)."""
+        return self.values.to(self.dtype)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return some rows in the compute type."""
+        return self.values[rows].to(self.dtype)
+
+
+class BlockWeight(StoredWeight):
+    """A matrix as codes and one constant for each block of contiguous values (Eq. 1-2).
+
+    codes, absmax: as from codes.quantize_blocks.  With double quantization absmax is kept as codes too.
+    """
+
+    codes: Tensor
+
+    def __init__(self, weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> None:
+        super().__init__(weight.shape, config.compute_dtype)
+        self.storage, self.block_size = storage, block_size or config.block_size
+        self.engine = resolve_engine(storage, config.engine, self.block_size)
+        codes, absmax = quantize_blocks(weight, storage, self.block_size)
+        self.register_buffer("codes", codes)
+        constants = quantize_constants(absmax) if config.double_quantization else (absmax,)
+        names = ("absmax_codes", "absmax_absmax", "absmax_mean") if config.double_quantization else ("absmax",)
+        for name, tensor in zip(names, constants, strict=True):
+            self.register_buffer(name, tensor)
+        self.constants = names
+
+    def dequantize(self) -> Tensor:
+        """Return all of it in the compute type, (rows, columns)."""
+        weights = dequantize(self.codes, self.block_constants(), self.storage, self.engine, self.dtype)
+        return weights.view(-1)[: self.numel()].view(self.shape)
+
+    def block_constants(self) -> Tensor:
+        """Return the blocks' absmax, (num_blocks,) float32."""
+        if len(self.constants) == 1:
+            return self.get_buffer("absmax")
+        codes, second, mean = (self.get_buffer(name) for name in self.constants)
+        return dequantize_constants(codes, second, mean, len(self.codes))
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return some rows in the compute type; a row must be whole blocks, as `embedding_block_size` makes them."""
+        count, columns = self.shape
+        blocks = columns // self.block_size
+        assert blocks * self.block_size == columns, f"rows of {columns} are not whole blocks of {self.block_size}"
+        codes = self.codes.view(count, blocks, -1)[rows]
+        absmax = self.block_constants().view(count, blocks)[rows]
+        weights = dequantize(codes.flatten(end_dim=-2), absmax.flatten(), self.storage, self.engine, self.dtype)
+        return weights.view(*codes.shape[:-2], columns)
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """x W^T + b whose graph keeps codes only: the backward pass dequantizes once more."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, weight: StoredWeight, bias: Tensor | None) -> Tensor:
+        context.weight = weight
+        return F.linear(inputs, weight.dequantize(), bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient @ context.weight.dequantize().to(gradient.dtype), None, None
+
+
+class QuantizedLinear(nn.Module):
+    """A frozen linear layer whose weight is stored, with gradient to its input.
+
+    bias: in the compute type.  scale: of the input, as language model heads have it.
+    """
+
+    def __init__(self, weight: StoredWeight, bias: Tensor | None, scale: float = 1.0) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.scale = weight, scale
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (..., out) in the compute type of (..., in)."""
+        inputs = inputs.to(self.weight.dtype) if self.scale == 1.0 else (inputs * self.scale).to(self.weight.dtype)
+        if inputs.requires_grad and torch.is_grad_enabled():
+            return _FrozenProduct.apply(inputs, self.weight, self.bias)
+        return F.linear(inputs, self.weight.dequantize(), self.bias)
+
+
+class QuantizedEmbedding(nn.Module):
+    """A frozen embedding whose rows are stored.  scale: some BART checkpoints multiply by the root of d."""
+
+    def __init__(self, weight: StoredWeight, scale: float = 1.0) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.weight, self.scale = weight, scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return (..., d) in the compute type of ids (...)."""
+        rows = self.weight[ids]
+        return rows if self.scale == 1.0 else rows * self.scale
+
+
+def store(weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> StoredWeight:
+    """Return a matrix (rows, columns) in a storage type.  block_size: None takes the configuration's."""
+    if storage in FLOAT_TYPES:
+        return CastWeight(weight, storage, config.compute_dtype)
+    return BlockWeight(weight, storage, config, block_size=block_size)
+
+
+def embedding_block_size(columns: int, block_size: int) -> int:
+    """Return the largest block size, at most the one asked for, of which a row is made up: a row is then read alone."""
+    return next(size for size in range(min(block_size, columns), 0, -1) if columns % size == 0)

@@ -1,0 +1,175 @@
+"""The parts of a parallel adapter: projections of taps, narrow transformer layers, heads (PAC+, section IV-A, Fig. 6)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.dropout import stateless_dropout
+
+LAMBDA = 0.5
+"""lambda_i at the beginning (PAC+, section IV-A)."""
+
+
+class TapProjection(nn.Module):
+    """W_down of one tap: standardise each channel of a backbone activation, then project it from d to d / r.
+
+    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which costs a
+    product of the weight's size and not of the activation's.
+    """
+
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, hidden_size))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.register_buffer("mean", torch.zeros(hidden_size))
+        self.register_buffer("inverse_std", torch.ones(hidden_size))
+
+    def forward(self, tap: Tensor) -> Tensor:
+        """Return (n, t, d / r) of (n, t, d)."""
+        weight = self.weight * self.inverse_std
+        return F.linear(tap.to(weight.dtype), weight, self.bias - weight @ self.mean)
+
+
+class CrossAttention(nn.Module):
+    """What a decoder's adapter reads of the side network's encoder."""
+
+    def __init__(self, config: ParallelAdapterConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm = nn.LayerNorm(width)
+        self.memory_norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what is added to hidden (n, s, d / r); memory: (n, t, d / r), mask: (n, 1, 1, t) bool or None."""
+        count, length, width = hidden.shape
+        query = self.query(self.norm(hidden)).view(count, length, self.heads, -1).transpose(1, 2)
+        fused = self.key_value(self.memory_norm(memory)).view(count, memory.shape[1], 2, self.heads, -1)
+        key, value = fused.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.output(attended.transpose(1, 2).reshape(count, length, width))
+
+
+class SideLayer(nn.Module):
+    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer d / r wide; in a decoder causal, with cross-attention."""
+
+    def __init__(self, config: ParallelAdapterConfig, *, in_decoder: bool = False) -> None:
+        super().__init__()
+        width = config.width
+        self.heads, self.is_causal, self.mixing = config.heads, config.is_causal or in_decoder, config.mix
+        self.down = TapProjection(config.hidden_size, width)
+        self.mix = nn.Parameter(torch.empty(())) if config.mix == "learned" else None  # lambda_i
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.cross = CrossAttention(config) if in_decoder else None
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, config.feed_forward_factor * width)
+        self.contract = nn.Linear(config.feed_forward_factor * width, width)
+
+    def forward(
+        self, side: Tensor, tap: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return a_{i+1} (n, t, d / r) of a_i and b_{i+1} (n, t, d).
+
+        mask: as from side_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
+        """
+        hidden = self._mixed(side, self.down(tap))
+        count, length, width = hidden.shape
+        fused = self.query_key_value(self.attention_norm(hidden))
+        query, key, value = fused.view(count, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.is_causal and mask is None)
+        hidden = hidden + self.attention_output(attended.transpose(1, 2).reshape(count, length, width))
+        if self.cross is not None:
+            assert memory is not None, "an adapter of a decoder got no memory"
+            hidden = hidden + self.cross(hidden, memory, memory_mask)
+        return hidden + self.contract(F.gelu(self.expand(self.feed_forward_norm(hidden))))
+
+    def _mixed(self, side: Tensor, down: Tensor) -> Tensor:
+        if self.mix is not None:
+            return torch.lerp(side, down, self.mix)
+        return side + down if self.mixing == "sum" else torch.lerp(side, down, LAMBDA)
+
+
+class SideHead(nn.Module):
+    """W_up, the sum with the backbone's last activation, mean pooling and the task's head.
+
+    Pooling is a mean, so it changes places with W_up: pooling first makes the up-projection t times cheaper.
+    """
+
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(self, config: ParallelAdapterConfig) -> None:
+        super().__init__()
+        self.rate, self.seed, self.reads = config.dropout, config.seed, config.head_input
+        self.norm = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.num_outputs)
+        self.register_buffer("mean", torch.zeros(config.hidden_size))
+        self.register_buffer("inverse_std", torch.ones(config.hidden_size))
+
+    def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return (n, num_outputs): a_L (n, t, d / r), b_L (n, t, d), mask (n, t), sample ids (n,) int64 for the dropout."""
+        share = attention_mask.to(side.dtype)
+        share = (share / share.sum(dim=1, keepdim=True))[:, None]  # (n, 1, t): a pooling matrix
+        last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
+        return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)
+
+    def finish(self, pooled: Tensor, last: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return (n, num_outputs) of what is pooled already: normed a_L (n, d / r), standardised b_L (n, d)."""
+        features = joined(self.up(pooled), last, self.reads)
+        if self.training:
+            features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+        return self.output(features)
+
+
+class SequenceHead(nn.Module):
+    """W_up and the sum with the backbone's last activation, as its language model head reads it.
+
+    b_L is not standardised here: the language model head knows it as it is.
+    """
+
+    def __init__(self, config: ParallelAdapterConfig) -> None:
+        super().__init__()
+        self.rate, self.seed, self.reads = config.dropout, config.seed, config.head_input
+        self.norm = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, config.hidden_size)
+
+    def forward(self, side: Tensor, last_hidden: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return (n, s, d): a_L (n, s, d / r), b_L (n, s, d), sample ids (n,) int64 for the dropout."""
+        hidden = joined(self.up(self.norm(side)), last_hidden.to(side.dtype), self.reads)
+        if self.training:
+            flat = stateless_dropout(hidden.flatten(1), sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+            hidden = flat.view(hidden.shape)
+        return hidden
+
+
+def joined(side: Tensor, last: Tensor, reads: str) -> Tensor:
+    """Return what a head reads of W_up a_L and b_L (see ParallelAdapterConfig.head_input).
+
+    A part that is left out still gets its gradient, of zeros: pipeline stages wait for one.
+    """
+    if reads == "sum":
+        return side + last
+    return side if reads == "side" else last + 0.0 * side
+
+
+def side_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
+    """Return (n, 1, 1 or t, t) bool, True where a query may look; None without padding."""
+    if bool(attention_mask.all()):
+        return None
+    mask = attention_mask.bool()[:, None, None, :]
+    if is_causal:
+        length = attention_mask.shape[1]
+        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return mask

@@ -1,0 +1,81 @@
+"""Save what a technique has trained, and load it in a fresh process to predict the same; LoRA's matrices for peft besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.models.loading import load_stack
+from workbench.models.lora import save_lora
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+
+TRAINED, DESCRIPTION = "trained.safetensors", "fine_tuning.json"
+_BACKBONE = "backbone."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedDescription:
+    """What was trained.  model: the backbone's name.  notes: anything worth keeping (metrics, epoch)."""
+
+    config: TechniqueConfig
+    model: str
+    task: str
+    max_length: int
+    notes: dict[str, float | int | str] = field(default_factory=dict)
+    schema_version: int = 1
+
+
+def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
+    """Set a model's trained parameters by name.  Raises ConfigError for a name or a shape that does not fit."""
+    with torch.no_grad():
+        for name, parameter in model.trained().items():
+            if name not in weights or weights[name].shape != parameter.shape:
+                found = f"It has the shape {tuple(weights[name].shape)}." if name in weights else "It is missing."
+                raise ConfigError(f"The trained parameter '{name}' was asked for.", found, "Check which model and technique it is for.")
+            parameter.copy_(weights[name])
+
+
+def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescription) -> Path:
+    """Write a whole model's trained parameters and what they are, the description last; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: parameter.detach().contiguous() for name, parameter in model.trained().items()}
+    save_file(state, folder / TRAINED)
+    config = description.config
+    if config.technique == "lora":
+        save_lora(
+            folder,
+            {name.removeprefix(_BACKBONE): tensor for name, tensor in state.items() if ".lora_" in name},
+            model.backbone,
+            model=description.model,
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+        )
+    write_text(folder / DESCRIPTION, to_json(description) + "\n")
+    return folder
+
+
+def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription]:
+    """Return the whole model with what was trained, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
+    folder = Path(folder)
+    asked = f"The fine-tuned model '{folder}' was asked for."
+    try:
+        description = from_json((folder / DESCRIPTION).read_bytes(), TrainedDescription, source=f"'{folder / DESCRIPTION}'")
+        weights = load_file(folder / TRAINED)
+    except OSError as error:
+        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / TRAINED}'.", "Check the folder.") from error
+    except SafetensorError as error:
+        raise ConfigError(asked, f"Its {TRAINED} is damaged: {error}.", "Train it again, or take a copy.") from error
+    stack = load_stack(description.model)
+    model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
+    set_trained(model, weights)
+    model.eval()
+    return model, description

@@ -1,0 +1,169 @@
+"""The fine-tuning techniques that go back through the backbone: full, LoRA, Adapters (PAC+, section II, Fig. 2; section VI-A)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.dropout import stateless_dropout
+from workbench.models.evaluation import LabelledBatch, Predictions
+from workbench.models.houlsby import DEVIATION, inject_adapters
+from workbench.models.lora import inject_lora
+from workbench.models.stack import BackboneStage
+
+Technique = Literal["full", "lora", "adapters"]
+HEAD_DEVIATION = 0.02
+"""A small head: the first loss is near ln(classes)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniqueConfig:
+    """What is trained; enough to build it anew.
+
+    hidden_size, num_layers: the backbone's d and L.
+    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: in front of A; each device draws its own, so that
+    above 0 a distributed run no longer equals one process.
+    bottleneck: width of an adapter.  train_norms: the layers' norms beside the adapters, as Houlsby et al. do.
+    dropout: of the pooled features.  seed: of the initial weights and of that dropout.
+    """
+
+    technique: Technique
+    hidden_size: int
+    num_layers: int
+    kind: str = "classification"
+    num_outputs: int = 2
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    bottleneck: int = 64
+    train_norms: bool = True
+    dropout: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = get_args(Technique)
+        if self.technique not in known:
+            raise ConfigError(f"The technique '{self.technique}' was asked for.", f"Known are {', '.join(known)}.", "Choose one of them.")
+        if self.kind not in ("classification", "regression"):
+            raise ConfigError(
+                f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",
+                "Its head, mean pooling and one matrix, does classification and regression.",
+                "Choose such a task, or the method pac_plus.",
+            )
+        for name in ("lora_rank", "bottleneck", "num_outputs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be at least 1.", "Raise it.")
+        for name in ("dropout", "lora_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be in [0, 1).", "Change it.")
+        if not self.lora_alpha > 0:
+            raise ConfigError(f"lora_alpha = {self.lora_alpha} was asked for.", "LoRA would change nothing.", "Raise it above 0.")
+
+
+class PoolingHead(nn.Module):
+    """Mean over the tokens, dropout, one matrix."""
+
+    def __init__(self, config: TechniqueConfig) -> None:
+        super().__init__()
+        self.rate, self.seed = config.dropout, config.seed
+        self.output = nn.Linear(config.hidden_size, config.num_outputs)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return logits (n, num_outputs) of hidden states (n, t, d), mask (n, t)."""
+        share = attention_mask.to(hidden.dtype)
+        pooled = torch.bmm((share / share.sum(dim=1, keepdim=True))[:, None], hidden).squeeze(1)
+        if self.training:
+            pooled = stateless_dropout(pooled, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+        return self.output(pooled)
+
+
+class TechniqueStage(nn.Module):
+    """Layers [start, stop) of a backbone with what is trained in them, and the head if they end it.
+
+    backbone: is taken over; what is put into its layers stays in them, so no two of these may share layers.
+    Trainable parameters are named by the layers' numbers in the whole model: the union of all stages' is the whole's, and the initial
+    weights depend on config.seed and the name alone.  The backbone's own dropout stays off, in training too.
+    """
+
+    def __init__(self, backbone: BackboneStage, config: TechniqueConfig) -> None:
+        super().__init__()
+        self.config = config
+        backbone.requires_grad_(False)
+        self.adapters = nn.ModuleDict()
+        if config.technique == "full":
+            backbone.requires_grad_(True)
+        elif config.technique == "lora":
+            inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
+        else:
+            self.adapters = inject_adapters(backbone, config.bottleneck, train_norms=config.train_norms)
+        # Registered first: a parameter that several stages hold has the same name in all of them.
+        self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
+        self.backbone = backbone
+        self.head = PoolingHead(config) if backbone.stop == backbone.num_layers else None
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                _initialize(name, parameter, config.seed)
+        self.train()
+
+    def train(self, mode: bool = True) -> TechniqueStage:
+        """Switch the head's dropout, and LoRA's if there is one; the backbone is as in evaluation."""
+        super().train(mode)
+        self.backbone.eval()
+        for name, module in self.backbone.named_modules():
+            if name.endswith(".lora_dropout"):
+                module.train(mode)
+        return self
+
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the stage's output, as the next stage takes it, and the last layer's, (n, t, d) or a decoder's (n, s, d).
+
+        Arguments as in BackboneStage.forward.
+        """
+        output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
+        return output, taps[-1]
+
+    def logits(self, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return (n, num_outputs) of the last layer's output; of a decoder its first state.  Only the last stage has a head."""
+        assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
+        if self.backbone.num_encoder_layers is not None:
+            last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
+        return self.head(last_hidden, attention_mask, sample_ids, epoch)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+
+def predict(model: TechniqueStage, batches: Iterable[LabelledBatch]) -> Predictions:
+    """Return a whole model's predictions; it is put into evaluation mode."""
+    logits, labels, sample_ids = [], [], []
+    model.eval()
+    with torch.inference_mode():
+        for batch in batches:
+            _, last_hidden = model(batch.input_ids, batch.attention_mask)
+            logits.append(model.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0).float())
+            labels.append(batch.labels)
+            sample_ids.append(batch.sample_ids)
+    return Predictions(logits, labels, sample_ids)
+
+
+def _initialize(name: str, parameter: Tensor, seed: int) -> None:
+    """Fill what a technique adds; pretrained weights stay as they are."""
+    own = name.startswith(("adapters.", "head."))
+    if ".lora_B." in name or (own and parameter.ndim < 2):
+        parameter.zero_()
+        return
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1)
+    if ".lora_A." in name:
+        bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution as peft has it
+        parameter.uniform_(-bound, bound, generator=generator)
+    elif name.startswith("adapters."):
+        nn.init.trunc_normal_(parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION, generator=generator)
+    elif own:
+        parameter.normal_(std=HEAD_DEVIATION, generator=generator)

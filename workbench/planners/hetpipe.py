@@ -1,0 +1,249 @@
+"""HetPipe's planner: devices into virtual workers, each virtual worker's layers into a pipeline (Park et al., USENIX ATC 2020; PAC+, VI-A).
+
+What the paper leaves open, and our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch unless one says
+otherwise, so that as many samples are at work; N_m is at most the longest pipeline, as more only wait; the shards' servers are devices of
+the virtual workers.  One virtual worker alone would be an asynchronous pipeline without data parallelism: that is what is left where two
+do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
+from typing import Literal, get_args
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.virtual_workers import VirtualWorkers
+from workbench.planners.balance import Balanced, balance
+from workbench.planners.dispatch import StageTimes
+from workbench.planners.memory import Need, in_flight, rank_need
+from workbench.planners.orders import sorted_orders
+from workbench.planners.pac_plus import candidates, micro_batch_size
+from workbench.planners.pricing import Pricer
+
+Allocation = Literal["best", "node", "equal", "hybrid"]
+Groups = tuple[tuple[int, ...], ...]
+MOST_IN_EVERY_ORDER = 4
+"""A virtual worker of so many devices is planned in every order of them; a larger one by speed and by memory."""
+
+
+def hetpipe(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    micro_batches: int,
+    sequence_length: int,
+    memory_length: int | None = None,
+    mini_batch_size: int | None = None,
+    allocation: Allocation = "best",
+    num_workers: int | None = None,
+    clock_distance: int = 0,
+) -> VirtualWorkers:
+    """Return the virtual workers that train the most samples a second, as `wave_seconds` predicts it; several of them if they fit.
+
+    profile: of full fine-tuning.  allocation: "node" (devices of one make together), "equal" (a device of every make in each), "hybrid"
+    (any number of virtual workers of about equal speed) or the "best" of them.  num_workers: so many virtual workers and no others.
+    mini_batch_size: samples of each update of a virtual worker (default: batch_size / micro_batches).
+    Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time,
+    or saying so if it fits as one but not as was asked.
+    """
+    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    if mini_batch_size is not None:
+        if mini_batch_size < 1:
+            raise ConfigError(f"Mini-batches of {mini_batch_size} samples were asked for.", "That is none.", "Raise mini_batch_size.")
+        size = mini_batch_size
+    if allocation not in get_args(Allocation):
+        known = ", ".join(get_args(Allocation))
+        raise ConfigError(f"The allocation '{allocation}' was asked for.", f"Known: {known}.", "Choose one of them.")
+    found: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
+    times: dict[bool, StageTimes] = {}
+    for groups in _allocations(profile, cluster, allocation, sequence_length):
+        if num_workers not in (None, len(groups)):
+            continue
+        longest = max(map(len, groups))
+        several = len(groups) > 1
+        if several not in times:
+            depth = min(cluster.world_size, profile.num_layers)
+            times[several] = StageTimes(
+                profile,
+                cluster,
+                micro_batch_size=size,
+                sequence_length=sequence_length,
+                memory_length=memory_length,
+                max_in_flight=depth,
+                copies=[live + (_copies_under_way(clock_distance) if several else 0) for live in range(depth)],
+            )
+        for mini_batches in range(1, longest + 1):
+            pipelines = [_pipeline(profile, cluster, times[several], group, mini_batches, sequence_length) for group in groups]
+            plans = tuple(
+                Plan(method="hetpipe", stages=balanced.stages, micro_batch_size=size, num_micro_batches=mini_batches)
+                for balanced in pipelines
+                if balanced is not None
+            )
+            if len(plans) < len(groups):
+                break  # with more in flight it fits no better
+            workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches, clock_distance=clock_distance)
+            held = needs(profile, workers, sequence_length=sequence_length if memory_length is None else memory_length)
+            if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
+                break
+            parts = wave_seconds(profile, cluster, workers, sequence_length=sequence_length)
+            found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
+    if not found:
+        _refuse(profile, cluster, size, sequence_length, memory_length)
+        asked = f"HetPipe with the allocation '{allocation}' and {num_workers or 'any number of'} virtual workers was asked for."
+        raise PlanError(asked, "The model fits on all devices together, but not so.", "Leave the allocation and the number open.")
+    *_, workers, parts = min(found, key=lambda one: one[:3])
+    return replace(workers, predicted_s=parts)
+
+
+def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) -> dict[int, Need]:
+    """Return the predicted peak of every rank: a bound from above of what the schedule holds (schedules/hetpipe.py).
+
+    The weights count once more for each further mini-batch in flight, which goes back with the version that it came with.  With several
+    virtual workers also, at D = 0: a push that leaves or what a pull brings, and of each shard that the rank serves the global weights
+    and the others' pushes.  For each wave more that D allows, slow links may hold up a push, pushes to and a version of the shards served.
+    """
+    found = {}
+    count, distance = len(workers.pipelines), workers.clock_distance
+    shards = workers.shards()
+    for plan in workers.pipelines:
+        for index, stage in enumerate(plan.stages):
+            rank = stage.ranks[0]
+            live = in_flight(index, len(plan.stages), workers.in_flight)
+            samples = plan.micro_batch_size
+            need = rank_need(
+                profile,
+                rank,
+                stage.start,
+                stage.stop,
+                samples=samples,
+                sequence_length=sequence_length,
+                in_flight=live,
+                copies=live - 1 + (_copies_under_way(distance) if count > 1 else 0),
+            )
+            served = sum(
+                layer.trainable_bytes
+                for shard in shards
+                if count > 1 and shard.server == rank
+                for layer in profile.layers[rank][shard.start : shard.stop]
+            )
+            found[rank] = replace(need, weights_bytes=need.weights_bytes + (count * (distance + 1) + distance) * served)
+    return found
+
+
+def _copies_under_way(clock_distance: int) -> int:
+    return 1 if clock_distance == 0 else clock_distance + 2
+
+
+def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> dict[str, float]:
+    """Return the predicted seconds of a wave in the long run, by part.
+
+    pipeline: of the slowest virtual worker, N_m times the longer of its slowest stage (with STEP) and a mini-batch's way through the
+    pipeline and back over the mini-batches in flight.  synchronization: push and pull, less the D waves in which they may be under way.
+    """
+    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    pipeline_s = 0.0
+    for plan in workers.pipelines:
+        price = pricer(plan.stages, 1)
+        # With one mini-batch, beginning, execution and ending are its way there and back.
+        turn_s = price.total_s / min(workers.in_flight, len(plan.stages))
+        for stage in plan.stages:
+            layers = profile.layers[stage.ranks[0]][stage.start : stage.stop]
+            own_s = sum(
+                layer.forward_s(plan.micro_batch_size, sequence_length)
+                + layer.backward_s(plan.micro_batch_size, sequence_length)
+                + layer.seconds("STEP", 1, 1)
+                for layer in layers
+            )
+            turn_s = max(turn_s, own_s)
+        pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
+    exposed_s = max(0.0, _synchronization_s(profile, cluster, workers) - workers.clock_distance * pipeline_s)
+    return {"pipeline": pipeline_s, "synchronization": exposed_s}
+
+
+def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:
+    """Return the seconds of pushing every shard to its server and pulling it back, the busiest interface of each way."""
+    total = 0.0
+    for push in (True, False):
+        busy: dict[tuple[str, int], float] = {}
+        latency = 0.0
+        for shard in workers.shards() if len(workers.pipelines) > 1 else ():
+            nbytes = sum(layer.trainable_bytes for layer in profile.layers[shard.server][shard.start : shard.stop])
+            for owner in shard.owners:
+                if owner == shard.server:
+                    continue
+                source, destination = (owner, shard.server) if push else (shard.server, owner)
+                link = cluster.link(source, destination)
+                latency = max(latency, link.latency_s)
+                for end in (("out", source), ("in", destination)):
+                    busy[end] = busy.get(end, 0.0) + nbytes / link.bytes_per_s
+        total += latency + max(busy.values(), default=0.0)
+    return total
+
+
+def _allocations(profile: Profile, cluster: Cluster, allocation: Allocation, sequence_length: int) -> list[Groups]:
+    """Return the devices' divisions into virtual workers that a policy allows, without repetitions."""
+    count = cluster.world_size
+    speeds = [1 / max(_whole_s(profile, rank, sequence_length), 1e-12) for rank in range(count)]
+    makes: dict[str, list[int]] = {}
+    for rank, device in enumerate(cluster.devices):
+        makes.setdefault(device.model or f"{speeds[rank]:.3g}/s", []).append(rank)
+    divisions: list[list[list[int]]] = []
+    if allocation in ("best", "node"):
+        divisions.append([list(ranks) for ranks in makes.values()])
+    shared = math.gcd(*(len(ranks) for ranks in makes.values()))
+    if allocation in ("best", "equal"):
+        for workers in (workers for workers in range(1, shared + 1) if shared % workers == 0):
+            divisions.append([[rank for ranks in makes.values() for rank in ranks[worker::workers]] for worker in range(workers)])
+    if allocation in ("best", "hybrid"):
+        fastest = sorted(range(count), key=lambda rank: (-speeds[rank], rank))
+        for workers in range(1, count + 1):
+            groups: list[list[int]] = [[] for _ in range(workers)]
+            for rank in fastest:
+                min(groups, key=lambda group: (sum(speeds[member] for member in group), len(group))).append(rank)
+            divisions.append(groups)
+    fits = [[sorted(group) for group in groups] for groups in divisions if max(map(len, groups)) <= profile.num_layers]
+    return list(dict.fromkeys(tuple(sorted(map(tuple, groups))) for groups in fits))
+
+
+def _whole_s(profile: Profile, rank: int, sequence_length: int) -> float:
+    return sum(layer.forward_s(1, sequence_length) + layer.backward_s(1, sequence_length) for layer in profile.layers[rank])
+
+
+def _pipeline(
+    profile: Profile, cluster: Cluster, times: StageTimes, group: Sequence[int], in_flight: int, sequence_length: int
+) -> Balanced | None:
+    """Return the most balanced pipeline of all of a group's devices, None if none fits; of equals, the one that moves the fewest bytes."""
+    if len(group) <= MOST_IN_EVERY_ORDER:
+        orders = list(permutations(group))
+    else:
+        every = sorted_orders(profile, cluster, sequence_length)
+        orders = [tuple(rank for rank in order if rank in group) for order in every]
+    best: tuple[float, int, Balanced] | None = None
+    for order in dict.fromkeys(orders):
+        for balanced in balance(times, profile.num_layers, order, in_flight, max_group=1):
+            moved = sum(profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, sequence_length) for one, _ in pairwise(balanced.stages))
+            if len(balanced.stages) == len(group) and (best is None or (balanced.bottleneck_s, moved) < best[:2]):
+                best = (balanced.bottleneck_s, moved, balanced)
+    return None if best is None else best[2]
+
+
+def _refuse(profile: Profile, cluster: Cluster, size: int, sequence_length: int, memory_length: int | None) -> None:
+    """Raise the PlanError of one pipeline of all devices with one mini-batch at a time: what needs the least memory."""
+    candidates(
+        profile,
+        cluster,
+        batch_size=size,
+        micro_batches=1,
+        sequence_length=sequence_length,
+        memory_length=memory_length,
+        order=tuple(range(min(cluster.world_size, profile.num_layers))),
+        max_group=1,
+        method="hetpipe",
+    )

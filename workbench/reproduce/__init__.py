@@ -1,0 +1,6 @@
+"""The papers' tables and figures again: paper, ours, deviation and why."""
+
+from workbench.reproduce.items import PAPERS, Item, find_item, items_of
+from workbench.reproduce.result import OOM, Check, Comparison, Result, Settings, Table
+
+__all__ = ["OOM", "PAPERS", "Check", "Comparison", "Item", "Result", "Settings", "Table", "find_item", "items_of"]

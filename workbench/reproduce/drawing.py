@@ -1,0 +1,148 @@
+"""Figures that several reproductions share: bars of the paper's and our values, lines, and memory by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
+from workbench.reproduce.result import Comparison, Result
+
+PAPER_COLOUR, OUR_COLOUR = GREY, BLUE
+
+
+def paired_bars(
+    result: Result,
+    comparisons: Sequence[Comparison],
+    *,
+    title: str,
+    subtitle: str,
+    unit: str,
+    facet: int | None = None,
+    logarithmic: bool = False,
+    width: int = 46,
+) -> go.Figure:
+    """Return horizontal bars, the paper's above ours, one panel for each value of the label at `facet`.
+
+    comparisons: those to draw; a word such as OOM stands as text where its bar would be.
+    """
+    panels: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
+    rows = max(len(panel) for panel in panels.values())
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
+    for column, panel in enumerate(panels.values(), start=1):
+        names = [", ".join(label for index, label in enumerate(one.labels) if index != facet) for one in panel]
+        for name, colour, values in (
+            ("ours", OUR_COLOUR, [one.ours for one in panel]),
+            ("the paper's", PAPER_COLOUR, [one.paper for one in panel]),
+        ):
+            figure.add_trace(
+                go.Bar(
+                    orientation="h",
+                    y=names,
+                    x=[value if isinstance(value, int | float) else None for value in values],
+                    text=[_text(value) for value in values],
+                    textposition="auto",
+                    name=f"{name} ({result.source})" if name == "ours" else name,
+                    legendgroup=name,
+                    showlegend=column == 1,
+                    marker={"color": colour},
+                    hovertemplate=f"%{{y}}: {name} %{{x:.4g}} {unit}<extra></extra>",
+                ),
+                row=1,
+                col=column,
+            )
+        words = [(label, one) for label, one in zip(names, panel, strict=True) if isinstance(one.paper, str) or isinstance(one.ours, str)]
+        for label, one in words:
+            text = f"paper {_text(one.paper)}, ours {_text(one.ours)}"
+            place = {"xref": f"x{column} domain" if column > 1 else "x domain", "yref": f"y{column}" if column > 1 else "y"}
+            figure.add_annotation(
+                x=0.02, y=label, text=text, showarrow=False, xanchor="left", font={"size": 10, "color": VERMILLION}, **place
+            )
+        figure.update_xaxes(title=unit, type="log" if logarithmic else "linear", row=1, col=column)
+        figure.update_yaxes(autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
+    figure.update_layout(
+        barmode="group", bargap=0.25, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
+    )
+    figure.update_annotations(selector={"yref": "paper"}, font={"size": 13, "color": BLACK})
+    finish(figure, title=title, label=result.source, subtitle=subtitle, height=190 + width * rows)
+    figure.update_layout(margin={"t": 110, "b": 90})
+    return figure
+
+
+def lines(
+    result: Result,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    subtitle: str,
+    x_title: str,
+    y_title: str,
+    dashes: Mapping[str, str] | None = None,
+    logarithmic_x: bool = False,
+) -> go.Figure:
+    """Return one line with markers for each series."""
+    figure = go.Figure()
+    for number, (name, points) in enumerate(series.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                name=name,
+                mode="lines+markers",
+                line={"color": CYCLE[number % len(CYCLE)], "dash": (dashes or {}).get(name, "solid")},
+            )
+        )
+    figure.update_xaxes(title=x_title, type="log" if logarithmic_x else "linear")
+    figure.update_yaxes(title=y_title, rangemode="tozero")
+    return finish(figure, title=title, label=result.source, subtitle=subtitle, height=460)
+
+
+def stacked(
+    result: Result,
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    subtitle: str,
+    unit: str,
+    marks: Mapping[str, float] | None = None,
+) -> go.Figure:
+    """Return a horizontal bar for each name, cut into its parts.  marks: a value of the paper's to set beside a bar."""
+    figure = go.Figure()
+    parts = list(dict.fromkeys(part for cut in bars.values() for part in cut))
+    for number, part in enumerate(parts):
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=list(bars),
+                x=[cut.get(part, 0.0) for cut in bars.values()],
+                name=part,
+                marker={"color": CYCLE[number % len(CYCLE)]},
+                hovertemplate=f"%{{y}}: {part} %{{x:.3g}} {unit}<extra></extra>",
+            )
+        )
+    if marks:
+        figure.add_trace(
+            go.Scatter(
+                x=list(marks.values()),
+                y=list(marks),
+                mode="markers",
+                name="the paper's",
+                marker={"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}},
+            )
+        )
+    figure.update_xaxes(title=unit)
+    figure.update_yaxes(autorange="reversed")
+    figure.update_layout(
+        barmode="stack", bargap=0.3, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
+    )
+    finish(figure, title=title, label=result.source, subtitle=subtitle, height=200 + 30 * len(bars))
+    figure.update_layout(margin={"b": 100})
+    return figure
+
+
+def _text(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else "" if value is None else str(value)

@@ -1,0 +1,196 @@
+"""Build what a training needs and run those that were not run before; the backbone runs once for all trainings that share its taps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import TapStatistics, set_statistics
+from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.families import layer_paths
+from workbench.models.houlsby import DEVIATION, inject_adapters
+from workbench.models.initialization import How, initialize
+from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.quantization import QuantizationConfig, import_bitsandbytes, quantize
+from workbench.models.stack import LayerStack
+from workbench.models.torch_pruning import copy_torch_pruned
+from workbench.reproduce.pac_plus.executed_runs import Outcome, RunFolder, Training
+from workbench.reproduce.pac_plus.executed_taps import TappedSplit, statistics_of
+from workbench.reproduce.pac_plus.executed_training import AdapterTrainee, BackboneTrainee, TokenizedTask, Trainee, train
+from workbench.tasks import load_task
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.task import Split
+from workbench.tasks.tokenize import Batch, collate, tokenize
+from workbench.tasks.unlabelled import load_unlabelled
+
+LORA_RANK, LORA_ALPHA = 8, 16
+BOTTLENECK = 64
+DISTILLATION_SHARE = 4
+"""Where a comparison takes fewer training samples, so many times as many unlabelled texts are distilled on."""
+_SPLITS = ("train", "validation", "test")
+_TAP_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run_all(trainings: Sequence[Training], runs: RunFolder, data: Path | None, progress: Callable[[str], None]) -> dict[Training, Outcome]:
+    """Return the outcome of each training: from the folder where it is there, else by running it now.
+
+    data: a folder with the GLUE tasks, for those that need one.
+    """
+    bench = _Bench(data, runs.folder, progress)
+    found: dict[Training, Outcome] = {}
+    for training in sorted(trainings, key=_grouping):  # stable: trainings that share taps come one after the other
+        outcome = runs.find(training)
+        if outcome is None:
+            outcome = train(training, bench.task(training), bench.trainee(training), progress)
+            runs.keep(outcome)
+        progress(f"{training.task} {training.technique} seed {training.seed}: test {outcome.test_score:.2f}")
+        found[training] = outcome
+    return {training: found[training] for training in trainings}
+
+
+def _grouping(training: Training) -> tuple[Any, ...]:
+    return training.task, training.model, tuple(str(one) for one in training.samples), training.backbone, training.taps
+
+
+class _Bench:
+    """What consecutive trainings share; of each kind only the last is kept."""
+
+    def __init__(self, data: Path | None, folder: Path | None, progress: Callable[[str], None]) -> None:
+        self._data, self._folder, self._progress = data, folder, progress
+        self._kept: dict[str, tuple[Any, Any]] = {}
+
+    def _once(self, kind: str, key: Any, make: Callable[[], Any]) -> Any:
+        if kind not in self._kept or self._kept[kind][0] != key:
+            self._kept.pop(kind, None)  # let go of the old one before the new one is made
+            self._kept[kind] = (key, make())
+        return self._kept[kind][1]
+
+    def task(self, training: Training) -> TokenizedTask:
+        """Return the training's task, tokenized."""
+        key = (training.task, training.model, training.samples, training.max_length)
+
+        def make() -> TokenizedTask:
+            count = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
+            task = load_task(training.task, data=None if training.task.startswith("sentiment") else self._data, **count)
+            tokenizer = load_tokenizer(training.model)
+            split = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}
+            return TokenizedTask(task=task, **split)
+
+        tokenized: TokenizedTask = self._once("task", key, make)
+        return tokenized
+
+    def trainee(self, training: Training) -> Trainee:
+        """Return an untrained technique."""
+        if training.technique == "parallel_adapters":
+            return self._adapter_trainee(training)
+        data = self.task(training)
+        stack = load_stack(training.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(training.seed)
+            inserted = _attach(stack, training.technique)
+            splits = {name: getattr(data, name) for name in _SPLITS}
+            outputs = data.task.num_outputs
+            return BackboneTrainee(stack, inserted, splits, outputs, dropout=training.dropout, compute=training.compute)
+
+    def _adapter_trainee(self, training: Training) -> Trainee:
+        data = self.task(training)
+        key = (*_grouping(training), training.max_length)
+
+        def tap() -> tuple[LayerStack, dict[str, TappedSplit], TapStatistics]:
+            stack = backbone(training.model, training.backbone)
+            splits = {name: TappedSplit(stack, getattr(data, name), _TAP_TYPES[training.taps]) for name in _SPLITS}
+            return stack, splits, statistics_of(stack, data.train)
+
+        stack, splits, statistics = self._once("taps", key, tap)
+        adapter = ParallelAdapter(adapter_config(stack, training, data))
+        self._initialize(adapter, training, stack)
+        set_statistics(adapter, statistics)
+        return AdapterTrainee(adapter, splits)
+
+    def _initialize(self, adapter: ParallelAdapter, training: Training, stack: LayerStack) -> None:
+        how: Any = training.initialization
+        if how in get_args(How):
+            # Weights that are to be copied are those of the backbone before it was quantized.
+            initialize(adapter, how, stack=stack if training.backbone == "float32" else load_stack(training.model))
+            return
+        initialize(adapter, "fan_in")
+        if how == "torch_pruned":
+            copy_torch_pruned(adapter, load_stack(training.model))
+        elif how == "distilled":
+            load_distilled(adapter, self._distilled(training, adapter.config))
+        else:
+            known = ", ".join((*get_args(How), "torch_pruned", "distilled"))
+            raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {known}.", "Choose one of them.")
+
+    def _distilled(self, training: Training, config: ParallelAdapterConfig) -> dict[str, torch.Tensor]:
+        """Return the distilled state of a shape: one for all tasks and seeds, as a server would make it."""
+        config = replace(config, seed=0, kind="classification", num_outputs=2)
+        texts = load_unlabelled()
+        if training.samples[0] is not None:
+            texts = texts[: DISTILLATION_SHARE * training.samples[0]]
+        settings = Distillation()
+
+        def make() -> dict[str, torch.Tensor]:
+            split = Split(texts=texts, labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
+            tokens = tokenize(split, load_tokenizer(training.model), max_length=training.max_length)
+
+            def batches(epoch: int) -> list[Batch]:
+                drawn = epoch_batches(tokens.lengths, training.batch_size, 0, epoch)
+                return [collate(tokens, indices) for indices in drawn if len(indices) > 1]
+
+            return distill(load_stack(training.model), config, batches, settings, self._progress)
+
+        fingerprint = distillation_fingerprint(training.model, "", config, settings, texts)
+        if self._folder is not None:
+            return distilled(self._folder, fingerprint, make)
+        state: dict[str, torch.Tensor] = self._once("distilled", fingerprint, make)
+        return state
+
+
+def adapter_config(stack: LayerStack, training: Training, data: TokenizedTask) -> ParallelAdapterConfig:
+    """Return the shape of a training's parallel adapter."""
+    return ParallelAdapterConfig(
+        hidden_size=stack.hidden_size, num_layers=stack.num_layers, reduction=training.reduction, is_causal=stack.is_causal,
+        kind=data.task.kind, num_outputs=data.task.num_outputs, dropout=training.dropout, seed=training.seed,
+    )  # fmt: skip
+
+
+def backbone(model: str, storage: str) -> LayerStack:
+    """Return a frozen backbone whose weights are stored as `storage` and compute in float32 (16-bit ones: as they are stored)."""
+    stack = load_stack(model)
+    if storage != "float32":
+        compute = storage if storage in ("float16", "bfloat16") else "float32"
+        quantize(stack, QuantizationConfig(storage=storage, compute=compute))  # type: ignore[arg-type]
+    return stack
+
+
+def _attach(stack: LayerStack, technique: str) -> nn.Module:
+    """Make a technique's parameters trainable and return the modules that hold them beside the stack's own."""
+    stack.requires_grad_(technique == "full")
+    if technique == "lora":
+        import_bitsandbytes()  # peft would import it, with noise
+        from peft import LoraConfig, inject_adapter_in_model
+
+        paths = layer_paths(stack.family, stack.layers[0])
+        roles = [role for role in ("query", "value", "query_key_value") if role in paths]
+        targets = [paths[role].rpartition(".")[2] for role in roles]
+        inject_adapter_in_model(LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets), stack)
+    elif technique == "adapters":
+        inserted = inject_adapters(stack.stage(0, stack.num_layers), BOTTLENECK, train_norms=True)
+        for name, parameter in inserted.named_parameters():
+            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.trunc_normal_(
+                parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION
+            )
+        return inserted
+    elif technique != "full":
+        known = "full, lora, adapters, parallel_adapters"
+        raise ConfigError(f"The technique '{technique}' was asked for.", f"Known are {known}.", "Choose one of them.")
+    return nn.Module()

@@ -1,0 +1,158 @@
+"""Seconds of a sample in each paradigm: plan, schedule, simulate (PAC+, sections V and VI-A; Table V's rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.collective_times import broadcast_s
+from workbench.core.costs import TableCosts
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Stage
+from workbench.core.profile import Profile
+from workbench.core.schedule import BROADCAST, SEND, Op
+from workbench.core.timeline import Timeline
+from workbench.planners import candidates, standalone
+from workbench.planners.cached import plan_cached
+from workbench.planners.fixed import data_parallel
+from workbench.profiler.analytic import Technique
+from workbench.reproduce.pac_plus.testbed import Constants, device_names, nanos, profile
+from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
+from workbench.schedules.hybrid import hybrid_1f1b
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import full_pipeline, gpipe_order, one_f_one_b_order
+from workbench.schedules.plan_costs import PlanCosts
+from workbench.simulator import simulate
+
+Paradigm = Literal["standalone", "data_parallel", "pipeline_parallel", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a method does on a cluster: seconds per sample and its plan, or the reason why it runs out of memory."""
+
+    seconds_per_sample: float | None
+    plan: Plan | None = None
+    reason: str = ""
+
+
+def step_timeline(
+    costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int, *, gpipe: bool = False, memory: bool = False
+) -> Timeline:
+    """Return one mini-batch, simulated, under 1F1B or with all forwards first."""
+    sizes = (plan.micro_batch_size,) * plan.num_micro_batches
+    order = gpipe_order if gpipe else one_f_one_b_order
+    if technique == "parallel_adapters":
+        schedule = hybrid_1f1b(plan, sizes, world_size=cluster.world_size, order=order)
+    else:
+        schedule = full_pipeline(plan, sizes, order, world_size=cluster.world_size)
+    costs = PlanCosts(costs_of, cluster, plan, sizes=sizes, lengths=(sequence_length,) * len(sizes))
+    return simulate(insert_transfers(schedule), costs, device_names=device_names(cluster), memory=memory)
+
+
+def seconds_per_sample(costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int) -> float:
+    """Return a mini-batch's simulated seconds over its samples."""
+    return step_timeline(costs_of, cluster, plan, technique, sequence_length).makespan_s / plan.mini_batch_size
+
+
+def step(constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, devices: int = 4, alone: int | None = None) -> Step:
+    """Return a method's step on Nano-H devices.
+
+    Readings of what the paper leaves open: a single device takes `alone` samples at a time (default: its share of the cluster's
+    mini-batch, as each device of data parallelism does).  The pipelines cut a mini-batch into 4 micro-batches; where they do not fit,
+    2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the pipeline'
+    (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
+    """
+    cluster = nanos(constants, 1 if paradigm == "standalone" else devices)
+    costs_of = profile(constants, model, technique, cluster)
+    length = constants.sequence_length
+    try:
+        if paradigm == "standalone":
+            samples = constants.mini_batch // devices if alone is None else alone
+            plans = [standalone(costs_of, cluster, batch_size=samples, sequence_length=length)]
+        elif paradigm == "data_parallel":
+            plans = [data_parallel(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length)]
+        else:
+            plans = pipelines(constants, costs_of, cluster, max_group=1 if paradigm == "pipeline_parallel" else None)
+    except PlanError as error:
+        return Step(seconds_per_sample=None, reason=str(error))
+    priced = [(seconds_per_sample(costs_of, cluster, plan, technique, length), number) for number, plan in enumerate(plans)]
+    seconds, best = min(priced)
+    return Step(seconds_per_sample=seconds, plan=plans[best])
+
+
+def pipelines(constants: Constants, costs_of: Profile, cluster: Cluster, *, max_group: int | None) -> list[Plan]:
+    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError of one in flight."""
+    in_flight = constants.micro_batches
+    while True:
+        try:
+            return candidates(
+                costs_of,
+                cluster,
+                batch_size=in_flight * constants.micro_batch_size,
+                micro_batches=in_flight,
+                sequence_length=constants.sequence_length,
+                objective="bottleneck",
+                max_group=max_group,
+            )
+        except PlanError:
+            if in_flight == 1:
+                raise
+            in_flight //= 2
+
+
+def cached_timeline(constants: Constants, costs_of: Profile, cluster: Cluster) -> tuple[Timeline, Stage]:
+    """Return one step from the activation cache, data parallel, and its shares (section V-B)."""
+    length = constants.sequence_length
+    stage = plan_cached(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length)
+    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=constants.mini_batch, num_micro_batches=1)
+    schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=cluster.world_size)
+    costs = PlanCosts(costs_of, cluster, plan, sizes=(constants.mini_batch,), lengths=(length,))
+    return simulate(schedule, costs, device_names=device_names(cluster), memory=False), stage
+
+
+def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, plan: Plan, cached: Stage, samples: int) -> float:
+    """Return the seconds in which the adapters and the activations of `samples` samples reach the devices that train on them.
+
+    Each device sends what it has computed of a sample to the device that owns the sample from now on; reading and writing the disks
+    goes on meanwhile and is not counted.
+    """
+    shares = [share.samples / constants.mini_batch for share in cached.shares]
+    transfers: list[tuple[int, int, int]] = []
+    sizes: list[int] = []
+    for stage in plan.stages:
+        per_sample = sum(layer.tap_bytes(1, constants.sequence_length) for layer in costs_of.layers[0][stage.start : stage.stop])
+        for giver in stage.shares:
+            kept = samples * giver.samples / plan.micro_batch_size * per_sample
+            for taker, part in zip(cached.ranks, shares, strict=True):
+                # A group that holds the whole model keeps what it has: owners follow the cache where they can.
+                if taker != giver.rank and len(plan.stages) > 1:
+                    transfers.append((giver.rank, taker, len(sizes)))
+                    sizes.append(round(kept * part))
+
+    def transfer(rank: int, op: Op) -> float:
+        return cluster.link(*op.ranks).transfer_s(sizes[op.reads[0].microbatch])
+
+    def broadcast(rank: int, op: Op) -> float:
+        stage = plan.stages[op.stage]
+        nbytes = sum(layer.trainable_bytes for layer in costs_of.layers[0][stage.start : stage.stop])
+        return broadcast_s(cluster, op.ranks, nbytes)
+
+    costs = TableCosts(seconds_by_kind={SEND: transfer, BROADCAST: broadcast})
+    schedules = [redistribution(transfers, cluster.world_size), adapter_broadcast(plan.stages, cached.ranks, world_size=cluster.world_size)]
+    return sum(simulate(schedule, costs, device_names=device_names(cluster), memory=False).makespan_s for schedule in schedules)
+
+
+def pac_plus_hours(
+    constants: Constants, model: str, plan: Plan, first_s: float, samples: int, epochs: int, cluster: Cluster
+) -> Sequence[float]:
+    """Return the hours of the first epoch, of the redistribution, and of the epochs from the cache."""
+    hours = [samples * first_s / 3600, 0.0, 0.0]
+    if epochs > 1:
+        costs_of = profile(constants, model, "parallel_adapters", cluster)
+        timeline, cached = cached_timeline(constants, costs_of, cluster)
+        hours[1] = redistribution_s(constants, costs_of, cluster, plan, cached, samples) / 3600
+        hours[2] = (epochs - 1) * samples * timeline.makespan_s / constants.mini_batch / 3600
+    return hours

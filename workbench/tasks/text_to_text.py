@@ -1,0 +1,79 @@
+"""Any task as text to text: the answer is a word that the decoder writes (Raffel et al., JMLR 2020, section 2.4 and appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from workbench.core.errors import ConfigError
+from workbench.tasks.task import Split, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """How a task is put into words.
+
+    prefix: before every text.  names: before the first and the second text of a pair.  words: of each class.
+    lowest, highest, step: numbers of a regression, which are rounded and written out; words is then left empty.
+    """
+
+    prefix: str
+    names: tuple[str, str] = ("sentence", "")
+    words: tuple[str, ...] = ()
+    lowest: float = 0.0
+    highest: float = 0.0
+    step: float = field(default=0.2)
+
+
+# mrpc, stsb, sst2 and qnli as T5 was trained on them.
+WORDINGS: Mapping[str, Wording] = {
+    "sentiment": Wording(prefix="sst2", words=("negative", "positive")),
+    "sentiment-rating": Wording(prefix="sentiment", lowest=-4.0, highest=4.0),
+    "mrpc": Wording(prefix="mrpc", names=("sentence1", "sentence2"), words=("not_equivalent", "equivalent")),
+    "stsb": Wording(prefix="stsb", names=("sentence1", "sentence2"), highest=5.0),
+    "sst2": Wording(prefix="sst2", words=("negative", "positive")),
+    "qnli": Wording(prefix="qnli", names=("question", "sentence"), words=("entailment", "not_entailment")),
+}
+
+
+def as_text_to_text(task: Task) -> Task:
+    """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each class.
+
+    Numbers of a regression become classes in steps of 0.2; correlations of the classes are those of the rounded numbers.
+    Raises ConfigError for a task without a wording.
+    """
+    if task.kind == "sequence_to_sequence":
+        return task
+    if task.name not in WORDINGS:
+        raise ConfigError(
+            f"The task '{task.name}' was asked for as text to text.",
+            f"Words are known for {', '.join(WORDINGS)}.",
+            "Choose one of them, or add an entry to workbench/tasks/text_to_text.py.",
+        )
+    wording = WORDINGS[task.name]
+    count = round((wording.highest - wording.lowest) / wording.step) + 1
+    words = wording.words or tuple(f"{wording.lowest + index * wording.step:.1f}" for index in range(count))
+    parts = {name: _reworded(getattr(task, name), wording, len(words)) for name in ("train", "validation", "test")}
+    return replace(
+        task,
+        kind="sequence_to_sequence",
+        num_outputs=len(words),
+        words=words,
+        train=parts["train"],
+        validation=parts["validation"],
+        test=parts["test"],
+    )
+
+
+def _reworded(split: Split, wording: Wording, num_words: int) -> Split:
+    first, second = wording.names
+    if split.pairs is None:
+        texts = tuple(f"{wording.prefix} {first}: {text}" for text in split.texts)
+    else:
+        texts = tuple(f"{wording.prefix} {first}: {text} {second}: {other}" for text, other in zip(split.texts, split.pairs, strict=True))
+    labels = split.labels if wording.words else tuple(_class_of(float(label), wording, num_words) for label in split.labels)
+    return replace(split, texts=texts, pairs=None, labels=labels)
+
+
+def _class_of(number: float, wording: Wording, num_words: int) -> int:
+    return min(max(round((number - wording.lowest) / wording.step), 0), num_words - 1)

@@ -1,0 +1,47 @@
+"""Checks for the notebooks' exercises: each looks at an answer and says what is right, or what to look at again."""
+
+from workbench.widgets.exercises.algorithm import (
+    check_backward_share,
+    check_cache_bytes,
+    check_down_projection,
+    check_quantization_step,
+    check_quantized_bytes,
+    check_side_layer_width,
+    check_trainable_share,
+)
+from workbench.widgets.exercises.devices import check_cluster, check_share, check_transfer
+from workbench.widgets.exercises.pipeline import (
+    check_bubble,
+    check_faster_split,
+    check_grouping,
+    check_live_contexts,
+    check_memory_floor,
+    check_pipeline_time,
+)
+from workbench.widgets.exercises.runs import check_faster_plan, check_half_time, check_idlest, check_speedup
+from workbench.widgets.exercises.verdict import BY_EYE, Verdict
+
+__all__ = [
+    "BY_EYE",
+    "Verdict",
+    "check_backward_share",
+    "check_bubble",
+    "check_cache_bytes",
+    "check_cluster",
+    "check_down_projection",
+    "check_faster_plan",
+    "check_faster_split",
+    "check_grouping",
+    "check_half_time",
+    "check_idlest",
+    "check_live_contexts",
+    "check_memory_floor",
+    "check_pipeline_time",
+    "check_quantization_step",
+    "check_quantized_bytes",
+    "check_share",
+    "check_side_layer_width",
+    "check_speedup",
+    "check_trainable_share",
+    "check_transfer",
+]

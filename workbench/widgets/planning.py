@@ -1,0 +1,258 @@
+"""A planning problem that can be changed and asked again: what the planner's widgets compute (PAC+, section V-A, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.timeline import Timeline
+from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners.fixed import Dispatch
+from workbench.planners.memory import Need, plan_needs, too_small
+from workbench.profiler.analytic import analytic_profile
+from workbench.schedules.hybrid import hybrid_1f1b
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.plan_costs import PlanCosts
+from workbench.simulator import simulate
+
+MAX_SIMULATIONS = 60
+"""Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
+
+
+class Cut(TypedDict):
+    """How a mini-batch is cut and how long samples are, as the planners ask for it."""
+
+    batch_size: int
+    micro_batches: int
+    sequence_length: int
+    memory_length: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningProblem:
+    """What is to be planned: every layer's cost on every device, the devices, and how a mini-batch is cut.
+
+    sequence_length: tokens of a typical sample, which is timed.  memory_length: of the longest, which must fit (default: the same).
+    """
+
+    profile: Profile
+    cluster: Cluster
+    batch_size: int
+    micro_batches: int
+    sequence_length: int
+    memory_length: int | None = None
+
+    def on(self, cluster: Cluster) -> PlanningProblem:
+        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+
+        Raises ConfigError for a cluster of other devices.
+        """
+        before = {device.name: rank for rank, device in enumerate(self.cluster.devices)}
+        unknown = [device.name for device in cluster.devices if device.name not in before]
+        if unknown:
+            raise ConfigError(
+                f"The problem on cluster '{cluster.name}' was asked for.",
+                f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
+                "Profile that cluster.",
+            )
+        rows = []
+        for device in cluster.devices:
+            rank = before[device.name]
+            factor = self.cluster.devices[rank].flops_per_s / device.flops_per_s
+            rows.append(self.profile.layers[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.layers[rank]))
+        return replace(self, cluster=cluster, profile=replace(self.profile, layers=tuple(rows)))
+
+    def cut(self, micro_batches: int) -> PlanningProblem:
+        """Return the problem with another number of micro-batches in the same mini-batch."""
+        return replace(self, micro_batches=micro_batches)
+
+    def planned(self, planner: str = "Algorithm 1") -> Plan:
+        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
+        return PLANNERS[planner](self)
+
+    def by_hand(self, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
+        """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for what is no plan."""
+        return fixed_plan(
+            self.profile,
+            self.cluster,
+            layers=layers,
+            groups=groups,
+            batch_size=self.batch_size,
+            micro_batches=self.micro_batches,
+            sequence_length=self.sequence_length,
+            memory_length=self.memory_length,
+            dispatch=dispatch,
+            check_memory=False,
+        )
+
+    def needs(self, made: Plan) -> dict[int, Need]:
+        """Return the bytes that each rank of a plan needs."""
+        return plan_needs(self.profile, made, sequence_length=self.longest)
+
+    def need_parts(self, made: Plan) -> dict[int, dict[str, int]]:
+        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
+        return {
+            rank: {
+                "weights": need.weights_bytes,
+                "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
+                "activations": need.context_bytes + need.workspace_bytes,
+                "messages": need.boundary_bytes,
+            }
+            for rank, need in self.needs(made).items()
+        }
+
+    def refusals(self, made: Plan) -> tuple[PlanError, ...]:
+        """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
+        needs = self.needs(made)
+        over = {rank: need.total_bytes - self.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
+        found = []
+        for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
+            index = made.stage_of(rank)
+            assert index is not None
+            found.append(too_small(self.cluster, rank, index, made.stages[index], needs[rank]))
+        return tuple(found)
+
+    def simulated(self, made: Plan, *, title: str = "One mini-batch") -> Timeline:
+        """Return the timeline of one mini-batch under a plan, replayed operation by operation; memory left out."""
+        sizes = [made.micro_batch_size] * made.num_micro_batches
+        costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=[self.sequence_length] * made.num_micro_batches)
+        schedule = insert_transfers(hybrid_1f1b(made, sizes, world_size=self.cluster.world_size))
+        return simulate(schedule, costs, device_names=[device.name for device in self.cluster.devices], title=title, memory=False)
+
+    def step_s(self, made: Plan) -> float:
+        """Return the simulated seconds of one mini-batch under a plan."""
+        return self.simulated(made).makespan_s
+
+    def samples_per_s(self, made: Plan) -> float:
+        """Return the simulated throughput of a plan."""
+        return made.mini_batch_size / self.step_s(made)
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest sample."""
+        return self.memory_length or self.sequence_length
+
+    @property
+    def whole(self) -> Cut:
+        """Return how a mini-batch is cut."""
+        return {
+            "batch_size": self.batch_size,
+            "micro_batches": self.micro_batches,
+            "sequence_length": self.sequence_length,
+            "memory_length": self.longest,
+        }
+
+
+def paper_problem(
+    model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4, sequence_length: int = 128
+) -> PlanningProblem:
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured.
+
+    The devices are only simulated, so their speed is what the catalogue says (host_share is dropped).
+    """
+    described = replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    return PlanningProblem(
+        profile=analytic_profile(model, described, sequence_lengths=(sequence_length,)),
+        cluster=described,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        sequence_length=sequence_length,
+    )
+
+
+def _algorithm_1(problem: PlanningProblem) -> Plan:
+    return plan(problem.profile, problem.cluster, cached=False, **problem.whole)
+
+
+def _any_order(problem: PlanningProblem) -> Plan:
+    return plan(problem.profile, problem.cluster, cached=False, order="all", objective="bottleneck", **problem.whole)
+
+
+def _refined(problem: PlanningProblem) -> Plan:
+    best = min(candidates(problem.profile, problem.cluster, **problem.whole), key=problem.step_s)
+    return refine(
+        best,
+        problem.profile,
+        problem.cluster,
+        problem.step_s,
+        sequence_length=problem.sequence_length,
+        memory_length=problem.longest,
+        max_prices=MAX_SIMULATIONS,
+    )
+
+
+def _homogeneous(problem: PlanningProblem) -> Plan:
+    return homogeneous(problem.profile, problem.cluster, cached=False, **problem.whole)
+
+
+def _pipeline(problem: PlanningProblem) -> Plan:
+    return pipeline_parallel(problem.profile, problem.cluster, **problem.whole)
+
+
+def _data_parallel(problem: PlanningProblem) -> Plan:
+    return data_parallel(problem.profile, problem.cluster, **problem.whole)
+
+
+def _standalone(problem: PlanningProblem) -> Plan:
+    return standalone(problem.profile, problem.cluster, **problem.whole)
+
+
+PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
+    "Algorithm 1": _algorithm_1,
+    "Algorithm 1, any order": _any_order,
+    "simulated and refined": _refined,
+    "as if all were equal": _homogeneous,
+    "pipeline": _pipeline,
+    "data parallel": _data_parallel,
+    "one device": _standalone,
+}
+"""The planner's variants and the paradigms that it contains (Fig. 9), by the name that the widgets show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One planner's plan and its simulated throughput; plan None and `why` if nothing fits."""
+
+    planner: str
+    plan: Plan | None
+    samples_per_s: float
+    why: str = ""
+
+
+def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+    """Return what each planner makes of a problem; what does not fit has 0 samples/s and says why."""
+    found = []
+    for name in planners:
+        try:
+            made = problem.planned(name)
+        except PlanError as error:
+            found.append(Comparison(planner=name, plan=None, samples_per_s=0.0, why=str(error)))
+            continue
+        found.append(Comparison(planner=name, plan=made, samples_per_s=problem.samples_per_s(made)))
+    return tuple(found)
+
+
+def equal_devices(device: Device, count: int) -> Cluster:
+    """Return a cluster of `count` devices like `device`."""
+    devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
+    return Cluster(name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices")
+
+
+def scaling(
+    model: str, device: Device, counts: Sequence[int], planners: Sequence[str], *, micro_batches: int = 4, sequence_length: int = 128
+) -> dict[int, tuple[Comparison, ...]]:
+    """Return what the planners make of n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
+
+    A micro-batch has as many samples as there are devices, so that every grouping can divide it.
+    """
+    found = {}
+    for count in counts:
+        cluster = equal_devices(device, count)
+        sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches, "sequence_length": sequence_length}
+        found[count] = compare(paper_problem(model, cluster, **sizes), planners)
+    return found
