@@ -81,6 +81,11 @@ def test_pictures(split):
     torch.testing.assert_close(hidden, expected.last_hidden_state, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(taps[:-1], expected.hidden_states, strict=False):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    # Batches of the runtime are padded to a multiple of eight tokens.
+    padded, mask = torch.nn.functional.pad(tokens, (0, 0, 0, 7), value=9), torch.nn.functional.pad(torch.ones(3, 17), (0, 7))
+    torch.testing.assert_close(stack(padded, mask)[0][:, :17], expected.last_hidden_state, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="'digits'"):
+        stack(*padded_batch())
 
 
 def test_token_types_of_a_pair_come_from_the_separator():

@@ -9,6 +9,8 @@ from typing import Any
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from workbench.core.errors import ConfigError
+
 POSITION_OFFSET = 2
 """The first rows of BART's and OPT's position tables belong to no position."""
 
@@ -85,6 +87,12 @@ def embed_vit(modules: Mapping[str, nn.Module], patches: Tensor, token_types: Te
     projection: nn.Conv2d = embeddings.patch_embeddings.projection
     channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
     rows, columns = (side // patch for side, patch in zip(embeddings.image_size, (height, width), strict=True))
+    if patches.ndim != 3 or patches.shape[1] <= rows * columns or patches.shape[2] != channels * height * width:
+        raise ConfigError(
+            f"A picture of {rows * columns} patches of {channels * height * width} values was asked for.",
+            f"The input is {tuple(patches.shape)}.",
+            "Give a task of pictures, such as 'digits', to a model of pictures, and a text to a model of text.",
+        )
     grid = patches[:, 1 : 1 + rows * columns].reshape(len(patches), rows, columns, channels, height, width)
     pixels = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, rows * height, columns * width)
     # Mean and deviation 0.5 of values in [0, 1]: what the published ViT checkpoints were trained with.

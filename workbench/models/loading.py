@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
@@ -41,8 +43,10 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
     return LayerStack(model.base_model, separator_id=separator_id, language_model_head=head)
 
 
-def load_stage(name: str, start: int, stop: int, dtype: torch.dtype = torch.float32) -> BackboneStage:
-    """Return layers [start, stop) of a model.
+def load_stage(
+    name: str, start: int, stop: int, dtype: torch.dtype = torch.float32, *, after_layer: Callable[[nn.Module], object] | None = None
+) -> BackboneStage:
+    """Return layers [start, stop) of a model.  after_layer: is called with each layer, before the next is read where that can be.
 
     Of a folder with safetensors only these layers are read; of anything else the whole is loaded and the rest released.
     """
@@ -52,10 +56,14 @@ def load_stage(name: str, start: int, stop: int, dtype: torch.dtype = torch.floa
         separator_id = load_tokenizer(name).separator_id if family_of(config.model_type).has_token_types else None
         with parameters_on_meta():
             model = _from_config(config)
-        stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype)
+        stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer)
         if stage is not None:
             return stage
-    return load_stack(name, dtype).stage(start, stop)
+    stage = load_stack(name, dtype).stage(start, stop)
+    if after_layer is not None:
+        for layer in stage.layers.values():
+            after_layer(layer)
+    return stage
 
 
 def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> LanguageModelHead:

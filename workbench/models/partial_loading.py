@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,10 +92,18 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def read_stage(
-    model: Any, tensors: dict[str, StoredTensor], start: int, stop: int, *, separator_id: int | None, dtype: torch.dtype
+    model: Any,
+    tensors: dict[str, StoredTensor],
+    start: int,
+    stop: int,
+    *,
+    separator_id: int | None,
+    dtype: torch.dtype,
+    after_layer: Callable[[nn.Module], object] | None = None,
 ) -> BackboneStage | None:
     """Return layers [start, stop) of a model made under `parameters_on_meta`, with their weights read from the files.
 
+    after_layer: is called with each layer as soon as it is read, before the next: to store it smaller.
     Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
     """
     stack = LayerStack(model, separator_id=separator_id)
@@ -106,16 +114,22 @@ def read_stage(
             other = other.replace(ours, theirs)
         names[id(parameter)] += [f"{prefix}{one}" for one in (name, other) for prefix in ("", f"{model.base_model_prefix}.")]
     stage = stack.stage(start, stop)
-    for module in stage.modules():
-        for own, parameter in list(module.named_parameters(recurse=False)):
-            stored = next((tensors[name] for name in names[id(parameter)] if name in tensors), None)
-            if stored is None or tuple(parameter.shape) != stored.shape:
-                return None
-            module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
+    # Before anything is stored smaller: what a layer is stored as may itself be a buffer.
     for module in stage.modules():
         for own, buffer in list(module.named_buffers(recurse=False)):
-            if buffer.is_floating_point() and own != "inv_freq" and "inv_freq" not in own:
+            if buffer.is_floating_point() and "inv_freq" not in own:
                 module.register_buffer(own, buffer.to(dtype), persistent=own not in module._non_persistent_buffers_set)
+    for part in (*stage.layers.values(), stage):
+        for module in part.modules():
+            for own, parameter in list(module.named_parameters(recurse=False)):
+                if not parameter.is_meta:
+                    continue
+                stored = next((tensors[name] for name in names[id(parameter)] if name in tensors), None)
+                if stored is None or tuple(parameter.shape) != stored.shape:
+                    return None
+                module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
+        if after_layer is not None and part is not stage:
+            after_layer(part)
     return stage.eval()
 
 

@@ -154,7 +154,7 @@ def _without_rotation(family: str) -> Iterator[None]:
 def _rms_norm_pruner(torch_pruning: Any) -> Any:
     """Return a pruner for RMSNorm, which the toolkit does not know: it has a weight for each channel and nothing else."""
 
-    class RMSNormPruner(torch_pruning.BasePruningFunc):  # type: ignore[misc]
+    class RMSNormPruner(torch_pruning.BasePruningFunc):
         """Remove channels."""
 
         def prune_out_channels(self, layer: Any, idxs: list[int]) -> Any:
@@ -175,7 +175,7 @@ def _rms_norm_pruner(torch_pruning: Any) -> Any:
 
 
 def _copy_layer(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> None:
-    weights = {role: layer.get_submodule(path).weight.detach().float() for role, path in stack.family.weights.items()}  # type: ignore[union-attr]
+    weights = {role: layer.get_submodule(path).weight.detach().float() for role, path in stack.family.weights.items()}
     width = side.query_key_value.in_features
     if weights["query"].shape != (width, width):
         found = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."

@@ -7,6 +7,7 @@ from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
 from workbench.plots.placement import needs, placement
 from workbench.plots.predicted import predicted_against_measured
+from workbench.plots.stacked import stacked_bars
 from workbench.plots.training import curves, epoch_times
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "needs",
     "placement",
     "predicted_against_measured",
+    "stacked_bars",
     "time_by_class",
     "write_figures",
 ]

@@ -112,7 +112,7 @@ class LayerShape:
         return self.own(FP32_BYTES * self.model.hidden) + self.keys(FP32_BYTES * self.model.hidden)
 
     def workspace(self) -> Bytes:
-        """Return the largest scratch of the forward pass: residual and normalised input, the feed-forward's width twice, the scores twice."""
+        """Return the largest scratch of the forward pass: residual, normalised input, the feed-forward's width twice, scores twice."""
         model = self.model
         per_own = 2 * (model.hidden + model.feed_forward * (2 if model.gated else 1) + model.heads * self.own_tokens)
         return self.own(FP32_BYTES * per_own) + self.keys(FP32_BYTES * 2 * model.heads * self.own_tokens)

@@ -7,14 +7,13 @@ written, the checksums of the records that are whole lie in a file beside it, so
 
 from __future__ import annotations
 
-import os
+import mmap
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.runtime.activation_records import RecordLayout, decoded_dtype
+from workbench.runtime.mapped_file import allocate, as_array, map_file
 
 cache_dtype = decoded_dtype
 DATA, MANIFEST, WRITTEN = "taps.bin", "manifest.json", "written.bin"
@@ -72,7 +72,8 @@ class ActivationCache:
         self._place = {sample: place for place, sample in enumerate(manifest.samples)}
         self._starts = [0, *ends][: len(ends)]  # rows
         # (all records' rows, row_bytes) uint8
-        self.rows = _map(folder / DATA, np.uint8, (ends[-1] if ends else 0, self.layout.row_bytes))
+        self._memory = map_file(folder / DATA, manifest.nbytes)
+        self.rows = as_array(self._memory, np.uint8, (ends[-1] if ends else 0, self.layout.row_bytes))
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.full(len(ends), _NOT_WRITTEN, dtype=np.int64)
 
@@ -84,7 +85,7 @@ class ActivationCache:
             folder.mkdir(parents=True)
             with open(folder / DATA, "wb") as file:
                 if manifest.nbytes:
-                    _allocate(file, manifest.nbytes)
+                    allocate(file, manifest.nbytes)
             np.full(len(manifest.samples), _NOT_WRITTEN, dtype=np.int64).tofile(folder / WRITTEN)
             write_text(folder / MANIFEST, to_json(manifest))
         except OSError as error:
@@ -95,7 +96,7 @@ class ActivationCache:
                 "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
             ) from error
         cache = cls(folder, manifest)
-        cache._checksums = _map(folder / WRITTEN, np.int64, (len(manifest.samples),))
+        cache._map_checksums()
         return cache
 
     @classmethod
@@ -128,7 +129,7 @@ class ActivationCache:
             np.asarray(found.checksums, dtype=np.int64).tofile(folder / WRITTEN)
         elif not (folder / WRITTEN).is_file() or (folder / WRITTEN).stat().st_size != 8 * len(manifest.samples):
             raise _unusable(folder, "Its list of whole records is missing or truncated.")
-        cache._checksums = _map(folder / WRITTEN, np.int64, (len(manifest.samples),))
+        cache._map_checksums()
         cache._checksums[cache._damaged(range(len(manifest.samples)))] = _NOT_WRITTEN
         return cache
 
@@ -152,6 +153,7 @@ class ActivationCache:
 
     def close(self) -> None:
         """Let go of the file; nothing can be read any more."""
+        self._memory = None
         self.rows = np.empty((0, self.layout.row_bytes), dtype=np.uint8)
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.array(self._checksums)
@@ -209,6 +211,20 @@ class ActivationCache:
             self.layout.encode(torch.cat(own), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
+    def will_need(self, samples: Iterable[int]) -> None:
+        """Have the system fetch the records of some samples from the disk, all at once and in the background."""
+        if self._memory is None or not hasattr(self._memory, "madvise"):
+            return
+        for sample in samples:
+            start, length = self.place(sample)
+            first = start * self.layout.row_bytes
+            page = first // mmap.PAGESIZE * mmap.PAGESIZE
+            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.layout.nbytes(length))
+
+    def _map_checksums(self) -> None:
+        count = len(self.manifest.samples)
+        self._checksums = as_array(map_file(self.folder / WRITTEN, 8 * count), np.int64, (count,))
+
     def _checksum(self, place: int) -> int:
         start = self._starts[place]
         return zlib.crc32(self.rows[start : start + self.layout.rows(self.manifest.lengths[place])])
@@ -223,6 +239,8 @@ def read_batch(
     sources: Sequence[tuple[ActivationCache, int]], layout: RecordLayout, padded_length: int | None, buffer: Tensor | None
 ) -> list[Tensor]:
     """Return the taps of samples that lie in several caches of one layout (see ActivationCache.batch)."""
+    for cache, sample in sources:
+        cache.will_need([sample])
     places = [cache.place(sample) for cache, sample in sources]
     lengths = [length for _, length in places]
     rows, padding = layout.batch_rows([start for start, _ in places], lengths, padded_length)
@@ -263,22 +281,6 @@ def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:
 
 def _unusable(folder: Path, found: str) -> CacheError:
     return CacheError(f"The activation cache in '{folder}' was to be used.", found, "It is not used; the backbone has to fill it again.")
-
-
-def _map(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
-    """Return a file as a shared, writable array; an empty file cannot be mapped."""
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r+", shape=shape)) if shape[0] else np.empty(shape, dtype=dtype)
-
-
-def _allocate(file: BinaryIO, nbytes: int) -> None:
-    # A memory map of a sparse file ends in SIGBUS when the disk is full; taking the space now gives ENOSPC instead.
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, nbytes)
-        return
-    block = bytes(1 << 20)
-    for _ in range(nbytes // len(block)):
-        file.write(block)
-    file.write(block[: nbytes % len(block)])
 
 
 def _free(folder: Path) -> str:

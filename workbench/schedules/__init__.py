@@ -1,6 +1,7 @@
 """Plan -> Schedule: the orders of the five papers and their baselines, lowering passes, checks."""
 
 from workbench.schedules.asynchronous import asynchronous_1f1b
+from workbench.schedules.backpropagation import backpropagation
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.checks import check
 from workbench.schedules.heads import split_heads
@@ -20,6 +21,7 @@ __all__ = [
     "VirtualWorkerCosts",
     "adapter_broadcast",
     "asynchronous_1f1b",
+    "backpropagation",
     "boundary_pieces",
     "cached_step",
     "check",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,9 @@ def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> t
         return None, None
     stage = rank_job.plan.stages[index]
     adapter = make_adapter(rank_job, stage.start, stage.stop)
-    backbone = quantize(load_stage(rank_job.job.model, stage.start, stage.stop), rank_job.quantization)
+    # Layer by layer, so that a small device never holds more than one at full size.
+    store = partial(quantize, config=rank_job.quantization)
+    backbone = store(load_stage(rank_job.job.model, stage.start, stage.stop, after_layer=store))
     optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
     compute = StageCompute(adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype)
     return compute, optimizer

@@ -23,6 +23,7 @@ from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession,
 from workbench.methods.pac_plus.stepwise import EpochLog
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.loading import import_family
+from workbench.models.quantization import held_bytes
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.context import RankContext
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -116,6 +117,8 @@ class _Run:
         session.progress.phase(LOADING)
         compute, optimizer = build_stage(rank_job, index, len(self._steps))
         self._result.nbytes["private memory with the backbone"] = read_memory().anonymous_bytes
+        if compute is not None and compute.backbone is not None:
+            self._result.nbytes["backbone held"] = held_bytes(compute.backbone)
         is_writer = index is not None and session.rank == plan.stages[index].ranks[0]
         log = self._log(0, optimizer, stage=-1 if index is None else index, writes_journal=is_writer)
         tape, begin = self._first_tape(log)

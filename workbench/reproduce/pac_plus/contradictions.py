@@ -59,7 +59,7 @@ def _full(constants: Constants, paper: Cells) -> Table:
         title="Full fine-tuning against Adapters in the same pipeline (Eco-FL, SST-2)",
         columns=("model", "full, hours", "Adapters, hours", "ratio", "ratio of FLOPs"),
         rows=(*rows, growth),
-        note="The same four devices: going from T5-Base to BART-Large costs full fine-tuning 5.3 times and Adapters 1.4 times; by FLOPs both"
+        note="The same four devices: going from T5-Base to BART-Large costs full fine-tuning 5.3 times, Adapters 1.4 times; by FLOPs both"
         " cost 1.8 times.  Memory may have forced BART-Large's full fine-tuning to fewer micro-batches; nothing explains 1.4.",
     )
 

@@ -65,7 +65,7 @@ def run(settings: Settings) -> Result:
             Table(
                 title="Seconds of an epoch", columns=("what", "seconds"),
                 rows=tuple(zip(_TIMED, (without, with_cache, writing_s), strict=True)),
-                note=f"{TITLES[task]}, {len(train)} samples, {one.batch_size} a mini-batch, {torch.get_num_threads()} threads, {one.model}.",
+                note=f"{TITLES[task]}, {len(train)} samples, {one.batch_size} in a batch, {torch.get_num_threads()} threads, {one.model}.",
             ),
             Table(
                 title="A step without the cache against one with it", columns=("steps", "median ratio", "least", "most"),
@@ -74,8 +74,8 @@ def run(settings: Settings) -> Result:
         ),
         checks=(Check(claim="A cached epoch is shorter", holds=with_cache < without, found=f"{with_cache:.2f} s against {without:.2f} s"),),
         explanation=(
-            "Epoch 1 runs the backbone either way; each later one reads the cache. Taps are in memory here; a run reads them ahead from the "
-            "disk. The narrow layers' many small operations bound the saving on a backbone this small.",
+            "Epoch 1 runs the backbone either way; each later one reads the cache. Taps are in memory here; a run reads them ahead from "
+            "the disk. The narrow layers' many small operations bound the saving on a backbone this small.",
         ),
         series={
             "without the cache": tuple((float(epochs), epochs * without) for epochs in EPOCHS),

@@ -110,8 +110,13 @@ class RunFolder:
 
 def score(task: Task, outputs: Sequence[Sequence[float]], labels: Sequence[float]) -> float:
     """Return a task's score in per cent, as Table VI reports it, of logits (samples, outputs) against labels (samples,)."""
+    return score_answers(task, answers(task, outputs), labels)
+
+
+def score_answers(task: Task, predictions: Sequence[float], labels: Sequence[float]) -> float:
+    """Return the score of predicted classes or numbers (samples,)."""
     names = SCORES.get(task.name, ("accuracy",))
-    return 100.0 * sum(compute(names, answers(task, outputs), labels).values()) / len(names)
+    return 100.0 * sum(compute(names, predictions, labels).values()) / len(names)
 
 
 def answers(task: Task, outputs: Sequence[Sequence[float]]) -> list[float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from workbench.reproduce.pac_plus.executed_runs import Outcome, answers, score
+from workbench.reproduce.pac_plus.executed_runs import Outcome, answers, score_answers
 from workbench.tasks.task import Task
 
 RESAMPLES = 1000
@@ -40,10 +40,10 @@ class Difference:
 def paired_bootstrap(task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]]) -> Difference:
     """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and all seeds."""
     labels = np.asarray(task.test.labels, dtype=np.float64)
-    sides = [[np.asarray(one, dtype=np.float64) for one in side] for side in (first, second)]
+    sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
 
     def difference(rows: np.ndarray) -> float:
-        means = [np.mean([_score(task, one[rows], labels[rows]) for one in side]) for side in sides]
+        means = [np.mean([score_answers(task, one[rows], labels[rows]) for one in side]) for side in sides]
         return float(means[0] - means[1])
 
     generator = np.random.default_rng(0)
@@ -70,7 +70,3 @@ def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Return mean and standard deviation (of the sample; 0 for a single value)."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def _score(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
-    return score(task, outputs.tolist(), labels.tolist())

@@ -83,9 +83,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
         return Run(hours=hours, plan=_words(plan))
     costs_of = profile(constants, model, "full", cluster)
     if system == ASTEROID:
-        plan = asteroid(
-            costs_of, cluster, batch_size=constants.mini_batch, micro_batches=constants.micro_batches, sequence_length=length
-        )
+        plan = asteroid(costs_of, cluster, batch_size=constants.mini_batch, micro_batches=constants.micro_batches, sequence_length=length)
         seconds = seconds_per_sample(costs_of, cluster, plan, "full", length)
         return Run(hours={epochs: epochs * samples * seconds / 3600 for epochs in EPOCHS}, plan=_words(plan))
     workers: VirtualWorkers = plan_hetpipe(
@@ -221,11 +219,11 @@ def run(settings: Settings) -> Result:
 
 
 def _ranges(ours: Mapping[tuple[str, ...], float]) -> str:
-    return "; ".join(
-        f"{LABELS[system]}, {epochs} epoch{'s' if epochs > 1 else ''}: {ours[str(epochs), system, 'least']:.1f}-{ours[str(epochs), system, 'most']:.1f}"
-        for system in (ASTEROID, HETPIPE)
-        for epochs in EPOCHS
-    )
+    def words(system: str, epochs: int) -> str:
+        least, most = ours[str(epochs), system, "least"], ours[str(epochs), system, "most"]
+        return f"{LABELS[system]}, {epochs} epoch{'s' if epochs > 1 else ''}: {least:.1f}-{most:.1f}"
+
+    return "; ".join(words(system, epochs) for system in (ASTEROID, HETPIPE) for epochs in EPOCHS)
 
 
 def draw(result: Result) -> list[Captioned]:

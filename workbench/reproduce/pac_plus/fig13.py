@@ -203,7 +203,7 @@ def run(settings: Settings) -> Result:
         explanation=(
             "side_factor was fitted on two of these percentages (marked), backward_factor on section IV-B's forward shares; the others are"
             " predicted.",
-            "The bars are only a picture.  Readings: one pipeline of 8 equal stages for every technique, the only plan that full fine-tuning"
+            "The bars are a picture.  Readings: one pipeline of 8 equal stages for every technique, the one plan that full fine-tuning"
             " of T5-Large comes near to fitting; 4 micro-batches of 4 samples, all in flight; peak of the fullest device; no optimizer"
             " state.",
             "'With cache' is the side network's own work, 2 samples on each device.  Reading the cache and summing the gradients over the"

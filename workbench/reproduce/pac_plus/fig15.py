@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from workbench.plots.export import Captioned
 from workbench.profiler.analytic import ModelDescription, Technique, layer_costs
@@ -89,7 +90,7 @@ def run(settings: Settings) -> Result:
         ),
         explanation=(
             "The curves are only a picture, and its models are told only as 'T5 models with varying parameter sizes': ours keep T5's form.",
-            f"Quantized weights: {PRECISIONS['INT8']:.4f} and {PRECISIONS['INT4']:.4f} bytes, the constant of each block of {BLOCK} included."
+            f"Quantized weights: {PRECISIONS['INT8']:.4f} and {PRECISIONS['INT4']:.4f} bytes, the constant of each {BLOCK} weights included."
             "  Everything in the backbone is counted as quantized, the embedding too.",
             "What is left beside the weights are activations; with a smaller mini-batch than 16 the savings come near to the paper's.",
         ),
@@ -110,7 +111,7 @@ def _most(found: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, ...], flo
 def _falls(values: Mapping[str, Number]) -> bool:
     own = [value for name, value in values.items() if name.startswith("Parallel") and isinstance(value, float)]
     least = min(value for name, value in values.items() if name in BASELINES and isinstance(value, float))
-    return all(later < earlier for earlier, later in zip(own, own[1:], strict=False)) and own[0] < least
+    return all(later < earlier for earlier, later in pairwise(own)) and own[0] < least
 
 
 def draw(result: Result) -> list[Captioned]:

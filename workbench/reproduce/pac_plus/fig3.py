@@ -90,8 +90,8 @@ def run(settings: Settings) -> Result:
             "A frozen product costs its forward once more in the backward pass, for the gradient of its input; the attention's two products"
             " cost twice.  So counting FLOPs gives a forward share just below one half; the paper's 54 and 56 % cannot be a count of FLOPs."
             "  They fit a measured time whose backward runs at a better rate, and are what backward_factor is fitted on.",
-            f"Parallel Adapters, which the figure does not show: {(sum(side)) / TERA:.2f} TFLOP, {100 * (1 - sum(side) / full):.0f} % less than"
-            " full fine-tuning.",
+            f"Parallel Adapters, which the figure does not show: {sum(side) / TERA:.2f} TFLOP,"
+            f" {100 * (1 - sum(side) / full):.0f} % less than full fine-tuning.",
         ),
     )
 

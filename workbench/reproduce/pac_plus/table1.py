@@ -88,7 +88,8 @@ def run(settings: Settings) -> Result:
             Check(
                 claim=f"every memory cell within {FLOOR_PERCENT:.0f} %, or the same printed digits",
                 holds=abs(worst.deviation or 0.0) <= FLOOR_PERCENT,
-                found=f"{len(memory) - len(printed)} of {len(memory)} print alike; the worst is {', '.join(worst.labels)}: {worst.deviation:+.1f} %",
+                found=f"{len(memory) - len(printed)} of {len(memory)} print alike; the worst is {', '.join(worst.labels)},"
+                f" {worst.deviation:+.1f} %",
             ),
         ),
         explanation=(
@@ -120,7 +121,7 @@ def _targets(constants: Constants) -> Table:
 
 
 def _optimizers(ours: dict[str, dict[str, float]]) -> Table:
-    rows = [
+    rows: list[tuple[Number, ...]] = [
         (name, *((ours[technique]["activations"] + factor * ours[technique]["gradients"]) / GIB for technique in TECHNIQUES[:3]))
         for name, factor in (("none (SGD)", 0), ("momentum", 1), ("AdamW", 2))
     ]

@@ -1,0 +1,199 @@
+"""The method as a user meets it: what it refuses, simulates and executes, and what is left of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_job import tiny_job, two_devices, write_data
+
+from workbench import experiment
+from workbench.core import Job, Report
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.methods.base import Event
+from workbench.methods.fine_tuning import method as fine_tuning
+from workbench.methods.fine_tuning.layout import SharedParameter, planned_epoch, shared_parameters
+from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.methods.fine_tuning.predict import Predictor
+from workbench.models.loading import load_stack, model_facts
+from workbench.models.technique_saving import load_trained
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.techniques import predict as predict_split
+from workbench.planners import PARADIGMS, asteroid
+from workbench.profiler.analytic import analytic_profile
+from workbench.runtime.engines import default_pool
+from workbench.tasks.tokenize import evaluation_batches
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measure coarsely, and leave nothing behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        patch.setattr(fine_tuning, "measure_layers", partial(measure_layers, batch_sizes=(1, 8), lengths=(8,), budget_s=0.1))
+        yield
+        default_pool().stop()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def job_for(data: Path, *, epochs: int = 2, **options: object) -> Job:
+    return tiny_job(data, method="fine_tuning", epochs=epochs, options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"technique": "prompt"}, ("technique = 'prompt'", "one of full, lora, adapters")),
+        ({"paradigm": "tensor_parallel"}, ("paradigm = 'tensor_parallel'", "one of hybrid, standalone")),
+        ({"rank": 8}, ("The option 'rank' of fine_tuning", "lora_rank")),
+        ({"lora_rank": "many"}, ("lora_rank = 'many'", "a whole number")),
+        ({"lora_rank": 0}, ("lora_rank = 0", "at least 1")),
+        ({"technique": "adapters", "bottleneck": 0}, ("bottleneck = 0", "at least 1")),
+        ({"lora_dropout": 1.0}, ("lora_dropout = 1.0", "in [0, 1)")),
+        ({"lora_alpha": 0.0}, ("lora_alpha = 0.0", "change nothing")),
+    ],
+)
+def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        experiment.run(job_for(data, **options), two_devices(), "simulate")
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match="'peft' is not installed"):
+        experiment.run(job_for(data, technique="lora"), two_devices(), "simulate")
+
+
+@pytest.mark.parametrize("technique", ["lora", "adapters"])
+def test_a_family_without_named_projections(technique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = load_stack("tiny-bert")
+    monkeypatch.setattr("workbench.models.injection.layer_paths", lambda part, layer: {"up": "intermediate.dense"})
+    with pytest.raises(ConfigError, match=r"BertLayer.*names no projection in the role of.*families.py"):
+        TechniqueStage(stack.stage(0, 2), TechniqueConfig(technique=technique, hidden_size=32, num_layers=6))
+
+
+def test_other_targets_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sequence_to_sequence"):
+        TechniqueConfig(technique="full", hidden_size=32, num_layers=6, kind="sequence_to_sequence")
+
+
+@pytest.mark.parametrize("technique", ["full", "lora", "adapters"])
+@pytest.mark.parametrize("paradigm", ["standalone", "data_parallel", "pipeline_parallel", "hybrid"])
+def test_every_pair_simulates(data: Path, technique: str, paradigm: str) -> None:
+    """Every epoch costs the same kind of step, and a step's seconds are those of its timeline."""
+    report = experiment.run(job_for(data, technique=technique, paradigm=paradigm), two_devices(), "simulate")
+    assert not any(step.cached for step in report.steps) and len(report.epochs) == 2
+    timeline = report.timelines["first epoch, predicted"]
+    middle = [step for step in report.steps if step.epoch == 0][len(report.steps) // 4]
+    assert timeline.makespan_s == pytest.approx(middle.predicted_s)
+    kinds = {span.op.kind for span in timeline.spans}
+    assert {"F", "B", "STEP"} <= kinds
+    stages = [len(stage.shares) for stage in report.plan.stages]
+    if paradigm in ("standalone", "data_parallel"):
+        assert stages == [1 if paradigm == "standalone" else 2] and report.plan.num_micro_batches == 1
+        assert ("ALLREDUCE" in kinds) == (paradigm == "data_parallel")
+    elif paradigm == "pipeline_parallel":
+        assert set(stages) == {1}
+
+
+def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
+    """Full fine-tuning holds weights, gradients and two moments: 16 bytes for each parameter, of which LoRA trains few."""
+    parameters = model_facts("tiny-bert").num_parameters
+    tight = two_devices(12 * parameters)
+    with pytest.raises(PlanError, match=r"(alpha|beta).* MB"):
+        experiment.run(job_for(data, technique="full", paradigm="data_parallel"), tight, "simulate")
+    assert experiment.run(job_for(data, technique="lora", paradigm="standalone"), two_devices(20 * parameters), "simulate").steps
+
+
+@pytest.mark.parametrize("technique", ["full", "lora", "adapters"])
+def test_paper_scale_from_the_catalogue(technique: str) -> None:
+    """T5-Base on Jetson Nanos from analytic costs, in each paradigm that fits."""
+    cluster = load_cluster("pac_plus_env_a")
+    profile = analytic_profile("T5-Base", cluster, technique=technique, sequence_lengths=(128,))
+    lengths = (128,) * 16
+    if technique == "full":
+        with pytest.raises(PlanError, match=r"jetson.*(MB|GB)"):
+            PARADIGMS["data_parallel"](profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
+    for planner in (PARADIGMS["pipeline_parallel"], asteroid):
+        plan = planner(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
+        shared = (SharedParameter("words", (0, len(plan.stages) - 1), 32128 * 768),) if technique == "full" else ()
+        (step,) = planned_epoch(lengths, plan, seed=0, epoch=0)
+        assert 1 < Predictor(profile, cluster, plan, shared).seconds(step) < 200
+
+
+def test_which_stages_share_parameters() -> None:
+    """T5's encoder tables, its decoder's, and the word embedding where encoder and decoder begin."""
+    facts = model_facts("tiny-t5")
+    stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=1),)) for at in range(6))
+    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    found = {one.name: one.stages for one in shared_parameters(facts, "full", plan)}
+    assert found == {"words": (0, 3), "position bias": (0, 1, 2), "decoder position bias": (3, 4, 5)}
+    stack = load_stack("tiny-t5")
+    for one in shared_parameters(facts, "full", plan):
+        for number in one.stages:
+            assert stack.stage(number, number + 1).shared_parameters()[one.name].numel() == one.numel
+    assert shared_parameters(facts, "lora", plan) == ()
+    assert shared_parameters(model_facts("tiny-bert"), "full", plan) == ()
+
+
+def test_a_killed_run_goes_on_and_what_it_trained_predicts_the_same(data: Path, tmp_path: Path) -> None:
+    """LoRA over a pipeline, interrupted in its second epoch: the same losses; the artifact gives the test metrics again."""
+    job = job_for(data, technique="lora", paradigm="pipeline_parallel")
+
+    def run(folder: str, *, resume: bool = False, **options: object) -> Report:
+        return experiment.run(job, two_devices(), workdir=tmp_path / folder, fidelity="paced", resume=resume, **options)
+
+    whole = run("whole")
+    assert set(whole.timelines) == {"first epoch, predicted", "first epoch, measured"}
+    assert all(step.predicted_s and step.measured_s and step.loss for step in whole.steps)
+    assert all("accuracy" in epoch.metrics for epoch in whole.epochs)
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "step" and (event.epoch, event.step) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("killed", progress=interrupt)
+    resumed = run("killed", resume=True)
+    assert any("Resumed in epoch 2" in note for note in resumed.notes)
+    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in whole.steps], rel=1e-6)
+    assert {key: value for key, value in resumed.metrics.items()} == whole.metrics
+
+    model, description = load_trained(whole.artifacts["adapter"])
+    assert description.notes["epoch"] == whole.metrics["chosen epoch"]
+    prepared = fine_tuning.FineTuning().prepare(job, lambda event: None)
+    predictions = predict_split(model, evaluation_batches(prepared.test))
+    right = sum(a == b for a, b in zip(predictions.answers("classification"), predictions.references(), strict=True))
+    assert right / len(prepared.test) == pytest.approx(whole.metrics["accuracy"])
+    assert sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()) == [
+        f"epoch-{epoch}-stage-{stage}.safetensors" for epoch in (0, 1) for stage in (0, 1)
+    ]
+
+
+def test_full_fine_tuning_in_groups_executes(data: Path, tmp_path: Path) -> None:
+    """Data parallel and full, on running devices, through the same door as every user."""
+    job = job_for(data, epochs=1, technique="full", paradigm="data_parallel")
+    report = experiment.run(job, two_devices(), workdir=tmp_path / "run", fidelity="paced")
+    assert {span.op.kind for span in report.timelines["first epoch, measured"].spans} == {"F", "B", "ALLREDUCE", "STEP"}
+    model, _ = load_trained(report.artifacts["adapter"])
+    before = load_stack("tiny-bert").stage(0, 6).state_dict()
+    moved = [name for name, tensor in model.backbone.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert any(name.startswith("embedding.") for name in moved) and any(name.startswith("layers.5.") for name in moved)
+
+
+def test_damaged_trained_folders_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fine-tuned model .* was asked for"):
+        load_trained(tmp_path / "nothing")

@@ -1,0 +1,46 @@
+"""The taps of an epoch's steps, read ahead."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.methods.pac_plus.cached_batches import CachedBatches
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest
+
+LENGTHS = (4, 2, 6, 3, 5, 1)
+STEPS = [([0, 2], 8), ([1, 5], 2), ([4, 3], 5), ([2], 6)]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ActivationCache:
+    manifest = CacheManifest(fingerprint="x", samples=tuple(range(6)), lengths=LENGTHS, num_taps=3, width=8, dtype="float32")
+    cache = ActivationCache.create(tmp_path, manifest)
+    for sample, length in enumerate(LENGTHS):
+        cache.write_batch([sample], [torch.randn(1, length, 8) for _ in range(3)])
+    return cache
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_each_step_gets_its_own_taps(depth: int, packs: bool, cache: ActivationCache) -> None:
+    """Buffers are used again, yet what a step was given stays as it is until the next step asks."""
+    with CachedBatches(cache, STEPS, depth=depth, packs=packs) as batches:
+        for samples, length in STEPS:
+            taps = batches.batch(samples, length)
+            expected = cache.batch(samples, None if packs else length)
+            for mine, theirs in zip(taps, expected, strict=True):
+                assert torch.equal(mine, theirs)
+
+
+def test_a_step_that_was_not_announced_is_a_mistake(cache: ActivationCache) -> None:
+    with CachedBatches(cache, STEPS) as batches, pytest.raises(AssertionError, match="order"):
+        batches.batch([1, 5], 2)
+
+
+def test_what_is_lost_reaches_the_step_that_needs_it(cache: ActivationCache) -> None:
+    with CachedBatches(cache, [*STEPS, ([99], 4)]) as batches:
+        for samples, length in STEPS:
+            batches.batch(samples, length)
+        with pytest.raises(KeyError):
+            batches.batch([99], 4)
