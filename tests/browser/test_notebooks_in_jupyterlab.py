@@ -6,11 +6,12 @@ WORKBENCH_SCREENSHOTS names a folder for the pictures (default: the test's tempo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from jupyterlab_browser import ROOT, Notebook, browser, jupyterlab, missing, wait_until
+from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.keys import Keys
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -76,26 +77,73 @@ def in_devices(notebook: Notebook) -> None:
 
 def in_pac_plus(notebook: Notebook) -> None:
     try_job_form(notebook)
-    try_player(notebook)
 
 
-@pytest.mark.parametrize(
-    ("name", "click_through"), [("00_quickstart", in_quickstart), ("01_devices", in_devices), ("02_pac_plus", in_pac_plus)]
-)
-def test_notebook_runs_and_its_widgets_answer(name: str, click_through: Callable[[Notebook], None], tmp_path: Path) -> None:
+def try_explorer(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    wait_until(lambda: "samples/s" in notebook.text_of(headline), 30, "the explorer to say its throughput")
+    before = notebook.text_of(headline)
+    move_slider(notebook, "tx2-h: speed in GFLOP/s", Keys.PAGE_DOWN, 6)
+    wait_until(lambda: "against the beginning" in notebook.text_of(headline), 30, "the plan to follow the slider")
+    assert notebook.text_of(headline) != before
+    notebook.shoot("explorer-slower")
+    move_slider(notebook, "nano-h: memory for the job, in MB", Keys.HOME)
+    move_slider(notebook, "nano-l: memory for the job, in MB", Keys.HOME)
+    move_slider(notebook, "tx2-h: memory for the job, in MB", Keys.HOME)
+    move_slider(notebook, "tx2-l: memory for the job, in MB", Keys.HOME)
+    wait_until(lambda: "No plan fits." in notebook.text_of(headline), 30, "the planner to refuse")
+    assert "nano" in notebook.text_of("[role=alert]") or "tx2" in notebook.text_of("[role=alert]")
+    notebook.shoot("explorer-refused")
+    notebook.press("Reset")
+    wait_until(lambda: "No plan fits." not in notebook.text_of(headline), 30, "the planner to plan again")
+
+
+def try_split_editor(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    before = notebook.text_of(headline)
+    move_slider(notebook, "Stage 0 has the layers before this one", Keys.ARROW_LEFT)
+    wait_until(lambda: notebook.text_of(headline) != before, 30, "the step to follow the split")
+    notebook.shoot("editor-moved")
+    notebook.press("Planner's plan")
+    wait_until(lambda: "(+0.0% against the planner)" in notebook.text_of(headline), 30, "the planner's plan")
+
+
+def in_hybrid_parallelism(notebook: Notebook) -> None:
+    try_explorer(notebook)
+    try_split_editor(notebook)
+
+
+CLICKS: dict[str, Callable[[Notebook], None]] = {
+    "00_quickstart": in_quickstart,
+    "01_devices": in_devices,
+    "02_pac_plus": in_pac_plus,
+    "03_hybrid_parallelism": in_hybrid_parallelism,
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, WebDriver]]:
+    """One JupyterLab and one browser for all notebooks, each with a kernel of its own."""
+    folder = tmp_path_factory.mktemp("lab")
+    with jupyterlab(folder, [ROOT / "notebooks" / f"{name}.ipynb" for name in CLICKS]) as address, browser(folder) as driver:
+        yield address, driver
+
+
+@pytest.mark.parametrize("name", CLICKS)
+def test_notebook_runs_and_its_widgets_answer(name: str, lab: tuple[str, WebDriver], tmp_path: Path) -> None:
     file = f"{name}.ipynb"
     pictures = Path(os.environ.get("WORKBENCH_SCREENSHOTS") or tmp_path / "screenshots")
-    with jupyterlab(tmp_path, [ROOT / "notebooks" / file]) as address, browser(tmp_path) as driver:
-        notebook = Notebook(driver, address, file, pictures)
-        try:
-            notebook.run_all(seconds=300)
-            notebook.shoot_all()
-            assert notebook.faults() == []
-            click_through(notebook)
-            notebook.wait_idle()
-            assert notebook.faults() == []
-        except BaseException:
-            notebook.shoot("failed")
-            raise
-        finally:
-            notebook.close()
+    address, driver = lab
+    notebook = Notebook(driver, address, file, pictures)
+    try:
+        notebook.run_all(seconds=300)
+        notebook.shoot_all()
+        assert notebook.faults() == []
+        CLICKS[name](notebook)
+        notebook.wait_idle()
+        assert notebook.faults() == []
+    except BaseException:
+        notebook.shoot("failed")
+        raise
+    finally:
+        notebook.close()

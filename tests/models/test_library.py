@@ -102,7 +102,7 @@ def test_only_the_adapter_is_trained_and_saved(capsys):
     assert all(torch.equal(a, b) for a, b in zip(model.adapter.parameters(), other.adapter.parameters(), strict=True))
     assert not model.train().backbone.training and model.adapter.training
     model.print_trainable_parameters()
-    trainable, total = model.num_parameters()
+    trainable, total = model.count_parameters()
     assert f"{trainable:,} of {total:,}" in capsys.readouterr().out
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     assert (trainable, total) == (sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes))
@@ -110,7 +110,7 @@ def test_only_the_adapter_is_trained_and_saved(capsys):
 
 def test_counting_does_not_depend_on_storage():
     dense, stored = (
-        get_parallel_adapter_model("tiny-gpt2-2", reduction=4, quantization=quantization).num_parameters()
+        get_parallel_adapter_model("tiny-gpt2-2", reduction=4, quantization=quantization).count_parameters()
         for quantization in (None, QuantizationConfig(storage="nf4"))
     )
     assert dense == stored

@@ -121,7 +121,7 @@ def test_folders_that_are_no_models(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_stack(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ConfigError, match="family 'mamba'.*t5, bart.*how one layer is called"):
+    with pytest.raises(ConfigError, match=r"family 'mamba'.*t5, bart.*how one layer is called"):
         load_stack(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}')
     with pytest.raises(MissingDataError, match="does not load"):

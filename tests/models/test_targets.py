@@ -168,9 +168,7 @@ def two_words(count=48):
     """Texts whose last letter decides the class."""
     texts = tuple(f"{'xy'[index % 3 == 0]} {chr(97 + index % 20)} {'xy'[index % 3 == 0]}" for index in range(count))
     split = Split(texts=texts, labels=tuple(int(index % 3 == 0) for index in range(count)), sample_ids=tuple(range(count)))
-    task = Task(
-        name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy",), train=split, validation=split, test=split
-    )
+    task = Task(name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy",), train=split, validation=split, test=split)
     return as_text_to_text(task)
 
 
@@ -200,7 +198,7 @@ def test_an_adapter_learns_digits():
     task, stack = load_task("digits", train_samples=256, validation_samples=10, test_samples=10), load_stack("tiny-vit")
     split = tokenize(task.train, load_tokenizer("tiny-vit"), max_length=64)
     adapter = ParallelAdapter(small_config(stack, reduction=2, num_outputs=10))
-    batches = [collate(split, list(range(at, at + 32))) for at in range(0, 256, 32)]
+    batches = [collate(split, list(range(at, at + 32)), 1) for at in range(0, 256, 32)]
     set_statistics(adapter, calibrate(stack, batches[:4]))
     losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 14, learning_rate=1e-2)]
     assert sum(losses[-8:]) < 0.4 * sum(losses[:8])

@@ -83,7 +83,9 @@ def test_deviations_are_per_cent_or_points_and_words_agree_or_differ():
     assert Comparison(labels=(), paper=OOM, ours=1.5).deviation is None
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.03516, "0.0352"), (12.0, "12"), (104.89, "104.9"), (OOM, OOM), (None, ""), (22980.4, "22980")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.03516, "0.0352"), (12.0, "12"), (104.89, "104.9"), (OOM, OOM), (None, ""), (22980.4, "22980")]
+)
 def test_numbers_are_printed_short(value, text):
     assert number_text(value) == text
 

@@ -19,36 +19,45 @@ CONSTANTS = load_constants()
 PAPER = {name: lookup(paper_values("pac_plus", name)) for name in ("table1", "table5", "fig13", "fig17", "fig18")}
 
 
-@pytest.fixture(autouse=True)
-def few_variations(monkeypatch):
-    """Two variations of one constant instead of all: the code is the same."""
-    for module in (table5, fig12, fig13, fig16, fig17, fig18):
-        monkeypatch.setattr(module, "sensitivity", lambda *given, **named: sensitivity(*given, **named, varied=("nano_bytes",)))
+@pytest.fixture(scope="module")
+def result():
+    """Each table, computed once; two variations of one constant instead of all: the code is the same."""
+    made: dict[object, Result] = {}
+
+    def run(module) -> Result:
+        if module not in made:
+            made[module] = module.run(Settings())
+        return made[module]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (table5, fig12, fig13, fig16, fig17, fig18):
+            patch.setattr(module, "sensitivity", lambda *given, **named: sensitivity(*given, **named, varied=("nano_bytes",)))
+        yield run
 
 
 def failing(result: Result) -> list[str]:
     return [f"{check.claim}: {check.found}" for check in result.checks if not check.holds]
 
 
-def test_table_1_every_memory_cell_within_10_percent():
-    result = table1.run(Settings())
-    assert failing(result) == []
-    memory = {one.labels: one for one in result.comparisons if one.unit == "GB"}
+def test_table_1_every_memory_cell_within_10_percent(result):
+    made = result(table1)
+    assert failing(made) == []
+    memory = {one.labels: one for one in made.comparisons if one.unit == "GB"}
     assert len(memory) == 14
     for labels, one in memory.items():
         assert one.ours == pytest.approx(one.paper, rel=0.10, abs=0.005), labels
 
 
-def test_table_1_has_no_room_for_optimizer_state():
-    [optimizers] = [table for table in table1.run(Settings()).tables if "optimizer" in table.title]
+def test_table_1_has_no_room_for_optimizer_state(result):
+    [optimizers] = [table for table in result(table1).tables if "optimizer" in table.title]
     adamw = {row[0]: row for row in optimizers.rows}["AdamW"]
     assert adamw[1] > 2 * PAPER["table1"]["full", "activations"]
 
 
-def test_fig_3_saves_around_30_percent_and_not_more():
-    result = fig3.run(Settings())
-    assert failing(result) == []
-    assert {one.paper for one in result.comparisons} == {30.0, 54.0, 56.0}
+def test_fig_3_saves_around_30_percent_and_not_more(result):
+    made = result(fig3)
+    assert failing(made) == []
+    assert {one.paper for one in made.comparisons} == {30.0, 54.0, 56.0}
 
 
 def test_table_5_floors():
@@ -59,18 +68,18 @@ def test_table_5_floors():
     assert (good, columns) == (12, 12), swapped
 
 
-def test_table_5_was_fitted_on_two_cells_of_t5_base_and_on_no_other():
-    result = table5.run(Settings())
-    assert failing(result) == []
-    fitted = [one for one in result.comparisons if one.kind == "fitted"]
+def test_table_5_was_fitted_on_two_cells_of_t5_base_and_on_no_other(result):
+    made = result(table5)
+    assert failing(made) == []
+    fitted = [one for one in made.comparisons if one.kind == "fitted"]
     assert {one.labels[2] for one in fitted} == {"T5-Base"}
     assert len(fitted) == 2
     product = 1.0
     for one in fitted:
         product *= one.ours / one.paper
     assert product**0.5 == pytest.approx(1, abs=0.005)
-    assert all(one.kind == "predicted" for one in result.comparisons if one not in fitted)
-    assert len(result.comparisons) == 120
+    assert all(one.kind == "predicted" for one in made.comparisons if one not in fitted)
+    assert len(made.comparisons) == 120
 
 
 def test_the_order_of_methods_is_judged():
@@ -91,7 +100,7 @@ def test_the_contradictions_are_worked_out_from_the_papers_values():
     full = tables["Full fine-tuning against Adapters in the same pipeline (Eco-FL, SST-2)"].rows
     assert [round(row[3], 2) for row in full[:2]] == [1.17, 4.45]
     asked = tables["The idle share"].rows
-    assert max(row[-1] for row in asked) > 100, "a cell that asks for more than the peak"
+    assert max(row[-1] for row in asked if row[-1] is not None) > 100, "a cell that asks for more than the peak"
     [memory] = [table for title, table in tables.items() if title.startswith("Memory")]
     assert all(runs > refused for _, runs, _, refused in memory.rows)
 
@@ -102,10 +111,10 @@ def test_fig_17_floors():
     assert fig17.score(found, PAPER["fig17"], ("T5-Base", "BART-Large")) == 8
 
 
-def test_fig_17_prints_sensitivity_and_the_trivial_rule():
-    result = fig17.run(Settings())
-    assert failing(result) == []
-    [table] = [table for table in result.tables if table.title.startswith("Sensitivity")]
+def test_fig_17_prints_sensitivity_and_the_trivial_rule(result):
+    made = result(fig17)
+    assert failing(made) == []
+    [table] = [table for table in made.tables if table.title.startswith("Sensitivity")]
     names = [row[0] for row in table.rows]
     assert names[0] == "as they are"
     assert {"nano_bytes -5%", "nano_bytes +5%"} <= set(names)
@@ -121,29 +130,29 @@ def test_fig_17_depends_on_the_memory_budget():
     assert set(fig17.trivial_groupings(nothing_fits).values()) == {OOM}
 
 
-def test_fig_13_percentages_within_5_points():
-    result = fig13.run(Settings())
-    assert failing(result) == []
-    assert len(result.comparisons) == 11
-    for one in result.comparisons:
+def test_fig_13_percentages_within_5_points(result):
+    made = result(fig13)
+    assert failing(made) == []
+    assert len(made.comparisons) == 11
+    for one in made.comparisons:
         assert one.ours == pytest.approx(one.paper, abs=5), one.labels
-    assert sum(one.kind == "fitted" for one in result.comparisons) == 2
+    assert sum(one.kind == "fitted" for one in made.comparisons) == 2
 
 
-def test_fig_13s_percentages_contradict_each_other():
-    [sums] = [table for table in fig13.run(Settings()).tables if table.title.startswith("The paper's sums")]
+def test_fig_13s_percentages_contradict_each_other(result):
+    [sums] = [table for table in result(fig13).tables if table.title.startswith("The paper's sums")]
     assert sums.rows[-1][1] > 1, "the side network's backward takes more than its forward and backward"
 
 
-def test_fig_15_quantization_saves_most_with_the_fewest_bits():
-    result = fig15.run(Settings())
-    assert failing(result) == []
-    assert all(abs(one.deviation) < 6 for one in result.comparisons)
+def test_fig_15_quantization_saves_most_with_the_fewest_bits(result):
+    made = result(fig15)
+    assert failing(made) == []
+    assert all(abs(one.deviation) < 6 for one in made.comparisons)
 
 
-def test_fig_16_only_data_parallelism_runs_out_of_memory():
-    result = fig16.run(Settings())
-    assert failing(result) == []
+def test_fig_16_only_data_parallelism_runs_out_of_memory(result):
+    made = result(fig16)
+    assert failing(made) == []
     found = fig16.scaling(CONSTANTS)
     assert found["data_parallel", "T5-Base", 8] is not None
     assert found["pipeline_parallel", "BART-Large", 8] is not None
@@ -152,9 +161,9 @@ def test_fig_16_only_data_parallelism_runs_out_of_memory():
     assert ("BART-Large", 2) not in gains, "on two devices PAC+'s plan is the pipeline"
 
 
-def test_fig_18_saves_more_the_more_epochs():
-    result = fig18.run(Settings())
-    assert failing(result) == []
+def test_fig_18_saves_more_the_more_epochs(result):
+    made = result(fig18)
+    assert failing(made) == []
     for hours in fig18.phases(CONSTANTS).values():
         assert fig18.saved(hours, 1) == 0
         assert 0 < fig18.saved(hours, 2) < fig18.saved(hours, 10) < 100
@@ -171,14 +180,14 @@ def test_fig_12_pac_plus_is_ahead_of_every_other_system():
 
 
 @pytest.mark.parametrize("module", [fig3, fig13, fig15, fig16, fig17, fig18, table1, table5])
-def test_results_survive_json_and_are_drawn_from_it(module):
-    result = module.run(Settings())
-    read = from_json(to_json(result), Result)
-    assert [one.labels for one in read.comparisons] == [one.labels for one in result.comparisons]
+def test_results_survive_json_and_are_drawn_from_it(module, result):
+    made = result(module)
+    read = from_json(to_json(made), Result)
+    assert [one.labels for one in read.comparisons] == [one.labels for one in made.comparisons]
     drawn = module.draw(read)
     assert drawn
     for captioned in drawn:
-        assert f"({result.source})" in captioned.figure.layout.title.text
+        assert f"({made.source})" in captioned.figure.layout.title.text
         assert captioned.figure.data
 
 
@@ -204,6 +213,4 @@ def test_profiles_carry_factors_and_overheads():
     cluster = nanos(CONSTANTS, 1)
     ours, bare = (profile(constants, "T5-Base", "parallel_adapters", cluster).layers[0][3] for constants in (CONSTANTS, plain))
     assert ours.seconds("F", 4, 128) == pytest.approx(bare.seconds("F", 4, 128) + CONSTANTS.operation_overhead_s)
-    assert ours.seconds("SB", 4, 128) == pytest.approx(
-        CONSTANTS.side_factor * bare.seconds("SB", 4, 128) + CONSTANTS.operation_overhead_s
-    )
+    assert ours.seconds("SB", 4, 128) == pytest.approx(CONSTANTS.side_factor * bare.seconds("SB", 4, 128) + CONSTANTS.operation_overhead_s)

@@ -157,7 +157,7 @@ class FastSide:
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
             assert layer.mix is not None
-            _grad(layer.mix).add_(torch.dot(gradient.view(-1), own.difference.view(-1)))
+            _grad(layer.mix).add_((gradient * own.difference).sum())  # not dot: it adds up rounding errors one by one
             _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
             weight_sums[at] *= mix
             bias_sums[at] *= mix

@@ -171,7 +171,7 @@ class ParallelAdapterModel(nn.Module):
         )
         set_statistics(self.adapter, calibrate(self.backbone, prepared))
 
-    def num_parameters(self) -> tuple[int, int]:
+    def count_parameters(self) -> tuple[int, int]:
         """Return the trainable parameters, and all: the backbone's and the adapter's."""
         trainable = sum(parameter.numel() for parameter in self.adapter.parameters())
         stored = (part.numel() for part in self.backbone.modules() if isinstance(part, StoredWeight))
@@ -179,7 +179,7 @@ class ParallelAdapterModel(nn.Module):
 
     def print_trainable_parameters(self) -> None:
         """Print how many parameters are trained, of how many, and the bytes that the backbone holds."""
-        trainable, total = self.num_parameters()
+        trainable, total = self.count_parameters()
         print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%}); backbone: {held_bytes(self.backbone):,} bytes")
 
     def train(self, mode: bool = True) -> ParallelAdapterModel:

@@ -11,6 +11,7 @@ from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
 from workbench.reproduce.result import Comparison, Result
 
 PAPER_COLOUR, OUR_COLOUR = GREY, BLUE
+NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the cache"}
 
 
 def paired_bars(
@@ -34,7 +35,7 @@ def paired_bars(
     rows = max(len(panel) for panel in panels.values())
     figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
     for column, panel in enumerate(panels.values(), start=1):
-        names = [", ".join(label for index, label in enumerate(one.labels) if index != facet) for one in panel]
+        names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
         for name, colour, values in (
             ("ours", OUR_COLOUR, [one.ours for one in panel]),
             ("the paper's", PAPER_COLOUR, [one.paper for one in panel]),
@@ -46,6 +47,7 @@ def paired_bars(
                     x=[value if isinstance(value, int | float) else None for value in values],
                     text=[_text(value) for value in values],
                     textposition="auto",
+                    textangle=0,
                     name=f"{name} ({result.source})" if name == "ours" else name,
                     legendgroup=name,
                     showlegend=column == 1,
@@ -55,8 +57,8 @@ def paired_bars(
                 row=1,
                 col=column,
             )
-        words = [(label, one) for label, one in zip(names, panel, strict=True) if isinstance(one.paper, str) or isinstance(one.ours, str)]
-        for label, one in words:
+        told = [(label, one) for label, one in zip(names, panel, strict=True) if isinstance(one.paper, str) or isinstance(one.ours, str)]
+        for label, one in told:
             text = f"paper {_text(one.paper)}, ours {_text(one.ours)}"
             place = {"xref": f"x{column} domain" if column > 1 else "x domain", "yref": f"y{column}" if column > 1 else "y"}
             figure.add_annotation(
@@ -83,15 +85,21 @@ def lines(
     y_title: str,
     dashes: Mapping[str, str] | None = None,
     logarithmic_x: bool = False,
+    colour_by_group: bool = False,
 ) -> go.Figure:
-    """Return one line with markers for each series."""
+    """Return one line with markers for each series.
+
+    colour_by_group: series whose names agree up to the first comma share a colour, and dashes tell them apart.
+    """
     figure = go.Figure()
-    for number, (name, points) in enumerate(series.items()):
+    groups = list(dict.fromkeys(name.split(", ")[0] if colour_by_group else name for name in series))
+    for name, points in series.items():
+        number = groups.index(name.split(", ")[0] if colour_by_group else name)
         figure.add_trace(
             go.Scatter(
                 x=[x for x, _ in points],
                 y=[y for _, y in points],
-                name=name,
+                name=words(name),
                 mode="lines+markers",
                 line={"color": CYCLE[number % len(CYCLE)], "dash": (dashes or {}).get(name, "solid")},
             )
@@ -117,7 +125,7 @@ def stacked(
         figure.add_trace(
             go.Bar(
                 orientation="h",
-                y=list(bars),
+                y=[words(name) for name in bars],
                 x=[cut.get(part, 0.0) for cut in bars.values()],
                 name=part,
                 marker={"color": CYCLE[number % len(CYCLE)]},
@@ -128,7 +136,7 @@ def stacked(
         figure.add_trace(
             go.Scatter(
                 x=list(marks.values()),
-                y=list(marks),
+                y=[words(name) for name in marks],
                 mode="markers",
                 name="the paper's",
                 marker={"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}},
@@ -137,11 +145,18 @@ def stacked(
     figure.update_xaxes(title=unit)
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(
-        barmode="stack", bargap=0.3, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
+        barmode="stack",
+        bargap=0.3,
+        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     )
     finish(figure, title=title, label=result.source, subtitle=subtitle, height=200 + 30 * len(bars))
     figure.update_layout(margin={"b": 100})
     return figure
+
+
+def words(name: str) -> str:
+    """Return a name of the registry's data as people write it: 'lora' as 'LoRA', 'data_parallel' as 'data parallel'."""
+    return ", ".join(NAMES.get(part, part.replace("_", " ")) for part in name.split(", "))
 
 
 def _text(value: object) -> str:

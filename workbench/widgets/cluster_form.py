@@ -125,7 +125,7 @@ class ClusterForm(widgets.VBox):
                 slider.observe(self._changed, names="value")
                 cells.append(slider)
         self.grid.children = cells
-        self.grid.layout = widgets.Layout(grid_template_columns="5em repeat(4, minmax(13em, 1fr))", grid_gap="0 0.5em", max_width="80em")
+        self.grid.layout = widgets.Layout(grid_template_columns="5em repeat(4, minmax(14em, 1fr))", grid_gap="0 0.5em", max_width="80em")
         if self._rows:
             self.message.clear()
         else:
@@ -150,7 +150,7 @@ def _speed(device: Device) -> float:
 
 def _row(device: Device, continuous: bool) -> _Row:
     def settings(description: str, tooltip: str) -> dict[str, Any]:
-        style = {"description_width": "4em"}
+        style = {"description_width": "4.5em"}
         return {
             "description": description,
             "tooltip": f"{device.name}: {tooltip}",
@@ -161,15 +161,18 @@ def _row(device: Device, continuous: bool) -> _Row:
 
     speed, memory = _speed(device), round(device.memory_bytes / 1e6)
     most = max(1.0, speed) if device.host_share is not None else 2 * speed
+    # A browser moves a slider onto its grid of steps, which must therefore hold the value that it begins with.
+    speed_step = 0.001 if device.host_share is not None else speed / 50
+    memory_step = max(1, 10 ** (int(math.log10(max(memory, 10))) - 1))
     rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {device.link.bytes_per_s / MEGABIT_BYTES})
     latency_ms = device.link.latency_s * 1e3
     return _Row(
         device=device,
         speed=widgets.FloatSlider(
             value=speed,
-            min=min(0.01, speed),
+            min=speed_step,
             max=most,
-            step=0.01 if most <= 1 else most / 100,
+            step=speed_step,
             readout_format=".2f",
             **settings(
                 *(("speed", "share of one core of this machine") if device.host_share is not None else ("GFLOP/s", "speed in GFLOP/s"))
@@ -177,9 +180,9 @@ def _row(device: Device, continuous: bool) -> _Row:
         ),
         memory=widgets.IntSlider(
             value=memory,
-            min=min(10, memory),
+            min=memory % memory_step or memory_step,
             max=max(1000, 2 * memory),
-            step=max(1, 10 ** (int(math.log10(max(memory, 10))) - 1)),
+            step=memory_step,
             **settings("MB", "memory for the job, in MB"),
         ),
         bandwidth=widgets.SelectionSlider(

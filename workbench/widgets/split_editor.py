@@ -17,7 +17,7 @@ from workbench.widgets.latest import Latest
 from workbench.widgets.planning import PlanningProblem
 
 IDLE = "idle"
-DISPATCH = {"by speed": "speed", "equally": "equal", "by Eq. 4": "best"}
+DISPATCH = {"by Eq. 4": "best", "by speed": "speed", "equally": "equal"}
 
 
 class SplitEditor(widgets.VBox):
@@ -47,14 +47,7 @@ class SplitEditor(widgets.VBox):
             options=list(DISPATCH), description="Samples", tooltip="How a group divides the samples of a micro-batch", style=WIDE
         )
         self.ends = widgets.VBox()
-        self.devices = tuple(
-            widgets.ToggleButtons(
-                description=device.name,
-                tooltip=f"The stage that {device.name} works for",
-                style={"description_width": "9em", "button_width": "5em"},
-            )
-            for device in problem.cluster.devices
-        )
+        self.devices = tuple(widgets.ToggleButtons(style={"button_width": "5.5em"}) for _ in problem.cluster.devices)
         self.take_plan = _button("Planner's plan", "Set everything as the planner has it", "magic")
         self.even = _button("Even", "Equal stages, devices in turn", "align-justify")
         self.message, self.headline = Message(), widgets.HTML()
@@ -68,9 +61,13 @@ class SplitEditor(widgets.VBox):
         for control in (self.dispatch, *self.devices):
             control.observe(lambda _: self._changed(), names="value")
         self.tabs.observe(lambda _: self._changed(), names="selected_index")
-        self.take_plan.on_click(lambda _: self._set(*_shape(self.planned)))
+        self.take_plan.on_click(lambda _: self._take_plan())
         self.even.on_click(lambda _: self._restage(self.num_stages.value))
-        controls = [widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]), self.ends, *self.devices]
+        names = [
+            widgets.HTML(f"<b>{html.escape(device.name)}</b>", layout=widgets.Layout(width="9em")) for device in problem.cluster.devices
+        ]
+        rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]
+        controls = [widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]), self.ends, *rows]
         super().__init__([*controls, self.headline, self.message, self.tabs])
         self.wait()
 
@@ -94,6 +91,10 @@ class SplitEditor(widgets.VBox):
         """Wait until what is shown belongs to what the controls say."""
         self._latest.wait()
 
+    def _take_plan(self) -> None:
+        self.dispatch.value = "by Eq. 4"
+        self._set(*_shape(self.planned))
+
     def _restage(self, count: int) -> None:
         """Cut evenly into `count` stages, with the devices in turn."""
         whole, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
@@ -110,6 +111,8 @@ class SplitEditor(widgets.VBox):
             options = [(IDLE, -1)] + [(f"stage {stage}", stage) for stage in range(len(layers))]
             for rank, choice in enumerate(self.devices):
                 choice.options = options
+                name = self.problem.cluster.devices[rank].name
+                choice.tooltips = [f"{name} does nothing" if stage < 0 else f"{name} works for stage {stage}" for _, stage in options]
                 choice.value = next((stage for stage, group in enumerate(groups) if rank in group), -1)
         finally:
             self._paused = False

@@ -97,7 +97,7 @@ def comparison_table(compared: Sequence[Comparison], *, title: str = "What each 
     rows = [
         (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
         if one.plan is not None
-        else (one.planner, "out of memory", one.why.split(" (")[0], "")
+        else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
         for one in compared
     ]
     return Table(("planner", "layers", "device groups", "samples/s"), rows, title=title)

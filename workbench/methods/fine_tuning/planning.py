@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.fine_tuning.layout import PlannedStep, planned_epoch
@@ -15,27 +19,30 @@ from workbench.planners import PARADIGMS, asteroid, refine
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
 
-    'hybrid' is Asteroid's plan, refined with the simulated step as judge.
+    'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
     """
     job, paradigm = prepared.job, prepared.options.paradigm
     typical, longest = prepared.typical_length, max(prepared.train.lengths)
-    planner = asteroid if paradigm == "hybrid" else PARADIGMS[paradigm]
-    made = planner(
-        profile,
-        cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-        sequence_length=typical,
-        memory_length=longest,
-    )
+
+    def made_by(planner: Callable[..., Plan]) -> Plan:
+        sizes = {"batch_size": job.batch_size, "micro_batches": job.micro_batches}
+        return planner(profile, cluster, **sizes, sequence_length=typical, memory_length=longest)
+
     if paradigm != "hybrid":
-        return made
+        return made_by(PARADIGMS[paradigm])
 
     def simulated_s(plan: Plan) -> float:
         (step,) = typical_steps(prepared, plan, 1)
         return predictor_of(prepared, profile, cluster, plan).seconds(step)
 
-    return refine(made, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)
+    hybrid = refine(
+        made_by(asteroid), profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
+    )
+    plans = [hybrid]
+    for name in ("standalone", "data_parallel"):
+        with contextlib.suppress(PlanError):  # one that does not fit
+            plans.append(made_by(PARADIGMS[name]))
+    return min(plans, key=simulated_s)
 
 
 def typical_steps(prepared: PreparedJob, plan: Plan, num_steps: int) -> tuple[PlannedStep, ...]:

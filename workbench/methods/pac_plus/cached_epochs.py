@@ -66,7 +66,7 @@ def train_cached_epoch(
     own = [(per_rank[rank], step.lengths[rank]) for step, per_rank in steps[begin:] if per_rank[rank]]
     traces = []
     # An emulated device has one slowed core: nothing of it is free to read ahead, and its LOAD has its own price.
-    with CachedBatches(cache, own, depth=0 if session.slows_down else READ_AHEAD) as batches:
+    with CachedBatches(cache, own, depth=0 if session.slows_down else READ_AHEAD, packs=compute.packs) as batches:
         for number, (step, per_rank) in list(enumerate(steps))[begin:]:
             samples = per_rank[rank]
             handlers = CachedHandlers(

@@ -40,7 +40,8 @@ def measure_layers(
     Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
     so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
     """
-    lengths = (*(length for length in lengths if length < max_length), max_length)
+    # All pictures are as long.
+    lengths = (max_length,) if stack.family.reads_images else (*(length for length in lengths if length < max_length), max_length)
     makers: dict[str, Callable[[int, int], Call]] = {}
     stacks = [_Stack(stack, config, start, stop, cache_dtype(dtype)) for start, stop in _stacks(config)]
     for own in stacks:
@@ -217,7 +218,7 @@ class _Bench:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             context: SideContext = self._compute.side_forward(*inputs)
         self._compute.side_backward(context, None if self._is_last else torch.ones_like(context.output))
-        return sum(kept.values())
+        return sum(kept.values()) + (0 if context.fast is None else context.fast.nbytes)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config, targets = self._config, None

@@ -32,8 +32,8 @@ from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.quantization import quantize
 from workbench.models.saving import AdapterDescription, save_adapter
-from workbench.planners.memory import cached_needs, too_small
 from workbench.planners.memory import check as check_memory
+from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import LayerCost, analytic_profile, layer_costs
 from workbench.profiler.cache import cached_profile
 from workbench.runtime.activation_cache import cache_dtype
@@ -151,9 +151,7 @@ class PacPlus:
         longest = max(prepared.train.lengths)
         check_memory(profile, cluster, plan, sequence_length=longest)
         if plan.cached is not None:
-            for rank, need in cached_needs(profile, plan.cached, sequence_length=longest).items():
-                if need.total_bytes > cluster.devices[rank].memory_bytes:
-                    raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+            check_cached(profile, cluster, plan.cached, sequence_length=longest)
         if plan.cached is not None and not prepared.from_kept:
             # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
             needed = 2 * prepared.cache_bytes - disk_bytes(rank_folders(folder))

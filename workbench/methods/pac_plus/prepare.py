@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -17,7 +17,7 @@ from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfi
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization import resolve_engine
-from workbench.models.quantization.config import Engine, FloatType, QuantizationConfig, StorageType
+from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig, StorageType
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks import TASKS, load_task, unknown_task
@@ -38,7 +38,7 @@ class PacPlusOptions:
     reduction: r.  tap_every, mix, head_input: see ParallelAdapterConfig.  target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).  distillation_text: a folder of text files; None takes the embedded sentences.
     backbone_dtype, compute_dtype: in which the backbone's weights are kept, and computed with (section IV-D); quantization_block,
-    double_quantization, quantization_engine: see QuantizationConfig.  cache_dtype: float32, bfloat16 or int8.
+    double_quantization, embedding_dtype, quantization_engine: see QuantizationConfig.  cache_dtype: float32, bfloat16 or int8.
     keep_cache: keep the activations after the run, and use those that an earlier run kept.  disk_budget_bytes: for the cache while
     the run lasts.  order: of the devices, 'given' or 'all' tried.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
@@ -57,6 +57,7 @@ class PacPlusOptions:
     compute_dtype: FloatType = "float32"
     quantization_block: int = 64
     double_quantization: bool = False
+    embedding_dtype: EmbeddingStorage | None = None
     quantization_engine: Engine = "auto"
     cache_dtype: str = "bfloat16"
     keep_cache: bool = False
@@ -73,6 +74,7 @@ class PacPlusOptions:
             compute=self.compute_dtype,
             block_size=self.quantization_block,
             double_quantization=self.double_quantization,
+            embeddings=self.embedding_dtype,
             engine=self.quantization_engine,
         )
 
@@ -117,6 +119,7 @@ class PreparedJob:
     def data_digest(self) -> str:
         """Return a digest of tokens and labels in their order."""
         digest = hashlib.sha256()
+        digest.update(repr((self.train.words, self.train.start_id)).encode())
         for ids, label in zip(self.train.ids, self.train.labels, strict=True):
             digest.update(repr((ids, label)).encode())
         return digest.hexdigest()
@@ -179,6 +182,16 @@ def prepare(job: Job) -> PreparedJob:
     return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
 
 
+def _wanted(kind: Any) -> str:
+    """Return in words what a setting of a type may be: one of some names, a number, or (for an optional one) also nothing."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if all(isinstance(part, str) for part in parts):
+        return f"one of {', '.join(parts)}"
+    return f"{_wanted(parts[0])}, or left out"
+
+
 def _options(job: Job) -> PacPlusOptions:
     kinds = get_type_hints(PacPlusOptions)
     for name, value in job.options.items():
@@ -187,8 +200,7 @@ def _options(job: Job) -> PacPlusOptions:
         try:
             msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError:
-            choices = get_args(kinds[name])
-            wanted = f"one of {', '.join(choices)}" if choices else _WORDS[kinds[name]]
+            wanted = _wanted(kinds[name])
             raise ConfigError(f"The option {name} = {value!r} of pac_plus was asked for.", f"It must be {wanted}.", "Change it.") from None
     options = msgspec.convert(job.options, PacPlusOptions, strict=False)
     cache_dtype(options.cache_dtype)

@@ -9,6 +9,7 @@ ITEMS = (
     Item(name="table1", title="Memory footprint of T5-Large", source="counted", module=f"{_HERE}.table1"),
     Item(name="table5", title="Training durations in Env. A", source="simulated", module=f"{_HERE}.table5"),
     Item(name="table6", title="Performance of the techniques", source="executed", module=f"{_HERE}.executed_techniques"),
+    Item(name="parity", title="Where parity with LoRA holds", source="executed", module=f"{_HERE}.executed_parity"),
     Item(name="fig12", title="PAC+, PAC+ (Homo), Asteroid and HetPipe in Env. B", source="simulated", module=f"{_HERE}.fig12"),
     Item(name="fig13", title="Time and memory of the techniques on 8 Nano-H", source="simulated", module=f"{_HERE}.fig13"),
     Item(name="fig14", title="Initialization of the Parallel Adapters", source="executed", module=f"{_HERE}.executed_initialization"),

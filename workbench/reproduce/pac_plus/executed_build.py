@@ -97,8 +97,7 @@ class _Bench:
             torch.manual_seed(training.seed)
             inserted = _attach(stack, training.technique)
             splits = {name: getattr(data, name) for name in _SPLITS}
-            outputs = data.task.num_outputs
-            return BackboneTrainee(stack, inserted, splits, outputs, dropout=training.dropout, compute=training.compute)
+            return BackboneTrainee(stack, inserted, splits, training, data.task.num_outputs)
 
     def _adapter_trainee(self, training: Training) -> Trainee:
         data = self.task(training)

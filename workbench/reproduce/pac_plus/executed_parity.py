@@ -8,7 +8,7 @@ from typing import Any
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
-from workbench.reproduce.pac_plus.executed_settings import PROTOCOL, TITLES, run_trainings, task_of, tasks_of, training
+from workbench.reproduce.pac_plus.executed_settings import PROTOCOL, TITLES, resamples, run_trainings, task_of, tasks_of, training
 from workbench.reproduce.pac_plus.executed_statistics import Difference, ensemble, paired_bootstrap, spread
 from workbench.reproduce.result import Check, Comparison, Result, Settings, Table
 from workbench.tasks.task import Task
@@ -51,8 +51,8 @@ def run(settings: Settings) -> Result:
         for variant in VARIANTS:
             plan = [training(settings, name, "parallel_adapters", seed, **variant.changes) for seed in settings.seeds]
             outcomes = _outcomes(settings, plan)
-            single = paired_bootstrap(task, [one.test_outputs for one in outcomes], [one.test_outputs for one in lora])
-            joined = paired_bootstrap(task, [ensemble(outcomes)], [one.test_outputs for one in lora])
+            single = paired_bootstrap(task, [one.test_outputs for one in outcomes], [one.test_outputs for one in lora], resamples(settings))
+            joined = paired_bootstrap(task, [ensemble(outcomes)], [one.test_outputs for one in lora], resamples(settings))
             rows.append(_row(task, variant.label, outcomes, single, joined))
             labels = (variant.label, TITLES[name])
             comparisons.append(

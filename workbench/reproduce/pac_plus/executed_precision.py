@@ -7,7 +7,7 @@ from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.pac_plus.executed_build import backbone
 from workbench.reproduce.pac_plus.executed_runs import Outcome, score_name
-from workbench.reproduce.pac_plus.executed_settings import PROTOCOL, TITLES, run_trainings, task_of, tasks_of, training
+from workbench.reproduce.pac_plus.executed_settings import PROTOCOL, TITLES, resamples, run_trainings, task_of, tasks_of, training
 from workbench.reproduce.pac_plus.executed_statistics import Difference, paired_bootstrap, spread
 from workbench.reproduce.result import Check, Comparison, Result, Settings, Table
 from workbench.reproduce.values import paper_values
@@ -62,7 +62,7 @@ def draw(result: Result) -> list[Captioned]:
 def _difference(settings: Settings, found: dict[tuple[str, str], list[Outcome]], precision: str, task: str) -> Difference:
     low, full = found[precision, task], found["float32", task]
     loaded = task_of(settings, low[0].training)
-    return paired_bootstrap(loaded, [one.test_outputs for one in low], [one.test_outputs for one in full])
+    return paired_bootstrap(loaded, [one.test_outputs for one in low], [one.test_outputs for one in full], resamples(settings))
 
 
 def _paper_losses() -> dict[tuple[str, str], float]:

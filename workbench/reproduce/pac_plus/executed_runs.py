@@ -20,7 +20,8 @@ SCORES = {"mrpc": ("accuracy", "f1"), "stsb": ("pearson", "spearman"), "sentimen
 class Training:
     """All that a training's result depends on.
 
-    technique: full, lora, adapters or parallel_adapters.  compute: float32, or bfloat16 by autocast in the backbone.
+    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.  backbone_dropout: whether the backbone's own is
+    on where a technique trains through it.  compute: float32, or bfloat16 by autocast in the backbone.
     backbone: storage of the frozen weights.  taps: storage of the cached activations.  samples: at most so many in train, validation, test.
     averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
     score_every: score on validation after so many steps as well as after each epoch; 0 for epochs only.
@@ -37,6 +38,7 @@ class Training:
     weight_decay: float = 0.01
     warmup_fraction: float = 0.06
     dropout: float = 0.1
+    backbone_dropout: bool = False
     compute: str = "float32"
     backbone: str = "float32"
     taps: str = "bfloat16"

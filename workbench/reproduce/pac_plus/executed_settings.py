@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.reproduce.pac_plus.executed_build import run_all
 from workbench.reproduce.pac_plus.executed_runs import Outcome, RunFolder, Training
+from workbench.reproduce.pac_plus.executed_statistics import RESAMPLES
 from workbench.reproduce.result import Settings
 from workbench.tasks import load_task
 from workbench.tasks.task import Task
@@ -46,6 +47,11 @@ def training(settings: Settings, task: str, technique: str, seed: int, **changes
 def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Training, Outcome]:
     """Run what was not run before; outcomes are kept in the settings' workdir."""
     return run_all(trainings, RunFolder(run_folder(settings)), settings.data, settings.progress)
+
+
+def resamples(settings: Settings) -> int:
+    """Return how many test sets a paired test draws."""
+    return 50 if settings.quick else RESAMPLES
 
 
 def run_folder(settings: Settings) -> Path | None:

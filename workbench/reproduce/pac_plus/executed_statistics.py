@@ -37,7 +37,9 @@ class Difference:
         return f"{self.points:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
-def paired_bootstrap(task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]]) -> Difference:
+def paired_bootstrap(
+    task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]], resamples: int = RESAMPLES
+) -> Difference:
     """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and all seeds."""
     labels = np.asarray(task.test.labels, dtype=np.float64)
     sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
@@ -47,11 +49,11 @@ def paired_bootstrap(task: Task, first: Sequence[Sequence[Sequence[float]]], sec
         return float(means[0] - means[1])
 
     generator = np.random.default_rng(0)
-    drawn = np.sort([difference(generator.integers(0, len(labels), len(labels))) for _ in range(RESAMPLES)])
+    drawn = np.sort([difference(generator.integers(0, len(labels), len(labels))) for _ in range(resamples)])
     other_side = min(float(np.mean(drawn <= 0)), float(np.mean(drawn >= 0)))
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Difference(
-        points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / RESAMPLES))
+        points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / resamples))
     )
 
 

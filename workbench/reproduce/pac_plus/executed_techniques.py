@@ -5,11 +5,10 @@ from __future__ import annotations
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.pac_plus.executed_runs import Outcome, score_name
-from workbench.reproduce.pac_plus.executed_settings import LABELS, PROTOCOL, TITLES, run_trainings, task_of, tasks_of, training
+from workbench.reproduce.pac_plus.executed_settings import LABELS, PROTOCOL, TITLES, resamples, run_trainings, task_of, tasks_of, training
 from workbench.reproduce.pac_plus.executed_statistics import Difference, mcnemar, paired_bootstrap, spread
 from workbench.reproduce.result import Check, Comparison, Result, Settings, Table
 from workbench.reproduce.values import paper_values
-from workbench.tasks.task import Task
 
 BACKWARD = ("full", "adapters", "lora")
 OURS = "parallel_adapters"
@@ -25,7 +24,7 @@ def run(settings: Settings) -> Result:
     found: dict[tuple[str, str], list[Outcome]] = {}
     for one, outcome in outcomes.items():
         found.setdefault((one.technique, one.task), []).append(outcome)
-    differences = {task: _against_lora(task_of(settings, found[OURS, task][0].training), found, task) for task in tasks}
+    differences = {task: _against_lora(settings, found, task) for task in tasks}
     return Result(
         item="table6", title="Performance of the fine-tuning techniques", paper_section="VI-B", source="executed",
         label_columns=("difference", "task"), comparisons=tuple(_comparisons(found, tasks)),
@@ -82,9 +81,11 @@ def _scores(found: dict[tuple[str, str], list[Outcome]], tasks: tuple[str, ...])
     return Table(title="Scores on the test split", columns=columns, rows=tuple(rows))
 
 
-def _against_lora(task: Task, found: dict[tuple[str, str], list[Outcome]], name: str) -> tuple[Difference, list[float]]:
+def _against_lora(settings: Settings, found: dict[tuple[str, str], list[Outcome]], name: str) -> tuple[Difference, list[float]]:
     ours, lora = found[OURS, name], found["lora", name]
-    difference = paired_bootstrap(task, [one.test_outputs for one in ours], [one.test_outputs for one in lora])
+    task = task_of(settings, ours[0].training)
+    sides = [[one.test_outputs for one in side] for side in (ours, lora)]
+    difference = paired_bootstrap(task, sides[0], sides[1], resamples(settings))
     if task.kind == "regression":
         return difference, []
     return difference, [mcnemar(task, one.test_outputs, other.test_outputs) for one, other in zip(ours, lora, strict=True)]

@@ -66,27 +66,40 @@ class BackboneTrainee:
     """A backbone with trainable parts inside it, mean pooling and a linear head.
 
     stack: with requires_grad set on what is to be trained.  inserted: holds trainable modules that the stack does not.
-    compute: float32, or bfloat16 by autocast.
     """
 
     def __init__(
-        self, stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], num_outputs: int, *, dropout: float, compute: str
+        self, stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], training: Training, num_outputs: int
     ) -> None:
-        head = nn.Linear(stack.hidden_size, num_outputs)
-        nn.init.normal_(head.weight, std=0.02)
-        nn.init.zeros_(head.bias)
-        self.module = nn.ModuleDict({"stack": stack, "inserted": inserted, "dropout": nn.Dropout(dropout), "head": head})
-        self._splits, self._autocast = splits, compute == "bfloat16"
+        self.module = self._model = _PooledBackbone(stack, inserted, training, num_outputs)
+        self._splits, self._autocast = splits, training.compute == "bfloat16"
 
     def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
         """Return logits and labels."""
         batch = collate(self._splits[split], indices)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
-            hidden = self.module["stack"](batch.input_ids, batch.attention_mask)[0]
-        share = batch.attention_mask.to(torch.float32)
+            hidden = self._model.stack(batch.input_ids, batch.attention_mask)[0]
+        return self._model(hidden.float(), batch.attention_mask), batch.labels
+
+
+class _PooledBackbone(nn.Module):
+    def __init__(self, stack: LayerStack, inserted: nn.Module, training: Training, num_outputs: int) -> None:
+        super().__init__()
+        self.stack, self.inserted = stack, inserted
+        self.dropout, self.head = nn.Dropout(training.dropout), nn.Linear(stack.hidden_size, num_outputs)
+        self._backbone_dropout = training.backbone_dropout
+        nn.init.normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def train(self, mode: bool = True) -> _PooledBackbone:
+        super().train(mode)
+        self.stack.train(mode and self._backbone_dropout)
+        return self
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        share = attention_mask.to(hidden.dtype)
         share = share / share.sum(dim=1, keepdim=True)
-        pooled = torch.bmm(share[:, None], hidden.float()).squeeze(1)
-        return self.module["head"](self.module["dropout"](pooled)), batch.labels
+        return self.head(self.dropout(torch.bmm(share[:, None], hidden).squeeze(1)))
 
 
 def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:

@@ -90,7 +90,7 @@ def run(settings: Settings) -> Result:
         ),
         explanation=(
             "The curves are only a picture, and its models are told only as 'T5 models with varying parameter sizes': ours keep T5's form.",
-            f"Quantized weights: {PRECISIONS['INT8']:.4f} and {PRECISIONS['INT4']:.4f} bytes, the constant of each {BLOCK} weights included."
+            f"Quantized weights: {PRECISIONS['INT8']:.4f} and {PRECISIONS['INT4']:.4f} bytes, each {BLOCK} weights' constant included."
             "  Everything in the backbone is counted as quantized, the embedding too.",
             "What is left beside the weights are activations; with a smaller mini-batch than 16 the savings come near to the paper's.",
         ),

@@ -179,9 +179,10 @@ def draw(result: Result) -> list[Captioned]:
         result,
         drawn,
         title=result.title,
-        subtitle="one micro-batch has as many samples as there are devices; data parallelism runs out of memory with the two large models",
+        subtitle="one micro-batch has as many samples as there are devices; data parallelism fits T5-Base alone, whose PAC+ plan it is",
         x_title="Nano-H",
         y_title="samples per second",
         dashes=dashes,
+        colour_by_group=True,
     )
     return [Captioned("fig16", "Throughput against the number of devices, by paradigm.", figure)]

@@ -133,5 +133,6 @@ def draw(result: Result) -> list[Captioned]:
         x_title="epochs",
         y_title="hours",
         dashes={name: "dash" for name in result.series if name.endswith("without")},
+        colour_by_group=True,
     )
     return [Captioned("fig18", "What the activation cache saves, by the number of epochs.", figure)]
