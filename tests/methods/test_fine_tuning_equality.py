@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from one_process import run_schedule
+from stopped_run import stop_in_the_second_epoch
 
 from tests.methods.builders import LEARNING_RATE, PLANS, losses_of, made_up_split
 from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.compute import StageCompute
-from workbench.methods.fine_tuning.folder import load_weights
+from workbench.methods.fine_tuning.folder import finished_epochs, load_weights
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.layout import BackpropagationStep, planned_epoch, shared_parameters
 from workbench.methods.fine_tuning.session import RankJob
@@ -114,6 +116,19 @@ def train_plainly(stack: LayerStack, config: TechniqueConfig) -> tuple[dict[tupl
     return losses, model.trained()
 
 
+def rank_job(model: str, technique: str, plan: str, folder: Path) -> RankJob:
+    return RankJob(
+        job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
+        cluster=four_devices(),
+        plan=plan_of(PLANS[plan]),
+        host_layers=None,
+        config=config_for(load_stack(model), technique),
+        facts=model_facts(model),
+        split=made_up_split(SAMPLES),
+        folder=folder,
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "technique", "plan"),
     [
@@ -128,17 +143,9 @@ def test_devices_train_as_one_process(model: str, technique: str, plan: str, eng
     stack = load_stack(model)
     config = config_for(stack, technique)
     expected, weights = train_plainly(stack, config)
-    job = RankJob(
-        job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
-        cluster=four_devices(),
-        plan=plan_of(PLANS[plan]),
-        host_layers=None,
-        config=config,
-        facts=model_facts(model),
-        split=made_up_split(SAMPLES),
-        folder=tmp_path,
-    )
+    job = rank_job(model, technique, plan, tmp_path)
     losses = losses_of(engines.run(run_rank, [job] * 4))
+    assert not list((tmp_path / "journals").glob("*")), "what unfinished epochs left"
     assert set(losses) == set(expected)
     for step, loss in expected.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
@@ -148,3 +155,24 @@ def test_devices_train_as_one_process(model: str, technique: str, plan: str, eng
     for name, tensor in weights.items():
         if "c_attn.bias" not in name:  # softmax does not see the keys' bias: its gradient is noise, which AdamW blows up
             torch.testing.assert_close(trained[name], tensor.detach(), rtol=1e-3, atol=2e-4)
+
+
+def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_path: Path) -> None:
+    """Two of three steps of the second epoch are done: the third gives the loss of an unbroken run, and so do the weights."""
+    whole = rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path / "whole")
+    expected = losses_of(engines.run(run_rank, [whole] * 4))
+    stopped = replace(whole, folder=tmp_path / "stopped")
+    engines.run(stop_in_the_second_epoch, [stopped] * 4)
+    assert finished_epochs_on_disk(tmp_path / "stopped") == 1
+    results = engines.run(run_rank, [replace(stopped, start_epoch=1, resumes=True)] * 4)
+    assert {result.resumed_at for result in results} == {(1, 2)}
+    assert losses_of(results) == pytest.approx(expected, rel=1e-6)
+    weights = load_weights(tmp_path / "whole", 1, 2)
+    for name, tensor in load_weights(tmp_path / "stopped", 1, 2).items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
+
+
+def finished_epochs_on_disk(folder: Path) -> int | None:
+    """Return what a resumed run would find."""
+    (folder / "fingerprint.txt").write_text("this run\n")
+    return finished_epochs(folder, "this run", EPOCHS, world_size=4, num_stages=2)

@@ -33,7 +33,7 @@ def test_every_table_and_figure_with_numbers_is_there():
     names = {item.name: item.source for item in items_of("pac_plus")}
     simulated = {"fig3", "table1", "table5", "fig12", "fig13", "fig15", "fig16", "fig17", "fig18"}
     assert simulated == {name for name, source in names.items() if source != "executed"}
-    assert {"table6", "table7", "fig14", "fig18-executed"} == set(names) - simulated
+    assert {"table6", "table7", "fig14", "fig18-executed"} <= set(names) - simulated
 
 
 def test_an_unknown_item_or_paper_is_answered_with_the_list():

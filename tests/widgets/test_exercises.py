@@ -6,8 +6,9 @@ import pytest
 from widget_reports import CLUSTER, PLAN, make_report
 
 from workbench import experiment
+from workbench.core.catalogue import load_cluster
 from workbench.core.report import SweepPoint
-from workbench.widgets import exercises
+from workbench.widgets import compare, exercises, paper_problem
 from workbench.widgets.exercises import Verdict
 from workbench.widgets.variations import with_bandwidth, with_memory
 
@@ -86,3 +87,41 @@ def test_variations_change_every_device() -> None:
     slow = with_bandwidth(CLUSTER, 20)
     assert {device.link.bytes_per_s for device in slow.devices} == {2.5e6} and slow.link(0, 3).bytes_per_s == 2.5e6
     assert {device.memory_bytes for device in with_memory(CLUSTER, 5).devices} == {5}
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (lambda answer: exercises.check_backward_share(answer, 1.0, 3.0), 0.75, 0.5),
+        (lambda answer: exercises.check_side_layer_width(answer, hidden_size=384, reduction=8), 48, 384),
+        (lambda answer: exercises.check_down_projection(answer, hidden_size=384, reduction=8), 18432, 384),
+        (lambda answer: exercises.check_quantization_step(answer, absmax=0.5), 0.001969, 0.5 / 127),
+        (lambda answer: exercises.check_quantized_bytes(answer, bits=4, block_size=64), 0.5625, 0.5),
+        (lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4), 3 / 7, 0.25),
+    ],
+)
+def test_checks_of_the_labs(check, right: float, wrong: float) -> None:
+    assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]
+
+
+def test_checks_of_plans() -> None:
+    problem = paper_problem("BART-Large", load_cluster("pac-env-b"))
+    planned = problem.planned()
+    [made] = compare(problem, ("Algorithm 1",))
+    groups = [len(stage.shares) for stage in planned.stages]
+    assert [exercises.check_grouping(answer, made).passed for answer in (None, groups, planned.grouping(), [9])] == [
+        None,
+        True,
+        True,
+        False,
+    ]
+    assert exercises.check_grouping("OOM", compare(problem, ("data parallel",))[0]).passed
+    need = problem.needs(planned)[0].total_bytes
+    name = problem.cluster.devices[0].name
+    assert [exercises.check_memory_floor(answer, problem, planned, name).passed for answer in (None, need, need / 2)] == [None, True, False]
+    refined = problem.planned("simulated and refined")
+    assert problem.step_s(refined) < problem.step_s(planned)
+    assert [exercises.check_faster_split(one, problem, planned).passed for one in (None, refined, planned)] == [None, True, False]
+    too_large = problem.by_hand([23, 1], [[0], [2]])
+    assert "nano-h" in str(exercises.check_faster_split(too_large, problem, planned))
+    assert not exercises.check_faster_split("a plan", problem, planned).passed  # type: ignore[arg-type]

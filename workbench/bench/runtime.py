@@ -54,7 +54,13 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     host_layers = tuple(
         layer.scaled(PACE_MARGIN)
         for layer in measure_layers(
-            stack, adapter, dtype="float32", max_length=SEQUENCE_LENGTH, batch_sizes=(MICRO_BATCH_SIZE,), lengths=(SEQUENCE_LENGTH,)
+            stack,
+            adapter,
+            dtype="float32",
+            max_length=SEQUENCE_LENGTH,
+            batch_sizes=(MICRO_BATCH_SIZE,),
+            lengths=(SEQUENCE_LENGTH,),
+            is_fast=False,
         )
     )
     points = []
@@ -94,7 +100,13 @@ def run_rank(context: RankContext, job: PipelineBench) -> dict[str, Any]:
     with group(context, 60.0) as process_group, RankSession(context, job.rank_job, process_group) as session:
         sides: dict[str, Ours | Torchs] = {}
         for name, kind in (("ours", Ours), ("torch", Torchs)):
-            compute, optimizer = build_stage(job.rank_job, job.rank_job.plan.stage_of(context.rank), 1000)
+            compute, optimizer = build_stage(
+                # torch's side needs autograd, so both have it.
+                job.rank_job,
+                job.rank_job.plan.stage_of(context.rank),
+                1000,
+                is_fast=False,
+            )
             assert compute is not None and optimizer is not None
             sides[name] = kind(job, session, compute, optimizer)
         losses = {name: [side.step()] for name, side in sides.items()}  # the warm-up

@@ -1,4 +1,4 @@
-"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache."""
+"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache, reproduce."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from workbench.cli.job import (
     parse_options,
 )
 from workbench.cli.output import INTERRUPTED, Commands, Json, print_json, print_table, require_writable, say
+from workbench.cli.reproduce import reproduce
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.report import Report
 
 # Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
-BENCHES = {"runtime": "workbench.bench.runtime"}
+BENCHES = {"runtime": "workbench.bench.runtime", "pac_plus": "workbench.bench.pac_plus"}
 
 app = typer.Typer(
     cls=Commands,
@@ -50,6 +51,7 @@ app = typer.Typer(
 
 
 app.command()(cache)
+app.command()(reproduce)
 
 
 class Mode(StrEnum):

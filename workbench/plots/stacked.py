@@ -39,7 +39,7 @@ def stacked_bars(
         barmode="stack",
         bargap=0.3,
         uniformtext={"minsize": 9, "mode": "hide"},
-        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     )
     finish(figure, title=title, label=label, subtitle=subtitle, height=185 + 38 * len(names))
     figure.update_layout(margin_b=95)

@@ -20,8 +20,10 @@ from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
-def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> tuple[StageCompute | None, FlatAdamW | None]:
-    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage."""
+def build_stage(
+    rank_job: RankJob, index: int | None, steps_per_epoch: int, *, is_fast: bool = True
+) -> tuple[StageCompute | None, FlatAdamW | None]:
+    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage.  is_fast: see StageCompute."""
     if index is None:
         return None, None
     stage = rank_job.plan.stages[index]
@@ -30,7 +32,9 @@ def build_stage(rank_job: RankJob, index: int | None, steps_per_epoch: int) -> t
     store = partial(quantize, config=rank_job.quantization)
     backbone = store(load_stage(rank_job.job.model, stage.start, stage.stop, after_layer=store))
     optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
-    compute = StageCompute(adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype)
+    compute = StageCompute(
+        adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype, is_fast=is_fast
+    )
     return compute, optimizer
 
 

@@ -34,16 +34,18 @@ def measure_layers(
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
+    is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.
 
     Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
     so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
+    is_fast: see StageCompute.
     """
     # All pictures are as long.
     lengths = (max_length,) if stack.family.reads_images else (*(length for length in lengths if length < max_length), max_length)
     makers: dict[str, Callable[[int, int], Call]] = {}
-    stacks = [_Stack(stack, config, start, stop, cache_dtype(dtype)) for start, stop in _stacks(config)]
+    stacks = [_Stack(stack, config, start, stop, cache_dtype(dtype), max_length, is_fast=is_fast) for start, stop in _stacks(config)]
     for own in stacks:
         makers |= own.makers()
     makers["LOAD"] = _load_bench(config, dtype)
@@ -107,13 +109,23 @@ def _stacks(config: ParallelAdapterConfig) -> tuple[tuple[int, int], ...]:
 class _Stack:
     """The benches of one stack of like layers [start, stop): whole, first and last layer."""
 
-    def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        stack: LayerStack,
+        config: ParallelAdapterConfig,
+        start: int,
+        stop: int,
+        dtype: torch.dtype,
+        max_length: int,
+        *,
+        is_fast: bool,
+    ) -> None:
         self.start, self.stop = start, stop
         spans = {"whole": (start, stop)}
         if stop - start > 1:
             spans |= {"first": (start, start + 1), "last": (stop - 1, stop)}
-        self._benches = {name: _Bench(stack, config, *span, dtype) for name, span in spans.items()}
-        self._contexts = {name: bench.context_bytes() for name, bench in self._benches.items()}
+        self._benches = {name: _Bench(stack, config, *span, dtype, is_fast=is_fast) for name, span in spans.items()}
+        self._contexts = {name: bench.context_bytes(max_length) for name, bench in self._benches.items()}
 
     def makers(self) -> dict[str, Callable[[int, int], Call]]:
         """Return the calls to time, by name."""
@@ -157,14 +169,16 @@ class _Stack:
 class _Bench:
     """Calls of one stage on made-up inputs of any size."""
 
-    def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
+    ) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
         if config.kind == "sequence_to_sequence" and stop == config.num_layers:
             assert stack.language_model_head is not None
             adapter.attach(stack.language_model_head)
         hidden_dtype = next(stack.parameters()).dtype
         self._backbone = stack.stage(start, stop)
-        self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype)
+        self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype, is_fast=is_fast)
         self._hidden_dtype = hidden_dtype
         # A stage without adapters of its own (tap_every) has nothing to step.
         self._optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
@@ -195,13 +209,18 @@ class _Bench:
         """Take an optimizer step."""
         self._optimizer.step()
 
-    def context_bytes(self, batch: int = 4, lengths: tuple[int, int] = (32, 64)) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, weights and taps not counted: (per token, per sample)."""
-        if self._config.num_encoder_layers is None:
-            return self._kept_bytes(batch, lengths[0]) // (batch * lengths[0]), 0
-        short, long = (self._kept_bytes(batch, length) for length in lengths)
-        per_token = (long - short) // (batch * (lengths[1] - lengths[0]))
-        return per_token, max(0, short // batch - per_token * lengths[0])
+    def context_bytes(self, max_length: int, batch: int = 4) -> tuple[int, int]:
+        """Return the bytes that are kept between both passes, weights and taps not counted: (per token, per sample).
+
+        Measured where it is dearest: attention keeps more for each token of a long sample.
+        """
+        long = self._kept_bytes(batch, max_length)
+        if self._config.num_encoder_layers is None or max_length < 2:
+            return long // (batch * max_length), 0
+        short_length = max_length // 2
+        short = self._kept_bytes(batch, short_length)
+        per_token = (long - short) // (batch * (max_length - short_length))
+        return per_token, max(0, long // batch - per_token * max_length)
 
     def _kept_bytes(self, batch: int, length: int) -> int:
         inputs = self._inputs(batch, length)
