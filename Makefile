@@ -21,12 +21,20 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
+# Tests that only compute run beside those that start devices, servers and browsers, which mostly wait.
+COMPUTING := tests/core tests/models tests/planners tests/plots tests/profiler tests/reproduce tests/schedules tests/simulator tests/tasks
+PYTEST := WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg
+	@log=$$(mktemp); $(PYTEST) $(COMPUTING) >$$log 2>&1 & computing=$$!; \
+	trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg \
+		$(addprefix --ignore=,$(COMPUTING)); others=$$?; \
+	wait $$computing; status=$$?; echo; echo "$(COMPUTING):"; cat $$log; \
+	exit $$(( others ? others : status ))
 
 lab: setup
 	$(BIN)/jupyter lab notebooks

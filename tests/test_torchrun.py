@@ -22,8 +22,8 @@ from workbench.core.report import Report
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
-from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
+from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.methods.pac_plus.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.models.loading import load_stack
@@ -111,9 +111,7 @@ def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) ->
         steps = cached_steps(cached, owners, split.lengths, 2, seed=job.seed, epoch=epoch)
         return [collate(split, [sample for samples in per_rank for sample in samples]) for _, per_rank in steps]
 
-    expected = [
-        loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)
-    ]
+    expected = [loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)]
     losses = [step.loss for step in report.steps]
     assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)
     assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)

@@ -176,3 +176,8 @@ def test_sliders_begin_on_their_own_grid(name: str) -> None:
                 slider = form.sliders(device.name)[which]
                 turns = (slider.value - slider.min) / slider.step
                 assert turns == pytest.approx(round(turns), abs=1e-6), (device.name, which)
+
+
+def test_layers_that_do_not_add_up_are_refused(problem: PlanningProblem) -> None:
+    with pytest.raises(ConfigError, match="sum to 24"):
+        SplitEditor(problem, layers=[2, 2], groups=[[0], [1]])

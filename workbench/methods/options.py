@@ -22,7 +22,16 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
         try:
             msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError:
-            choices = get_args(kinds[name])
-            wanted = f"one of {', '.join(map(str, choices))}" if choices else _WORDS[kinds[name]]
-            raise ConfigError(f"The option {name} = {value!r} of {method} was asked for.", f"It must be {wanted}.", "Change it.") from None
+            asked = f"The option {name} = {value!r} of {method} was asked for."
+            raise ConfigError(asked, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
     return msgspec.convert(dict(given), settings, strict=False)
+
+
+def _wanted(kind: Any) -> str:
+    """Return in words what a setting of a type may be: one of some names, a number, or (for an optional one) also nothing."""
+    if kind in _WORDS:
+        return _WORDS[kind]
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    if all(isinstance(part, str) for part in parts):
+        return f"one of {', '.join(parts)}"
+    return f"{_wanted(parts[0])}, or left out"

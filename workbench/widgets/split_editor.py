@@ -24,7 +24,7 @@ class SplitEditor(widgets.VBox):
     """Sliders for the ends of the stages, and for each device the stage that it works for.
 
     plan: as the controls have it, fitting or not; reading it raises ConfigError for what is no plan (a stage without a device).
-    planned: the planner's plan, which yours is compared with.
+    planned: the planner's plan, which yours is compared with.  layers, groups: what to begin with, the planner's if not given.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class SplitEditor(widgets.VBox):
         if layers is None or groups is None:
             self._set(*_shape(self.planned))
         else:
+            problem.by_hand(layers, groups)  # refuses what is no plan
             self._set(layers, groups)
         self.num_stages.observe(lambda change: self._restage(change["new"]), names="value")
         for control in (self.dispatch, *self.devices):

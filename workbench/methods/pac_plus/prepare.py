@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
-
-import msgspec
+from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.methods.options import read_options
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
@@ -24,8 +23,6 @@ from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.text_to_text import as_text_to_text
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 Initialization = Literal["fan_in", "gaussian", "zero", "pruned", "torch_pruned", "distilled"]
@@ -182,27 +179,8 @@ def prepare(job: Job) -> PreparedJob:
     return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
 
 
-def _wanted(kind: Any) -> str:
-    """Return in words what a setting of a type may be: one of some names, a number, or (for an optional one) also nothing."""
-    parts = [part for part in get_args(kind) if part is not type(None)]
-    if kind in _WORDS:
-        return _WORDS[kind]
-    if all(isinstance(part, str) for part in parts):
-        return f"one of {', '.join(parts)}"
-    return f"{_wanted(parts[0])}, or left out"
-
-
 def _options(job: Job) -> PacPlusOptions:
-    kinds = get_type_hints(PacPlusOptions)
-    for name, value in job.options.items():
-        if name not in kinds:
-            raise ConfigError(f"The option '{name}' of pac_plus was asked for.", f"Known: {', '.join(kinds)}.", did_you_mean(name, kinds))
-        try:
-            msgspec.convert(value, kinds[name], strict=False)
-        except msgspec.ValidationError:
-            wanted = _wanted(kinds[name])
-            raise ConfigError(f"The option {name} = {value!r} of pac_plus was asked for.", f"It must be {wanted}.", "Change it.") from None
-    options = msgspec.convert(job.options, PacPlusOptions, strict=False)
+    options = read_options("pac_plus", PacPlusOptions, job.options)
     cache_dtype(options.cache_dtype)
     resolve_engine(options.quantization.storage, options.quantization.engine)
     return options
