@@ -8,7 +8,11 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.fine_tuning.prepare import FineTuningOptions
+from workbench.methods.options import read_options
+from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.widgets import ClusterForm, JobForm
+from workbench.widgets.job_form import CHOICES
 
 JOB = Job(model="tiny-gpt2", task="mrpc", learning_rate=1e-3, train_samples=None, test_samples=7, options={"reduction": 4, "dropout": 0.0})
 
@@ -30,6 +34,22 @@ def test_job_form_changes_only_what_was_changed() -> None:
     assert form.job.options == {"reduction": 16, "dropout": 0.0}
     assert (form.job.learning_rate, form.job.test_samples) == (1e-3, 7)
     assert seen[-1] == form.job
+
+
+def test_a_method_gets_only_the_options_that_it_knows() -> None:
+    form = JobForm(JOB)
+    form.controls["backbone_dtype"].value = "nf4"
+    assert form.job.options == {"reduction": 4, "dropout": 0.0, "backbone_dtype": "nf4"}
+    form.controls["method"].value = "fine_tuning"
+    form.controls["technique"].value = "full"
+    assert form.job.options == {"technique": "full"}
+    assert form.controls["reduction"].disabled and form.controls["backbone_dtype"].disabled and not form.controls["technique"].disabled
+    for method, settings in (("pac_plus", PacPlusOptions), ("fine_tuning", FineTuningOptions)):
+        for name, choice in CHOICES.items():
+            for value in choice.values if method in choice.methods else ():
+                assert getattr(read_options(method, settings, {name: value}), name) == value
+            if method in choice.methods:
+                assert getattr(settings(), name) == choice.values[0]
 
 
 @pytest.mark.parametrize(

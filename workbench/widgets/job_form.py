@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
@@ -14,8 +14,41 @@ from workbench.methods import METHODS
 from workbench.tasks import TASKS
 from workbench.widgets.controls import WIDE, Message, number
 
-MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", "tiny-bert", "tiny-distilbert", "tiny-gpt2", "tiny-llama")
+MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")))
 DEFAULT_REDUCTION = 8
+
+
+class Choice(NamedTuple):
+    """An option that a method knows.  values: the default first."""
+
+    label: str
+    methods: tuple[str, ...]
+    values: tuple[str, ...]
+    tooltip: str
+
+
+_BOTH, _PAC_PLUS = ("pac_plus", "fine_tuning"), ("pac_plus",)
+CHOICES = {
+    "technique": Choice("Technique", ("fine_tuning",), ("lora", "full", "adapters"), "What is trained in or beside the backbone"),
+    "paradigm": Choice(
+        "Paradigm", _BOTH, ("hybrid", "standalone", "data_parallel", "pipeline_parallel"), "How the devices share the work (section VI-A)"
+    ),
+    "initialization": Choice(
+        "Initialization",
+        _PAC_PLUS,
+        ("fan_in", "pruned", "torch_pruned", "distilled", "gaussian", "zero"),
+        "How the side network begins (section IV-C)",
+    ),
+    "backbone_dtype": Choice(
+        "Backbone type",
+        _PAC_PLUS,
+        ("float32", "float16", "bfloat16", "int8", "int4", "nf4"),
+        "In what the backbone's weights are kept (section IV-D)",
+    ),
+    "cache_dtype": Choice("Cache type", _PAC_PLUS, ("bfloat16", "float32", "int8"), "In what activations are cached (section IV-B)"),
+}
+"""Options with a control of their own; a method that does not know one has it greyed out."""
+
 _NUMBERS = ("epochs", "batch_size", "micro_batches", "seed")
 
 
@@ -32,7 +65,9 @@ class JobForm(widgets.VBox):
         self.message = Message()
         for control in self.controls.values():
             control.observe(self._changed, names="value")
-        columns = [list(self.controls.values())[:5], list(self.controls.values())[5:]]
+        self._show_known()
+        half = (len(self.controls) + 1) // 2
+        columns = [list(self.controls.values())[:half], list(self.controls.values())[half:]]
         boxes = [widgets.VBox(column, layout=widgets.Layout(margin="0 2em 0 0")) for column in columns]
         super().__init__([widgets.HTML("<b>The job</b>"), widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), self.message])
 
@@ -60,6 +95,10 @@ class JobForm(widgets.VBox):
                 "The side network is r times narrower than the backbone",
             ),
             "seed": number("Seed", job.seed, "Of order, initial weights and dropout"),
+            **{
+                name: choice(widgets.Dropdown, one.label, str(job.options.get(name, one.values[0])), one.values, one.tooltip)
+                for name, one in CHOICES.items()
+            },
         }
 
     @property
@@ -72,9 +111,13 @@ class JobForm(widgets.VBox):
             raise ConfigError(f"A reduction of {at['reduction']} was asked for.", "It must be at least 1.", "Raise it; 8 is usual.")
         if at["train_samples"] < 0:
             raise ConfigError(f"{at['train_samples']} training samples were asked for.", "It must be 0 (all) or more.", "Raise it.")
-        options = dict(self._origin.options)
-        if at["reduction"] != options.get("reduction", DEFAULT_REDUCTION):
-            options["reduction"] = at["reduction"]
+        # Another method does not know the options of the one that the form began with.
+        options = dict(self._origin.options) if at["method"] == self._origin.method else {}
+        shown: dict[str, int | str] = {"reduction": DEFAULT_REDUCTION} if at["method"] == "pac_plus" else {}
+        shown |= {name: one.values[0] for name, one in CHOICES.items() if at["method"] in one.methods}
+        for name, default in shown.items():
+            if at[name] != options.get(name, default):
+                options[name] = at[name]
         return replace(
             self._origin,
             method=at["method"],
@@ -89,7 +132,14 @@ class JobForm(widgets.VBox):
         """Call `callback` with every new valid job."""
         self._callbacks.append(callback)
 
+    def _show_known(self) -> None:
+        method = self.controls["method"].value
+        self.controls["reduction"].disabled = method != "pac_plus"
+        for name, one in CHOICES.items():
+            self.controls[name].disabled = method not in one.methods
+
     def _changed(self, change: Any) -> None:
+        self._show_known()
         try:
             job = self.job
         except ConfigError as error:
