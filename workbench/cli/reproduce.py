@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import typer
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import to_builtins
+from workbench.fetch import cache_folder
 from workbench.reproduce import PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench.reproduce.writing import comparison_table, number_text, write
 
@@ -58,13 +60,16 @@ def reproduce(
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
     if data is not None and not data.is_dir():
         raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
-    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, progress=say)
+    # What is trained stays: an interrupted table goes on where it was.
+    kept = cache_folder() / "reproduce" / paper
+    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, workdir=kept, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in dict.fromkeys(chosen):
         say(f"{item.name}: {item.title} ({item.source})")
         try:
-            done.append((item, item.run(settings)))
+            result = item.run(settings)
+            done.append((item, replace(result, environment=_environment(settings)) if item.source == "executed" else result))
         except WorkbenchError as error:
             if len(chosen) == 1:
                 raise
@@ -82,6 +87,14 @@ def reproduce(
         say(f"{item.name}: {reason}")
     if failed:
         raise typer.Exit(1)
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return what an executed result was measured with."""
+    from workbench.profiler.cache import host_fingerprint
+
+    data = "embedded" if settings.data is None else "embedded and GLUE"
+    return host_fingerprint() | {"seeds": ", ".join(map(str, settings.seeds)), "data": data, "quick": str(settings.quick).lower()}
 
 
 def show(result: Result, *, details: bool) -> None:

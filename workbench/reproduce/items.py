@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from workbench.core.errors import ConfigError, did_you_mean
-from workbench.plots.export import Captioned
 from workbench.reproduce.result import Result, Settings, Source
+
+if TYPE_CHECKING:  # plotly takes long to import, and a list of items needs none
+    from workbench.plots.export import Captioned
 
 # Each module has ITEMS: the paper's items in its order.  A paper more is a folder and a line here.
 PAPERS = {"pac_plus": "workbench.reproduce.pac_plus"}

@@ -73,6 +73,7 @@ class Result:
 
     item: its name in the registry.  source: what our numbers are.  explanation: sentences on why ours differ from the paper's, what was
     fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
+    environment: the machine and the settings of an executed one.
     """
 
     item: str
@@ -85,6 +86,7 @@ class Result:
     checks: tuple[Check, ...] = ()
     explanation: tuple[str, ...] = ()
     series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def _silent(line: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json, write_text
-from workbench.plots.export import INDEX, Captioned, write_pngs
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Table
+
+if TYPE_CHECKING:
+    from workbench.plots.export import Captioned
 
 
 def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto") -> list[Path]:
@@ -19,6 +21,8 @@ def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png:
 
     The index lists what this call wrote.  png: as plots.write_figures has it.
     """
+    from workbench.plots.export import INDEX, write_pngs  # plotly: not needed to print a table
+
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     sections, figures = [], []

@@ -15,7 +15,7 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.context import RankContext
 
 
-def open_group(context: RankContext, timeout_s: float = 10.0, *, name: str = "main") -> dist.ProcessGroup:
+def open_group(context: RankContext, timeout_s: float = 30.0, *, name: str = "main") -> dist.ProcessGroup:
     """Return a gloo group of all ranks; it is torch.distributed's default group until `close_group`.
 
     timeout_s: after how long a silent peer is an error.  name: a fresh one for each group that one run opens.
@@ -57,7 +57,7 @@ def close_group(group: dist.ProcessGroup | None = None) -> None:
 
 
 @contextlib.contextmanager
-def group(context: RankContext, timeout_s: float = 10.0, name: str = "main") -> Iterator[dist.ProcessGroup]:
+def group(context: RankContext, timeout_s: float = 30.0, name: str = "main") -> Iterator[dist.ProcessGroup]:
     """Open a group for a `with` block."""
     opened = open_group(context, timeout_s, name=name)
     try:
