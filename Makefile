@@ -21,19 +21,19 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Tests that only compute run beside those that start devices, servers and browsers, which mostly wait.
+# Two lanes, one for each core of a small machine: what only computes, then the notebooks; beside what starts devices, servers, browsers.
 COMPUTING := tests/core tests/models tests/planners tests/plots tests/profiler tests/reproduce tests/schedules tests/simulator tests/tasks
-PYTEST := WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
+PYTEST := WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
 
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@log=$$(mktemp); $(PYTEST) $(COMPUTING) >$$log 2>&1 & computing=$$!; \
+	@log=$$(mktemp); $(PYTEST) $(COMPUTING) notebooks >$$log 2>&1 & computing=$$!; \
 	trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg \
-		$(addprefix --ignore=,$(COMPUTING)); others=$$?; \
-	wait $$computing; status=$$?; echo; echo "$(COMPUTING):"; cat $$log; \
+	$(PYTEST) --ignore=notebooks $(addprefix --ignore=,$(COMPUTING)) tests; others=$$?; \
+	wait $$computing; status=$$?; echo; echo "$(COMPUTING) notebooks:"; cat $$log; \
 	exit $$(( others ? others : status ))
 
 lab: setup
