@@ -53,8 +53,10 @@ class StageCompute:
         hidden_dtype: torch.dtype = torch.float32,
         is_fast: bool = False,
     ) -> None:
-        """hidden_dtype: in which the backbone computes (section IV-D) and its output travels.  is_fast: the side network by FastSide instead of
-        autograd; not in runs yet, where its memory was seen to grow from step to step."""
+        """hidden_dtype: in which the backbone computes (section IV-D) and its output travels.
+
+        is_fast: the side network by FastSide instead of autograd; not in runs yet, where its memory was seen to grow from step to step.
+        """
         self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
         self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype
 
