@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
@@ -15,9 +15,11 @@ from workbench.planners.fixed import data_parallel, pipeline_parallel, standalon
 from workbench.planners.hetpipe import hetpipe
 from workbench.planners.pac_plus import plan
 
+P_co = TypeVar("P_co", covariant=True)
 
-class Planner(Protocol):
-    """Returns one pipeline.  Raises PlanError, naming device, stage and bytes, if nothing fits."""
+
+class Planner(Protocol[P_co]):
+    """Returns a Plan, one pipeline, or VirtualWorkers, several.  Raises PlanError, naming device, stage and bytes, if nothing fits."""
 
     def __call__(
         self,
@@ -28,25 +30,8 @@ class Planner(Protocol):
         micro_batches: int,
         sequence_length: int,
         memory_length: int | None = None,
-    ) -> Plan:
+    ) -> P_co:
         """Plan for batches of `sequence_length` tokens; those of `memory_length` (default: the same) must fit."""
-        ...
-
-
-class VirtualWorkersPlanner(Protocol):
-    """Returns several pipelines; otherwise as Planner."""
-
-    def __call__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        *,
-        batch_size: int,
-        micro_batches: int,
-        sequence_length: int,
-        memory_length: int | None = None,
-    ) -> VirtualWorkers:
-        """Plan as Planner does."""
         ...
 
 
@@ -56,7 +41,7 @@ class System:
 
     label: str
     technique: str
-    plan: Planner | VirtualWorkersPlanner
+    plan: Planner[Plan] | Planner[VirtualWorkers]
 
 
 def standalone_batches(
@@ -85,7 +70,7 @@ def data_parallel_batches(
     return data_parallel(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, memory_length=memory_length)
 
 
-PARADIGMS: dict[str, Planner] = {
+PARADIGMS: dict[str, Planner[Plan]] = {
     "standalone": standalone_batches,
     "data_parallel": data_parallel_batches,
     "pipeline_parallel": pipeline_parallel,

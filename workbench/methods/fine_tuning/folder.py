@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from workbench.core.errors import CacheError, MissingDataError
-from workbench.methods.pac_plus.folder import CHECKPOINTS, IDENTITY, steps_path
+from workbench.core.errors import MissingDataError
+from workbench.methods.pac_plus.folder import CHECKPOINTS, holds_run, is_whole, steps_path
 from workbench.runtime.flat_optimizer import FlatAdamW
 
 WEIGHT = "weight/"
@@ -61,16 +60,8 @@ def finished_epochs(folder: Path, identity: str, epochs: int, *, world_size: int
 
     None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
     """
-    try:
-        kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+    if not holds_run(folder, identity):
         return None
-    if kept != identity:
-        raise CacheError(
-            f"Resuming the run in '{folder}' was asked for.",
-            "It was made by another job, plan, model or dataset.",
-            "Run without --resume, or repeat the interrupted run's own settings.",
-        )
     count = 0
     while count < epochs and _is_finished(folder, count, world_size, num_stages):
         count += 1
@@ -79,16 +70,7 @@ def finished_epochs(folder: Path, identity: str, epochs: int, *, world_size: int
 
 def _is_finished(folder: Path, epoch: int, world_size: int, num_stages: int) -> bool:
     steps = all(steps_path(folder, epoch, rank).is_file() for rank in range(world_size))
-    return steps and all(_is_whole(weights_path(folder, epoch, stage)) for stage in range(num_stages))
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a safetensors file is there, and as long as its header says."""
-    try:
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
+    return steps and all(is_whole(weights_path(folder, epoch, stage)) for stage in range(num_stages))
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -71,22 +71,27 @@ def disk_bytes(folders: list[Path]) -> int:
     return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
-def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int | None:
-    """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
-
-    None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
-    """
+def holds_run(folder: Path, identity: str) -> bool:
+    """Return whether the folder holds a run of the very same job, False if it holds none.  Raises CacheError for another job's."""
     try:
         kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None
+        return False
     if kept != identity:
         raise CacheError(
             f"Resuming the run in '{folder}' was asked for.",
             "It was made by another job, plan, model or dataset.",
             "Run without --resume, or repeat the interrupted run's own settings.",
         )
-    if not _is_whole(folder / INITIAL):
+    return True
+
+
+def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int | None:
+    """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
+
+    None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
+    """
+    if not (holds_run(folder, identity) and is_whole(folder / INITIAL)):
         return None
     count = 0
     while count < epochs and _epoch_is_whole(folder, count, world_size):
@@ -96,10 +101,10 @@ def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -
 
 def _epoch_is_whole(folder: Path, epoch: int, world_size: int) -> bool:
     steps = all(steps_path(folder, epoch, rank).is_file() for rank in range(world_size))
-    return steps and _is_whole(checkpoint_path(folder, epoch))
+    return steps and is_whole(checkpoint_path(folder, epoch))
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Return whether a safetensors file is there, and as long as its header says."""
     try:
         with safe_open(path, framework="pt"):
