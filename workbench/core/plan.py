@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Plan:
 
     predicted_s: named parts of the predicted mini-batch time (PAC+ Eq. 5-6: beginning, execution, ending).
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
+    inference: how single sequences are split inside the layers, of methods that infer; the stages say then who holds what.
     """
 
     method: str
@@ -65,6 +67,7 @@ class Plan:
     num_micro_batches: int
     predicted_s: dict[str, float] = field(default_factory=dict)
     cached: Stage | None = None
+    inference: InferencePlan | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

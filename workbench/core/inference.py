@@ -1,0 +1,219 @@
+"""Single-shot inference split inside the layers: how a Transformer is cut, and what its pieces cost (Galaxy+, section III)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from workbench.core.errors import ConfigError
+
+Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
+
+GEMM_KINDS = ("QKV", "OUT", "UP", "DOWN", "CQ", "CKV", "COUT")
+"""Operations whose time goes with tokens times units (heads or columns); CATT and ATT go with query-key pairs times heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackShape:
+    """One stack of alike layers, an encoder's or a decoder's, as its partition sees it.
+
+    num_units: the attention's smallest parts that can be split, heads, or groups of heads that share keys and values.
+    columns: of the first feed-forward matrix.  has_cross_attention: a third block between the other two.
+    *_bytes: of one layer's weights as held: of one unit of the self-attention (its slices of the four matrices), of one unit of the
+    cross-attention, of one column (its slices of the two or three matrices), and of what every device holds (norms, output biases).
+    hidden_bytes: of one token's hidden state on the wire.
+    """
+
+    num_layers: int
+    num_units: int
+    hidden_size: int
+    columns: int
+    unit_bytes: int
+    column_bytes: int
+    layer_bytes: int = 0
+    cross_unit_bytes: int = 0
+    hidden_bytes: int = 0
+    has_cross_attention: bool = False
+    is_causal: bool = False
+
+    @property
+    def attention_bytes(self) -> int:
+        """Return the bytes of one layer's attention (both, in a decoder with cross-attention): M_MHA of Galaxy+ Eq. 8."""
+        return self.num_units * (self.unit_bytes + self.cross_unit_bytes)
+
+    @property
+    def feed_forward_bytes(self) -> int:
+        """Return the bytes of one layer's feed-forward network: M_MLP of Galaxy+ Eq. 8."""
+        return self.columns * self.column_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceCost:
+    """Seconds of one operation on `tokens` tokens and `units` units: fixed + tokens + units + their product.
+
+    For ATT and CATT `tokens` are query-key pairs.  No tokens or no units take no time: such an operation is left out.
+    """
+
+    fixed_s: float = 0.0
+    token_s: float = 0.0
+    unit_s: float = 0.0
+    token_unit_s: float = 0.0
+
+    def seconds(self, tokens: int, units: int) -> float:
+        """Return the seconds, never below 0."""
+        if tokens <= 0 or units <= 0:
+            return 0.0
+        return max(0.0, self.fixed_s + tokens * self.token_s + units * self.unit_s + tokens * units * self.token_unit_s)
+
+    def scaled(self, factor: float) -> PieceCost:
+        """Return the cost on a device that is `factor` times slower."""
+        return PieceCost(
+            fixed_s=factor * self.fixed_s,
+            token_s=factor * self.token_s,
+            unit_s=factor * self.unit_s,
+            token_unit_s=factor * self.token_unit_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackCosts:
+    """Seconds of the operations of one layer of a stack on one device, by operation kind.
+
+    Kinds: QKV, ATT, OUT (units: heads or groups), CQ, CKV, CATT, COUT (the cross-attention's), UP, DOWN (units: columns), CONN and
+    ADD (units: 1), EMB and HEAD (units: 1; the whole model's, with the stack that they belong to).
+    """
+
+    pieces: dict[str, PieceCost]
+
+    def seconds(self, kind: str, tokens: int, units: int = 1) -> float:
+        """Return the seconds of an operation, 0 for a kind that the stack has not."""
+        cost = self.pieces.get(kind)
+        return 0.0 if cost is None else cost.seconds(tokens, units)
+
+    def scaled(self, factor: float) -> StackCosts:
+        """Return the costs on a device that is `factor` times slower."""
+        return StackCosts(pieces={kind: cost.scaled(factor) for kind, cost in self.pieces.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceProfile:
+    """What planners of inference read.  costs[rank][stack]; stacks: one, or encoder and decoder.
+
+    first_bytes, last_bytes: of embedding and head (final norm, language model head), which the first device of the plan holds.
+    working_bytes_per_token: of activations, on every device that computes.
+    source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
+    """
+
+    model: str
+    source: Literal["measured", "scaled", "analytic"]
+    stacks: tuple[StackShape, ...]
+    costs: tuple[tuple[StackCosts, ...], ...]
+    first_bytes: int = 0
+    last_bytes: int = 0
+    working_bytes_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.stacks or not self.costs or any(len(row) != len(self.stacks) for row in self.costs):
+            raise ConfigError(
+                f"A profile of '{self.model}' was asked for.",
+                f"It has {len(self.stacks)} stacks, and its devices have {[len(row) for row in self.costs]}.",
+                "Profile every stack on every device.",
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of devices."""
+        return len(self.costs)
+
+    @property
+    def num_layers(self) -> int:
+        """Return the layers of all stacks together."""
+        return sum(stack.num_layers for stack in self.stacks)
+
+    def slowed(self, rank: int, factor: float) -> InferenceProfile:
+        """Return the profile with one device `factor` times slower (a straggler)."""
+        row = tuple(costs.scaled(factor) for costs in self.costs[rank])
+        return replace(self, costs=(*self.costs[:rank], row, *self.costs[rank + 1 :]))
+
+    def stack_of(self, layer: int) -> int:
+        """Return the index of the stack that a layer, counted through all stacks, belongs to."""
+        for index, stack in enumerate(self.stacks):
+            if layer < stack.num_layers:
+                return index
+            layer -= stack.num_layers
+        raise ConfigError(f"Layer {layer} beyond the last was asked for.", f"The model has {self.num_layers}.", "Ask for one of those.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring runs through positions in order.
+
+    paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights everywhere,
+    keys and values gathered), 'pipeline' (EdgeShard; Local with one device).
+    units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward network; both stacks
+    of an encoder-decoder are cut in the same proportion, and these are the first's.
+    shares: relative parts of the sequence, partition S; `tokens(length)` makes numbers of them.
+    schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
+    overlap: tiles of the ring run beside tiles of the GEMMs (section III-D).  both_ways: half of each tile goes round the other way.
+    tile_tokens: a tile is cut into pieces of at most so many tokens; 0 leaves it whole.
+    predicted_s: of one sequence of `length` tokens, as the planner priced it.
+    """
+
+    method: str
+    paradigm: Paradigm
+    ranks: tuple[int, ...]
+    units: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()
+    schemes: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    overlap: bool = False
+    both_ways: bool = False
+    tile_tokens: int = 0
+    length: int = 0
+    predicted_s: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        asked = f"A plan of '{self.method}' on devices {self.ranks} was asked for."
+        if not self.ranks or len(set(self.ranks)) != len(self.ranks):
+            raise ConfigError(asked, "A device is missing or named twice.", "Name each device once.")
+        for name in ("units", "columns", "shares", "layers"):
+            given = getattr(self, name)
+            if given and (len(given) != len(self.ranks) or min(given) < 0 or sum(given) <= 0):
+                raise ConfigError(asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0.")
+        if any(scheme not in (1, 2) for scheme in self.schemes):
+            raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
+
+    @property
+    def num_positions(self) -> int:
+        """Return the number of devices that take part."""
+        return len(self.ranks)
+
+    @property
+    def configuration(self) -> tuple[int, int]:
+        """Return [P, Q], the layers of scheme 1 and of scheme 2 (Galaxy+ Table V)."""
+        return self.schemes.count(1), self.schemes.count(2)
+
+    def tokens(self, length: int) -> tuple[int, ...]:
+        """Return partition S of a sequence of `length` tokens: in proportion to the shares, by largest remainder."""
+        return proportional_parts(length, self.shares)
+
+    def position_of(self, rank: int) -> int | None:
+        """Return the position of a device, None if the plan leaves it out."""
+        return self.ranks.index(rank) if rank in self.ranks else None
+
+
+def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Cut `total` things in proportion to the weights, by largest remainder; the first of equals gets more."""
+    whole = math.fsum(weights)
+    if not whole > 0 or min(weights) < 0:
+        raise ConfigError(f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0.")
+    exact = [total * weight / whole for weight in weights]
+    parts = [math.floor(part + 1e-9) for part in exact]
+    by_remainder = sorted((index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
