@@ -210,7 +210,9 @@ def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Cut `total` things in proportion to the weights, by largest remainder; the first of equals gets more."""
     whole = math.fsum(weights)
     if not whole > 0 or min(weights) < 0:
-        raise ConfigError(f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0.")
+        raise ConfigError(
+            f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0."
+        )
     exact = [total * weight / whole for weight in weights]
     parts = [math.floor(part + 1e-9) for part in exact]
     by_remainder = sorted((index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i))
