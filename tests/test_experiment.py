@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_job import EPOCHS, tiny_job, two_devices, write_data
+from tiny_job import EPOCHS, profile_briefly, tiny_job, two_devices, write_data
 
 from workbench import experiment
 from workbench.core import Cluster, Job, Plan, Report, Share, Stage
@@ -49,6 +49,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        profile_briefly(patch)
         yield
         default_pool().stop()
         left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before

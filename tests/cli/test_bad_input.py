@@ -1,32 +1,15 @@
-"""The command line on bad input and bad ends: one clear line each, and nothing left behind."""
+"""The command line on bad input: one clear line each."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tiny_job import CLUSTER_FILE, write_data
 from typer.testing import CliRunner
 
 from workbench.cli.app import app
-from workbench.core.report import Report
-
-LOOPBACK_UP = """
-import fcntl, os, socket, struct, sys
-with socket.socket() as probe:
-    fcntl.ioctl(probe, 0x8914, struct.pack("16sh", b"lo", 0x41))
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -138,163 +121,3 @@ def test_unknown_commands() -> None:
     told = CliRunner().invoke(app, ["simulat"])
     assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'simulate'?" in told.stderr
-
-
-# Real processes
-
-
-class Command:
-    """`workbench run` of a small job, as a process of its own with a temporary folder of its own."""
-
-    def __init__(self, folder: Path, data: Path) -> None:
-        self.folder, self.work, self.report = folder, folder / "work", folder / "report.json"
-        self.temporary = folder / "t"  # a short name: paths of sockets in it must stay short
-        self.temporary.mkdir()
-        # Slow devices: an epoch takes long enough to be interrupted in, and costs the host nothing.
-        (folder / "two.toml").write_text(CLUSTER_FILE.replace("0.5", "0.1").replace("0.4", "0.08"))
-        self.process: subprocess.Popen[str] | None = None
-        self.words = [sys.executable, "-m", "workbench", "run", "--model", "tiny-bert", "--task", "sst2", "--data", str(data)]
-        self.words += ["--cluster", str(folder / "two.toml"), "--epochs", "20", "--batch-size", "8", "--fidelity", "paced"]
-        self.words += ["--workdir", str(self.work), "--report", str(self.report)]
-        self.environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-    def start(self, *more: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        self.process = subprocess.Popen(
-            [*before, *self.words, *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment,
-            start_new_session=True,
-            # A shell's background jobs ignore Ctrl-C, and so would we.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        return self.process
-
-    def wait_for_an_epoch(self, process: subprocess.Popen[str]) -> list[str]:
-        """Return what it said until the first of its epochs was done."""
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line.rstrip())
-            if line.startswith("epoch") and "done" in line:
-                return lines
-        raise AssertionError(f"the run ended early: {lines}")
-
-    def survivors(self) -> list[str]:
-        """Return what still runs or lies there of it, some seconds after its end."""
-        deadline = time.monotonic() + 10
-        left = ["not looked yet"]
-        while left and time.monotonic() < deadline:
-            mark = str(self.temporary)
-            # torch makes itself an empty folder when it is imported.
-            left = [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
-            for process in psutil.process_iter():
-                try:
-                    left += [" ".join(process.cmdline())] if any(mark in word for word in process.cmdline()) else []
-                except psutil.Error:
-                    continue
-            time.sleep(0.1)
-        return left
-
-
-@pytest.fixture
-def command(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Iterator[Command]:
-    made = Command(tmp_path_factory.mktemp("c"), data)
-    yield made
-    if made.process is not None:
-        made.process.kill()
-        made.process.communicate(timeout=60)
-
-
-def test_control_c_then_a_kill_then_the_end(command: Command) -> None:
-    """Ctrl-C in the terminal, SIGKILL of the resumed run, and the third call finishes: nothing is left behind any of them."""
-    process = command.start()
-    command.wait_for_an_epoch(process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert told.splitlines()[-1] == "Interrupted. To go on where it stopped, give the same command with --resume."
-    assert command.survivors() == []
-
-    process = command.start("--resume")
-    before = command.wait_for_an_epoch(process)
-    assert any(line.startswith("Resumed after epoch ") for line in before)
-    process.kill()
-    process.communicate(timeout=60)
-    assert command.survivors() == []
-
-    process = command.start("--resume")
-    said, told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
-    assert "Resumed after epoch " in told
-    assert command.survivors() == []
-    report = Report.read(command.report)
-    assert [epoch.epoch for epoch in report.epochs] == list(range(20))
-    assert f"Adapter     {command.work / 'adapter'}" in said
-
-
-def test_no_port_of_ours_can_be_busy(command: Command) -> None:
-    """Every port that devices listen on was chosen by the kernel; the controller listens on none, so none can be taken."""
-    process = command.start()
-    command.wait_for_an_epoch(process)
-    listening = []
-    family = [child for child in psutil.process_iter() if _belongs(child, command.temporary)]
-    assert len(family) >= 4  # controller, two engines, janitor
-    for child in family:
-        name = next((word for word in child.cmdline() if word.startswith(("workbench.", "ipyparallel."))), "")
-        listening += [(name, other.laddr.port) for other in child.net_connections("tcp") if other.status == psutil.CONN_LISTEN]
-    process.kill()
-    process.communicate(timeout=60)
-    assert {name for name, _ in listening} <= {"workbench.runtime.engine"}
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert all(low <= port <= high for _, port in listening)
-    assert command.survivors() == []
-
-
-def _belongs(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return any(str(folder) in word for word in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-@pytest.mark.privileged
-@pytest.mark.parametrize("loopback", [True, False])
-def test_without_any_network(loopback: bool, command: Command) -> None:
-    """In a network namespace of its own: loopback alone suffices, and its absence is told at once."""
-    unshare = shutil.which("unshare")
-    if unshare is None or subprocess.run([unshare, "-n", "true"], capture_output=True).returncode:
-        pytest.skip("no network namespaces here")
-    process = command.start("--epochs", "2", before=(unshare, "-n", *((sys.executable, "-c", LOOPBACK_UP) if loopback else ())))
-    said, told = process.communicate(timeout=120)
-    if loopback:
-        assert process.returncode == 0, told
-        assert "accuracy" in said
-    else:
-        assert process.returncode == 2
-        assert "ip link set lo up" in told.splitlines()[-1]
-    assert command.survivors() == []
-
-
-@pytest.mark.privileged
-def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    setpriv = shutil.which("setpriv")
-    if os.geteuid() != 0 or setpriv is None:
-        pytest.skip("becoming another user needs root")
-    nobody = (setpriv, "--reuid=65534", "--regid=65534", "--clear-groups")
-    # The tests' own folder is closed to other users.
-    with tempfile.TemporaryDirectory(prefix="wb-") as name:
-        folder = Path(name)
-        monkeypatch.setenv("WORKBENCH_CACHE", str(folder / "cache"))
-        monkeypatch.setenv("HOME", "/nonexistent")
-        command = Command(folder, write_data(folder / "data"))
-        for place in (folder, command.temporary):
-            place.chmod(0o777)
-        if subprocess.run([*nobody, "env", sys.executable, "-c", "import torch"], capture_output=True, env=command.environment).returncode:
-            pytest.skip("this Python is closed to other users")
-        process = command.start("--epochs", "2", before=nobody)
-        said, told = process.communicate(timeout=120)
-        assert process.returncode == 0, told
-        assert "accuracy" in said
-        assert command.survivors() == []

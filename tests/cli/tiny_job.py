@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from workbench.core import Cluster, Device, Job, Link
+from workbench.methods.base import ignore
+from workbench.methods.pac_plus import method as pac_plus
+from workbench.methods.pac_plus.measure import measure_layers
 
 TRAIN_SAMPLES, TEST_SAMPLES, EPOCHS = 64, 24, 3
 CLUSTER_FILE = """\
@@ -52,3 +58,17 @@ def tiny_job(data: Path, **changes: object) -> Job:
     """Return the job."""
     settings: dict = {"model": "tiny-bert", "task": "sst2", "data": str(data), "epochs": EPOCHS, "batch_size": 16, "micro_batches": 2}
     return Job(**settings | changes)
+
+
+def profile_briefly(patch: pytest.MonkeyPatch) -> None:
+    """Measure this machine in a moment from now on: for tests that do not ask how precisely devices know their speed."""
+    patch.setattr(pac_plus, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
+
+
+def keep_profile(job: Job, cache: Path) -> None:
+    """Leave a brief profile of this machine in a cache, for the processes that are to run the job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(cache))
+        profile_briefly(patch)
+        method = pac_plus.PacPlus()
+        method.host_layers(method.prepare(job, ignore), ignore)

@@ -18,6 +18,8 @@ from workbench.profiler.descriptions import MODELS, ModelDescription, describe
         ("GPT2", 124_439_808),
         ("GPT2-Large", 774_030_080),
         ("OPT-1.3B", 1_315_758_080),
+        ("OPT-2.7B", 2_651_596_800),
+        ("ViT-Huge", 632_404_480),
         ("SmolLM2-135M", 134_515_008),
         ("TinyLlama-1.1B", 1_100_048_384),
         ("Llama2-7B", 6_738_415_616),

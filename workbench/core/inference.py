@@ -23,7 +23,8 @@ class StackShape:
     columns: of the first feed-forward matrix.  has_cross_attention: a third block between the other two.
     *_bytes: of one layer's weights as held: of one unit of the self-attention (its slices of the four matrices), of one unit of the
     cross-attention, of one column (its slices of the two or three matrices), and of what every device holds (norms, output biases).
-    hidden_bytes: of one token's hidden state on the wire.
+    hidden_bytes: of one token's hidden state on the wire.  kv_unit_bytes: of one token's keys and values of one unit on the wire, 0 if
+    they are as wide as the hidden state (two of it for all units).
     """
 
     num_layers: int
@@ -35,6 +36,7 @@ class StackShape:
     layer_bytes: int = 0
     cross_unit_bytes: int = 0
     hidden_bytes: int = 0
+    kv_unit_bytes: int = 0
     has_cross_attention: bool = False
     is_causal: bool = False
 
@@ -200,6 +202,12 @@ class InferencePlan:
     def tokens(self, length: int) -> tuple[int, ...]:
         """Return partition S of a sequence of `length` tokens: in proportion to the shares, by largest remainder."""
         return proportional_parts(length, self.shares)
+
+    def cut(self, stack: StackShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the units and the columns of each position in a stack; in a second stack in the first's proportion."""
+        units = self.units if sum(self.units) == stack.num_units else proportional_parts(stack.num_units, self.units)
+        columns = self.columns if sum(self.columns) == stack.columns else proportional_parts(stack.columns, self.columns)
+        return units, columns
 
     def position_of(self, rank: int) -> int | None:
         """Return the position of a device, None if the plan leaves it out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,8 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
     Raises ConfigError for an unknown name or family, MissingDataError if the files cannot be had.
     """
-    if _is_tiny(name):
-        # fork_rng: making a test model must not change the caller's random numbers.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = _from_config(_config(name))
-    else:
-        model = _pretrained(name, _config(name), dtype)
-    family, model = family_of(model.config.model_type), model.to(dtype)
+    model = load_model(name, dtype) if _is_tiny(name) else _pretrained(name, _config(name), dtype).to(dtype)
+    family = family_of(model.config.model_type)
     separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
     head = head_of(model) if family.decoder is not None else None
     return LayerStack(model.base_model, separator_id=separator_id, language_model_head=head)
@@ -82,6 +77,7 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
     return head
 
 
+@cache
 def import_family(name: str) -> None:
     """Import what loading the model needs, so that a memory budget that begins afterwards counts the model alone."""
     with parameters_on_meta():
@@ -130,6 +126,35 @@ def model_facts(name: str) -> ModelFacts:
         return facts_of(name, _from_config(config))
 
 
+def model_config(name: str) -> Any:
+    """Return a model's Hugging Face configuration.  Raises as load_stack does."""
+    return _config(name)
+
+
+def model_from_config(config: Any) -> Any:
+    """Return the base model of a configuration, with random weights."""
+    return _from_config(config)
+
+
+def stored_weights(name: str) -> dict[str, StoredTensor] | None:
+    """Return the tensors of a model's safetensors files, None if it has none on this machine.  Raises as load_stack does."""
+    return _stored(name)
+
+
+def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a Hugging Face model whole, with its language model head if it is one.  Raises as load_stack does.
+
+    A tiny model is the base model of `load_stack`, whose word embedding stands in for a head.
+    """
+    config = _config(name)
+    if not _is_tiny(name):
+        return _pretrained(name, config, dtype, with_head=True).eval()
+    # fork_rng: making a test model must not change the caller's random numbers.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _from_config(config).to(dtype).eval()
+
+
 def _is_tiny(name: str) -> bool:
     return name.startswith("tiny-") and not Path(name).is_dir()
 
@@ -173,11 +198,17 @@ def _from_config(config: Any) -> Any:
     return AutoModel.from_config(config, attn_implementation="sdpa")
 
 
-def _pretrained(name: str, config: Any, dtype: torch.dtype) -> Any:
-    """Return the base model of a checkpoint; of an encoder-decoder the whole, whose head may not be its word embedding."""
-    from transformers import AutoModel, AutoModelForSeq2SeqLM
+def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool = False) -> Any:
+    """Return the base model of a checkpoint; of an encoder-decoder the whole, whose head may not be its word embedding.
 
-    maker = AutoModel if family_of(config.model_type).decoder is None else AutoModelForSeq2SeqLM
+    with_head: of a decoder the whole as well.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    family = family_of(config.model_type)
+    maker = AutoModel if family.decoder is None else AutoModelForSeq2SeqLM
+    if with_head and family.is_causal:
+        maker = AutoModelForCausalLM
     # Without its pooler a checkpoint is whole for us; the report of left-over weights would only confuse.
     options = {"add_pooling_layer": False} if config.model_type in ("bert", "vit") else {}
 

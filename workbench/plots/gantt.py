@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.schedule import NONE
 from workbench.core.timeline import Span, Timeline
 from workbench.plots.style import (
     COLOURS,
@@ -20,6 +19,7 @@ from workbench.plots.style import (
     empty,
     evenly_spaced,
     finish,
+    number_of,
     time_unit,
 )
 
@@ -46,8 +46,8 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
     """Return the Gantt chart of a timeline, simulated or measured.
 
     Compute takes the upper part of a device's lane (one above the other if it has several compute streams),
-    the network the lower: sends above receives, collectives over both; grey is idle.  Micro-batch numbers are
-    written where they fit.  note: shown in the title, such as 'host too busy'.
+    the network the lower: sends above receives, collectives over both; grey is idle.  Numbers of micro-batches (of tiles, in
+    single-shot inference) are written where they fit.  note: shown in the title, such as 'host too busy'.
     """
     title = timeline.title or "What each device does"
     if not timeline.spans:
@@ -112,7 +112,7 @@ def _bars(spans: list[Span], ranks: tuple[int, ...], unit: Unit) -> dict[str, li
             own = streams[span.rank]
             height /= len(own)
             centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
-        label = "" if span.op.microbatch == NONE else str(span.op.microbatch)
+        label = number_of(span.op)
         bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
     return bars
 

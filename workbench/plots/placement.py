@@ -61,7 +61,9 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     return figure
 
 
-def needs(needed: Mapping[int, Mapping[str, int]], cluster: Cluster) -> go.Figure:
+def needs(
+    needed: Mapping[int, Mapping[str, int]], cluster: Cluster, *, title: str = "What each device needs in the first epoch"
+) -> go.Figure:
     """Return each device's planned bytes by purpose, against its budget; a device over its budget is named in the subtitle.
 
     needed: rank -> purpose -> bytes, the same purposes for every rank.
@@ -111,7 +113,7 @@ def needs(needed: Mapping[int, Mapping[str, int]], cluster: Cluster) -> go.Figur
     names = ", ".join(f"{cluster.devices[rank].name} needs {byte_unit(n := total[rank]).text(n)}" for rank in over)
     finish(
         figure,
-        title="What each device needs in the first epoch",
+        title=title,
         label="planned",
         subtitle=f"Out of memory: {names}" if over else "every device is within its budget",
         height=185 + ROW_PIXELS * cluster.world_size,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from workbench.core.report import Report
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -24,6 +24,11 @@ COLOURS = {
     "side backward": ORANGE,
     "load from cache": YELLOW,
     "optimizer": PURPLE,
+    "whole layer": BLUE,
+    "first product of a block": BLUE,
+    "attention": ORANGE,
+    "second product of a block": SKY_BLUE,
+    "sum and norm": PURPLE,
     "other compute": GREY,
     "send": GREEN,
     "receive": PALE_GREEN,
@@ -32,7 +37,7 @@ COLOURS = {
     "idle": LIGHT_GREY,
 }
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
-WHITE_TEXT = frozenset({"forward", "backward", "send", "collective"})
+WHITE_TEXT = frozenset({"forward", "backward", "whole layer", "first product of a block", "send", "collective"})
 CLASS_OF_KIND = {
     "F": "forward",
     "SF": "side forward",
@@ -40,10 +45,18 @@ CLASS_OF_KIND = {
     "SB": "side backward",
     "LOAD": "load from cache",
     "STEP": "optimizer",
+    "LAYER": "whole layer",
+    **dict.fromkeys(("QKV", "UP", "CQ", "CKV"), "first product of a block"),
+    **dict.fromkeys(("ATT", "CATT"), "attention"),
+    **dict.fromkeys(("OUT", "DOWN", "COUT"), "second product of a block"),
+    **dict.fromkeys(("ENTER", "ADD", "CONN"), "sum and norm"),
     SEND: "send",
     RECV: "receive",
     **dict.fromkeys(COLLECTIVES, "collective"),
 }
+
+TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
+"""Operations on tiles of one sequence: their part, the tile, is what tells them apart, and not a micro-batch."""
 
 MAX_DEVICES = 64  # more rows than this cannot be told apart on a screen
 
@@ -51,6 +64,12 @@ MAX_DEVICES = 64  # more rows than this cannot be told apart on a screen
 def class_of(op: Op) -> str:
     """Return what the operation counts as; kinds that only one method has are 'other compute'."""
     return CLASS_OF_KIND.get(op.kind, "other compute")
+
+
+def number_of(op: Op) -> str:
+    """Return the number that is written on an operation's bar: its tile, its layer or its micro-batch; '' if it has none."""
+    number = op.part if op.kind in TILED else op.stage if op.kind == "LAYER" else op.microbatch
+    return "" if number == NONE else str(number)
 
 
 class Unit(NamedTuple):

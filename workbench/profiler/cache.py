@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Profile
 from workbench.core.serial import from_builtins, to_builtins, write_text
+
+T = TypeVar("T")
 
 FORMAT = 1
 VERSIONED = ("torch", "transformers", "numpy")
@@ -47,10 +49,23 @@ def cached_profile(
     refresh: bool = False,
     now: Callable[[], float] = time.time,
 ) -> tuple[Profile, str]:
-    """Return the profile kept under `key` on this machine, or measure and keep it; and a note on where it is from and how old.
+    """Return the profile kept under `key` on this machine, or measure and keep it; and a note on where it is from (see cached)."""
+    return cached(key, measure, Profile, folder=folder, refresh=refresh, now=now)
 
-    key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  An unreadable file is
-    measured anew, and a folder that cannot be written to costs only the note.
+
+def cached(
+    key: Mapping[str, Any],
+    measure: Callable[[], T],
+    kind: type[T],
+    *,
+    folder: Path | None = None,
+    refresh: bool = False,
+    now: Callable[[], float] = time.time,
+) -> tuple[T, str]:
+    """Return the measurement kept under `key` on this machine, or measure and keep it; and a note on where it is from and how old.
+
+    key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
+    class.  An unreadable file is measured anew, and a folder that cannot be written to costs only the note.
     """
     whole = {"host": host_fingerprint(), "key": dict(key)}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
@@ -61,7 +76,7 @@ def cached_profile(
             kept = json.loads(path.read_text(encoding="utf-8"))
             if kept.get("format") != FORMAT or kept.get("whole") != json.loads(json.dumps(whole)):
                 raise ValueError("made by another version")
-            profile = from_builtins(kept["profile"], Profile, source=f"'{path}'")
+            profile = from_builtins(kept["profile"], kind, source=f"'{path}'")
             return profile, f"Profile measured {_age(now() - kept['measured_at'])} ago on this machine ({_date(kept['measured_at'])})."
         except FileNotFoundError:
             why = "none was kept"

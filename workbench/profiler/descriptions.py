@@ -163,6 +163,21 @@ def _gpt(name: str, num_layers: int, hidden: int, heads: int, *, vocab: int = 50
     )
 
 
+# ViT-H/14 at 224 x 224.  In front of its layers no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class token.
+_VIT_HUGE = ModelDescription(
+    name="ViT-Huge",
+    kind="encoder",
+    num_layers=32,
+    hidden=1280,
+    heads=16,
+    feed_forward=5120,
+    vocab=14 * 14 * 3 + 2,
+    positions=257,
+    pooler=True,
+    final_norm=True,
+)
+
+
 def _llama(
     name: str, num_layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int, vocab: int, *, tied_head: bool
 ) -> ModelDescription:
@@ -204,10 +219,12 @@ MODELS: dict[str, ModelDescription] = {
         _bert("BERT-Base", 12, 768, 12),
         _bert("BERT-Large", 24, 1024, 16),
         _bert("DistilBERT", 6, 768, 12, distilled=True),
+        _VIT_HUGE,
         _bert("all-MiniLM-L6-v2", 6, 384, 12),
         _gpt("GPT2", 12, 768, 12),
         _gpt("GPT2-Large", 36, 1280, 20),
         _gpt("OPT-1.3B", 24, 2048, 32, vocab=50272, positions=2050),
+        _gpt("OPT-2.7B", 32, 2560, 32, vocab=50272, positions=2050),
         _llama("SmolLM2-135M", 30, 576, 9, 3, 1536, 49152, tied_head=True),
         _llama("TinyLlama-1.1B", 22, 2048, 32, 4, 5632, 32000, tied_head=False),
         _llama("Llama2-7B", 32, 4096, 32, 32, 11008, 32000, tied_head=False),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipyparallel
 import zmq
@@ -51,6 +51,14 @@ class EnginesLate(RuntimeSetupError):
     """Engines that did not all register in time."""
 
 
+class EngineCommand(NamedTuple):
+    """How one engine was started, to start it again."""
+
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    log: str
+
+
 class EngineSession:
     """Everything that runs for a cluster of emulated devices.  `close` ends all of it, also after a failed `open`."""
 
@@ -59,6 +67,8 @@ class EngineSession:
         self.fidelity = fidelity
         self.endpoints: tuple[Endpoint, ...] = ()
         self.engines: tuple[ProcessId, ...] = ()
+        self.commands: tuple[EngineCommand, ...] = ()
+        self.restarted: list[subprocess.Popen[bytes]] = []
         self.cgroups: list[MemoryCgroup] = []
         self.client: ipyparallel.Client | None = None
         self.events_address = ""
@@ -203,6 +213,14 @@ class EngineSession:
         self._ipp.start_engines_sync(self.cluster.world_size)
         launchers = self._ipp.engine_set.launchers
         self.engines = tuple(ProcessId.of(launchers[str(rank)].pid) for rank in range(self.cluster.world_size))
+        self.commands = tuple(
+            EngineCommand(
+                arguments=tuple(launchers[str(rank)].args),
+                environment=tuple(launchers[str(rank)].get_env().items()),
+                log=launchers[str(rank)].output_file,
+            )
+            for rank in range(self.cluster.world_size)
+        )
 
     def _connect(self) -> None:
         assert self._ipp is not None and self._controller is not None
@@ -294,6 +312,10 @@ class EngineSession:
             self.client = None
         for process in (*self.engines, *([self._controller] if self._controller else [])):
             process.kill()
+        for started in self.restarted:
+            started.kill()
+            started.wait()
+        self.restarted.clear()
         if self._network is not None:
             self._network.close()
         remove_run_folder(folder, spare=(janitor.pid,) if janitor else ())

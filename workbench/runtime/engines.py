@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
 from workbench.runtime.engine_run import EngineRun
+from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engine_session import EngineSession, EnginesLate
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
@@ -142,24 +144,58 @@ class EngineCluster:
         finally:
             self._busy.release()
 
+    @contextlib.contextmanager
+    def service(self) -> Iterator[EngineService]:
+        """Lend the engines to a service: a job on each by itself, which may die and be started anew while the others go on.
+
+        Afterwards the engines can be used as before; those that do not end their jobs are started anew then.
+        Raises RuntimeSetupError while another job runs.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeSetupError("A service was asked for.", "These engines are running a job.", "Wait for it.")
+        try:
+            session = self._ready_session()
+            self._generation += 1
+            folder = self._rendezvous = session.folder / f"run-{self._generation}"
+            folder.mkdir()
+            service = EngineService(session, self._next_context)
+            is_free = False
+            try:
+                yield service
+            finally:
+                try:
+                    self.request_stop()
+                    is_free = service.close()
+                finally:
+                    self._rendezvous = None
+                    shutil.rmtree(folder, ignore_errors=True)
+                    if not is_free:
+                        self.stop()
+        finally:
+            self._busy.release()
+
     def _contexts(self) -> tuple[RankContext, ...]:
         """Return what the ranks of the current generation are told."""
+        return tuple(self._context(rank) for rank in range(self.cluster.world_size))
+
+    def _next_context(self, rank: int) -> RankContext:
+        self._generation += 1
+        return self._context(rank)
+
+    def _context(self, rank: int) -> RankContext:
         session = self._session
         assert session is not None and self._rendezvous is not None
         ends = session.endpoints
-        return tuple(
-            RankContext(
-                rank=rank,
-                world_size=self.cluster.world_size,
-                device=device,
-                cluster=self.cluster,
-                fidelity=self.fidelity,
-                interface=ends[rank].interface if ends else _loopback(),
-                address=ends[rank].address if ends else "127.0.0.1",
-                rendezvous=str(self._rendezvous),
-                generation=self._generation,
-            )
-            for rank, device in enumerate(self.cluster.devices)
+        return RankContext(
+            rank=rank,
+            world_size=self.cluster.world_size,
+            device=self.cluster.devices[rank],
+            cluster=self.cluster,
+            fidelity=self.fidelity,
+            interface=ends[rank].interface if ends else _loopback(),
+            address=ends[rank].address if ends else "127.0.0.1",
+            rendezvous=str(self._rendezvous),
+            generation=self._generation,
         )
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
+from workbench.runtime.direct_transport import DirectTransport
 from workbench.runtime.transport import TensorSpec, Transport
 
 Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
@@ -43,7 +44,7 @@ def execute(
     rank: int,
     *,
     handlers: Mapping[str, Handler],
-    transport: Transport,
+    transport: Transport | DirectTransport,
     spec: Callable[[Value], TensorSpec],
     inputs: Mapping[Value, Any],
     pacer: ComputePacer,
@@ -60,40 +61,52 @@ def execute(
     """
     ops = schedule.ops[rank]
     mailbox = transport.mailbox
+    direct = transport if isinstance(transport, DirectTransport) else None
     done = Execution()
-    last_read = _last_reads(schedule, rank)
+    last_read = _last_reads(schedule, rank, sends=direct is None)
     live = _LiveBytes(done.memory)
-    pending_sends: dict[Value, int] = {}
+
+    def present(value: Value, content: Any, time_s: float) -> None:
+        if direct is None or value in last_read:
+            mailbox.put(value, content, time_s)
+        if direct is not None:
+            direct.present(value, content)
 
     free_s = time.monotonic() if begin_s is None else begin_s
-    for value in schedule.inputs[rank]:
-        mailbox.put(value, inputs[value], free_s)
     transport.expect(ops, spec)
+    if direct is not None:
+        direct.want(schedule.outputs[rank])
+    for value in schedule.inputs[rank]:
+        present(value, inputs[value], free_s)
 
     for index, op in enumerate(ops):
-        if op.kind == RECV:
+        if op.kind == RECV or (direct is not None and op.kind == SEND):
             continue
         arrivals = tuple(mailbox.get(value) for value in op.reads)
         contents = tuple(arrival.content for arrival in arrivals)
         if op.kind == SEND:
-            pending_sends[op.reads[0]] = pending_sends.get(op.reads[0], 0) + 1
             transport.send(op, contents[0], lambda: None)
         elif op.kind in COLLECTIVES:
             tensor = handlers[op.kind](op, contents)[0]
             transport.collective(op, tensor)
-            _write(op, (tensor,) * len(op.writes), mailbox.put, live)
+            _write(op, (tensor,) * len(op.writes), present, live)
             free_s = time.monotonic()
         else:
             begin_s = max((arrival.time_s for arrival in arrivals), default=free_s)
             results, start, end, late = pacer.run(partial(handlers[op.kind], op, contents), full_speed_s(op), max(begin_s, free_s))
             free_s = end
             done.spans.append(Span(rank, op, start, end, 0, late))
-            _write(op, results, mailbox.put, live)
-        for value in op.reads:
-            live.seen(value, contents[op.reads.index(value)])
+            _write(op, results, present, live)
+        for value, content in zip(op.reads, contents, strict=True):
+            live.seen(value, content)
             if last_read[value] == index:
                 mailbox.drop(value)
                 live.free(value)
+        if direct is not None:
+            direct.tidy()
+            for value in op.writes:
+                if value not in last_read:
+                    live.free(value)  # it was only to be sent
         del arrivals, contents
 
     transport.flush()
@@ -111,9 +124,9 @@ def _write(op: Op, results: tuple[Any, ...], put: Callable[[Value, Any, float], 
         live.seen(value, content)
 
 
-def _last_reads(schedule: Schedule, rank: int) -> dict[Value, int]:
-    """Return the index of each value's last reader; outputs are never dropped."""
-    last = {value: index for index, op in enumerate(schedule.ops[rank]) for value in op.reads}
+def _last_reads(schedule: Schedule, rank: int, *, sends: bool = True) -> dict[Value, int]:
+    """Return the index of each value's last reader; outputs are never dropped.  sends: SENDs count."""
+    last = {value: index for index, op in enumerate(schedule.ops[rank]) if sends or op.kind != SEND for value in op.reads}
     return last | {value: -1 for value in schedule.outputs[rank]}
 
 

@@ -39,48 +39,62 @@ class Arrival(NamedTuple):
 
 
 class Mailbox:
-    """The values present on this rank: written by the compute thread and the receivers, awaited by the compute thread."""
+    """The values present on this rank: written by the compute thread and the receivers, awaited by the compute thread.
+
+    One thread waits at a time.  A value that is there costs no lock: dict operations are atomic.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._values: dict[Value, Arrival] = {}
-        self._changed = threading.Condition()
+        self._awaited: Value | None = None
+        self._arrived = threading.Event()
         self._failure: BaseException | None = None
 
     def put(self, value: Value, content: Any, time_s: float) -> None:
         """Store a value and wake who waits for it."""
-        with self._changed:
-            self._values[value] = Arrival(content, time_s)
-            self._changed.notify_all()
+        self._values[value] = Arrival(content, time_s)
+        if self._awaited == value:
+            self._arrived.set()
 
     def get(self, value: Value) -> Arrival:
         """Wait for a value.  Raises DeviceLostError if its sender failed or fell silent."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: value in self._values or self._failure is not None, self._timeout_s):
-                raise DeviceLostError(
-                    f"Value {value} was awaited.", f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
-                )
-            if value not in self._values:
-                raise DeviceLostError(f"Value {value} was awaited.", f"Its transfer failed: {self._failure}.", _SEE_FIRST)
-            return self._values[value]
+        found = self._values.get(value)
+        if found is not None:
+            return found
+        deadline_s = time.monotonic() + self._timeout_s
+        self._awaited = value
+        try:
+            while True:
+                # Cleared first and looked for then: what is stored in between wakes us.
+                self._arrived.clear()
+                found = self._values.get(value)
+                if found is not None:
+                    return found
+                if self._failure is not None:
+                    raise DeviceLostError(f"Value {value} was awaited.", f"Its transfer failed: {self._failure}.", _SEE_FIRST)
+                if not self._arrived.wait(deadline_s - time.monotonic()):
+                    raise DeviceLostError(
+                        f"Value {value} was awaited.",
+                        f"It did not come within {self._timeout_s:g} s.",
+                        "Check that every device still runs.",
+                    )
+        finally:
+            self._awaited = None
 
     def drop(self, value: Value) -> None:
         """Forget a value after its last read."""
-        with self._changed:
-            self._values.pop(value, None)
+        self._values.pop(value, None)
 
     def take_all(self) -> dict[Value, Any]:
         """Return what is left, and empty the box."""
-        with self._changed:
-            left = {value: arrival.content for value, arrival in self._values.items()}
-            self._values.clear()
-            return left
+        left, self._values = self._values, {}
+        return {value: arrival.content for value, arrival in left.items()}
 
     def fail(self, error: BaseException) -> None:
         """Tell the compute thread that a communication thread failed."""
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+        self._failure = self._failure or error
+        self._arrived.set()
 
     def raise_failure(self) -> None:
         """Raise DeviceLostError if a communication thread has failed."""
@@ -156,20 +170,7 @@ class Transport:
 
     def collective(self, op: Op, content: torch.Tensor) -> None:
         """Sum a tensor over op.ranks (ALLREDUCE), or copy op.ranks[0]'s to the others (BROADCAST), in place."""
-        group = self._subgroup(op.ranks)
-        start = time.monotonic()
-        if op.kind == ALLREDUCE:
-            group.allreduce([content]).wait()
-            share = 2 * (len(op.ranks) - 1) / len(op.ranks)
-        else:
-            assert op.kind == BROADCAST, f"{op.kind} is not a collective of this transport"
-            group.broadcast([content], _broadcast_options(op.ranks)).wait()
-            share = float(op.ranks[0] == self._rank)
-        nbytes = content.numel() * content.element_size()
-        if self._paced_links is not None:
-            # All members leave a collective at once, so each can wait out the links' time by itself.
-            time.sleep(self._paced_links.collective_s(op.kind, op.ranks, nbytes))
-        self._spans.append(Span(self._rank, op, start, time.monotonic(), round(share * nbytes)))
+        self._spans.append(reduce(op, content, self._subgroup(op.ranks), self._rank, self._paced_links))
 
     def take_spans(self) -> list[Span]:
         """Return the communication spans since the last call, monotonic seconds."""
@@ -235,6 +236,26 @@ class Transport:
                 self._spans.append(Span(self._rank, op, start, end, nbytes))
         except BaseException as error:  # handed to the compute thread, which raises it
             self.mailbox.fail(error)
+
+
+def reduce(op: Op, content: torch.Tensor, group: torch.distributed.ProcessGroup, rank: int, paced_links: PacedLinks | None) -> Span:
+    """Sum a tensor over op.ranks (ALLREDUCE), or copy op.ranks[0]'s to the others (BROADCAST), in place; return what it took.
+
+    group: of op.ranks.  rank: this one.
+    """
+    start = time.monotonic()
+    if op.kind == ALLREDUCE:
+        group.allreduce([content]).wait()
+        share = 2 * (len(op.ranks) - 1) / len(op.ranks)
+    else:
+        assert op.kind == BROADCAST, f"{op.kind} is not a collective of this transport"
+        group.broadcast([content], _broadcast_options(op.ranks)).wait()
+        share = float(op.ranks[0] == rank)
+    nbytes = content.numel() * content.element_size()
+    if paced_links is not None:
+        # All members leave a collective at once, so each can wait out the links' time by itself.
+        time.sleep(paced_links.collective_s(op.kind, op.ranks, nbytes))
+    return Span(rank, op, start, time.monotonic(), round(share * nbytes))
 
 
 def _broadcast_options(ranks: tuple[int, ...]) -> torch.distributed.BroadcastOptions:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
-from workbench.plots.style import byte_unit, class_of, time_unit
+from workbench.plots.style import byte_unit, class_of, number_of, time_unit
 from workbench.widgets.controls import WIDE, FigureBox
 
 TICKS = 400
+TILE_WORDS = {
+    "QKV": "queries, keys, values",
+    "ATT": "attention",
+    "OUT": "output product",
+    "UP": "up product",
+    "DOWN": "down product",
+    "CONN": "residual and norm",
+    "ADD": "adds the sum that arrived",
+}
+"""What an operation of single-shot inference does, for the table."""
+TILE_VALUES = {"hid": "tile", "sum": "sum of tile", "prod": "term of tile", "kv": "keys and values of tile", "mem": "memory tile"}
 
 
 class Moment(NamedTuple):
@@ -44,15 +56,21 @@ def moments(timeline: Timeline, time_s: float) -> list[Moment]:
 
 def _words(op: Op, timeline: Timeline) -> str:
     name = f"{class_of(op)} {op.label}"
+    if op.kind in (SEND, RECV):
+        [value] = op.reads or op.writes
+        if value.name in TILE_VALUES:
+            name = f"{class_of(op)} {TILE_VALUES[value.name]} {value.part}"
     if op.kind == SEND:
         return f"{name} to {timeline.device_names[op.ranks[1]]}"
     if op.kind == RECV:
         return f"{name} from {timeline.device_names[op.ranks[0]]}"
+    if op.kind in TILE_WORDS:
+        return f"{op.label}: {TILE_WORDS[op.kind]}{' of tile ' * (op.part != NONE)}{number_of(op) if op.part != NONE else ''}"
     return f"{op.kind.lower()} with {len(op.ranks) - 1} others" if op.kind in COLLECTIVES else name
 
 
 class SchedulePlayer(widgets.VBox):
-    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider."""
+    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons go by operations."""
 
     def __init__(self, timelines: Timeline | Mapping[str, Timeline]) -> None:
         self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
@@ -70,13 +88,17 @@ class SchedulePlayer(widgets.VBox):
             style=WIDE,
             layout=widgets.Layout(width="34em"),
         )
+        self.back = _button("step-backward", "To where the operation before begins")
+        self.forth = _button("step-forward", "To where the next operation begins")
+        self.back.on_click(lambda _: self.step(-1))
+        self.forth.on_click(lambda _: self.step(1))
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.clock, self.table = widgets.HTML(), widgets.HTML()
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
-        controls = widgets.VBox([self.choice, widgets.HBox([self.slider, self.clock, self.play])])
+        controls = widgets.VBox([self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])])
         super().__init__([controls, self.figure, self.table])
         self._show()
 
@@ -89,6 +111,14 @@ class SchedulePlayer(widgets.VBox):
     def time_s(self) -> float:
         """Return the moment that is shown."""
         return self.slider.value / TICKS * self.timeline.makespan_s
+
+    def step(self, direction: int) -> None:
+        """Go to the next beginning of an operation (1) or to the one before (-1); at either end stay there."""
+        longest = self.timeline.makespan_s
+        ticks = sorted({math.ceil(span.start_s / longest * TICKS - 1e-9) for span in self.timeline.spans}) if longest else []
+        ahead = [tick for tick in ticks if (tick > self.slider.value if direction > 0 else tick < self.slider.value)]
+        if ahead:
+            self.slider.value = ahead[0] if direction > 0 else ahead[-1]
 
     def _drawn(self) -> go.Figure:
         figure = gantt(self.timeline)
@@ -105,6 +135,10 @@ class SchedulePlayer(widgets.VBox):
         self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
         self.clock.value = f"<b>{html.escape(unit.text(self.time_s))}</b>"
         self.table.value = _table(self.timeline, self.time_s)
+
+
+def _button(icon: str, tooltip: str) -> widgets.Button:
+    return widgets.Button(icon=icon, tooltip=tooltip, layout=widgets.Layout(width="3em"))
 
 
 def _table(timeline: Timeline, time_s: float) -> str:

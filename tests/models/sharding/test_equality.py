@@ -1,0 +1,126 @@
+"""A model cut by units, columns and tokens gives the numbers of the whole model (Galaxy+, section III-B)."""
+
+import itertools
+
+import pytest
+import torch
+
+from workbench.core.inference import InferencePlan
+from workbench.models.loading import model_config
+from workbench.models.sharding import run_plan
+
+from .builders import CUT_FAMILIES, assert_equal_to, case_of, hybrid, shards_of, tiny_case
+
+SCHEMES = ((1,), (2,), (2, 1, 1))
+
+
+def partitions(units, columns):
+    """Return uneven partitions A, B and S for 1 to 4 devices, with nothing of one kind or of all kinds on some."""
+    yield (units,), (columns,), (1.0,)
+    yield (1, units - 1), (columns - 7, 7), (0.2, 0.8)
+    yield (0, units), (columns, 0), (0.6, 0.4)
+    yield (units - 1, 0, 1), (5, 0, columns - 5), (0.3, 0.7, 0.0)
+    yield (0, 0, units), (0, columns, 0), (1.0, 0.0, 0.0)
+    if units >= 4:
+        yield (1, 1, 1, units - 3), (1, columns - 30, 20, 9), (0.4, 0.1, 0.3, 0.2)
+    yield (0, 1, 0, units - 1), (columns // 2, 0, 0, columns - columns // 2), (0.0, 0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize("family", CUT_FAMILIES)
+def test_every_scheme_and_partition_equals_the_local_model(family):
+    case = tiny_case(family)
+    expected = case.local()[case.real]
+    shape = case.layout.stacks[0]
+    tiles = itertools.cycle((0, 3, 0, 5))  # against three schemes: every partition and every scheme meet whole tiles and pieces
+    for units, columns, shares in partitions(shape.num_units, shape.columns):
+        for schemes in SCHEMES:
+            plan = hybrid(case, units, columns, shares, schemes, next(tiles))
+            found = run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)
+            assert_equal_to(found[case.real], expected)
+
+
+@pytest.mark.parametrize("family", CUT_FAMILIES)
+def test_baselines_equal_the_local_model(family):
+    case = tiny_case(family)
+    expected, shape = case.local()[case.real], case.layout.stacks[0]
+    common = {"method": "baseline", "ranks": (0, 1, 2)}
+    plans = (
+        InferencePlan(paradigm="tensor", units=(1, 0, shape.num_units - 1), columns=(24, 40, 0), **common),
+        InferencePlan(paradigm="sequence", shares=(0.5, 0.0, 0.5), **common),
+        InferencePlan(paradigm="sequence", shares=(0.2, 0.3, 0.5), tile_tokens=2, **common),
+        InferencePlan(paradigm="pipeline", layers=(1, 0, 2), **common),
+    )
+    for plan in plans:
+        assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)[case.real], expected)
+
+
+VARIANTS = {
+    "OPT-350m: norms behind, narrow words": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "OPT without biases and norm weights": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "Llama with biases, wide heads, one group": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1},
+    ),
+    "Llama without groups, long positions": (
+        "llama",
+        {
+            "num_key_value_heads": 4,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "GPT-2 that divides by the layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}),
+    "GPT-2 that does not scale": ("gpt2", {"scale_attn_weights": False}),
+    "Flan-T5: gated, other head size": ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 16}),
+    "ViT without biases": ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}),
+    "BART with different stacks": ("bart", {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_families(name):
+    family, changes = VARIANTS[name]
+    config = model_config(f"tiny-{family}-3")
+    for key, value in changes.items():
+        setattr(config, key, value)
+    config.__post_init__() if family == "t5" else None
+    case = case_of(config, seed=3)
+    shape = case.layout.stacks[0]
+    plan = hybrid(case, (shape.num_units, 0) if shape.num_units == 1 else (shape.num_units - 1, 1), (9, 55), (0.6, 0.4), (1, 2), 2)
+    assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)[case.real], case.local()[case.real])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "t5", "bart"])
+def test_heads(family):
+    case = tiny_case(family)
+    decoder = {} if case.decoder_ids is None else {"decoder_input_ids": case.decoder_ids}
+    with torch.no_grad():
+        expected = case.model(input_ids=case.ids, attention_mask=case.mask, **decoder).logits
+    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (30, 34), (0.5, 0.5), (1, 2))
+    shards = shards_of(case, plan)
+    assert_equal_to(run_plan(plan, shards, case.ids, case.mask, case.decoder_ids, what="all")[case.real], expected[case.real])
+    last = case.mask.sum(1) - 1 if case.decoder_ids is None else torch.full((3,), case.decoder_ids.shape[1] - 1)
+    found = run_plan(plan, shards, case.ids, case.mask, case.decoder_ids, what="last")
+    assert_equal_to(found, expected[torch.arange(3), last])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+def test_attention_of_parts_of_the_queries(family):
+    """Asked for piece by piece, in any order, attention is what it is at once."""
+    case = tiny_case(family)
+    units = case.layout.stacks[0].num_units
+    shard = shards_of(case, hybrid(case, (units - 1, 1), (60, 4), (0.5, 0.5), (1,)))[0]
+    stack = len(case.layout.parts) - 1
+    block = case.layout.parts[stack].first_block
+    ids = case.ids if case.decoder_ids is None else case.decoder_ids
+    length = ids.shape[1]
+    with torch.inference_mode():
+        arguments = {"target_length": length, "count": 3}
+        tile = shard.qkv(block, shard.enter(stack, shard.embed(stack, ids)))
+        whole = shard.attend(block, [tile], shard.begin(13, case.mask, **arguments))
+        run = shard.begin(13, case.mask, **arguments)
+        for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):
+            part = shard.attend(block, [tile[:, :3], tile[:, 3:]], run, start, stop)
+            torch.testing.assert_close(part, whole[:, start:stop], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,333 @@
+"""Serving a stream of requests while devices slow down, die and come back: settings, events and the report (Galaxy+, section III-E)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.timeline import Source
+
+Reaction = Literal["none", "exclude", "rebalance", "best"]
+"""What is done about a straggler: nothing; leave it out (the paper's); a smaller share; whichever of the two is predicted faster."""
+
+FaultKind = Literal["slow", "kill", "freeze"]
+
+EventKind = Literal[
+    "slowed",  # injected: the device computes `value` times slower from now on
+    "restored",  # injected: at its own speed again
+    "killed",  # injected: its process was ended
+    "frozen",  # injected: its process was stopped, and answers nothing
+    "revived",  # injected: its process runs again
+    "straggler",  # the portal found it `value` times slower than the others
+    "lost",  # the portal found it dead or silent
+    "excluded",  # the plan is made without it
+    "rebalanced",  # it is kept, with the share of a device `value` times slower
+    "kept",  # a straggler that the others cannot do without
+    "probed",  # an excluded device computed a layer's work, `value` times slower than expected
+    "recovered",  # enough probes in a row were good
+    "readmitted",  # the plan is made with it again
+    "planned",  # a new plan was decided on; `value`: its predicted seconds
+    "loaded",  # its weights were read from the disk in the background; `value`: seconds, detail: bytes
+    "switched",  # requests are served under it from now on
+    "repeated",  # the request in flight is served again
+    "waiting",  # no plan fits the devices that are left: requests wait
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """Requests that arrive.  rate_per_s: of a Poisson process; 0: back to back, the next arrives when one was answered.
+
+    num_requests: how many.  length: tokens of one; 0 takes what the task gives.
+    """
+
+    num_requests: int = 100
+    rate_per_s: float = 0.0
+    seed: int = 0
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        asked = f"A stream of {self.num_requests} requests at {self.rate_per_s:g} per second was asked for."
+        if self.num_requests < 1 or not self.rate_per_s >= 0 or math.isinf(self.rate_per_s) or self.length < 0:
+            raise ConfigError(asked, "It needs a request, and a rate of at least 0.", "Raise num_requests; set rate_per_s to 0 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReschedulingSettings:
+    """How stragglers are found and taken back.
+
+    reaction: see Reaction.  report_every_s: a device tells the latency of its blocks so often.
+    A block of a device is slow when it took `slow_factor` times longer, against what the plan expects of the device, than on the
+    median of the others; a device is a straggler when most of its blocks were slow in `repeats` of its last `window` reports.
+    An excluded device computes a layer's work every probe_every_s; after good_probes in a row below recovered_factor (which is less than
+    slow_factor: hysteresis) it is taken back.  A device that straggles again within calm_s of that waits back_off times longer, up to
+    longest_probe_s, before its next probe; after calm_s without trouble the wait is the first again.
+    min_gain: a new plan must be predicted to be faster by this share ('rebalance' and 'best').
+    request_timeout_s: a request without an answer after this long has lost the devices that are silent.
+    """
+
+    reaction: Reaction = "exclude"
+    report_every_s: float = 0.2
+    slow_factor: float = 1.5
+    window: int = 5
+    repeats: int = 3
+    recovered_factor: float = 1.2
+    good_probes: int = 3
+    probe_every_s: float = 0.5
+    back_off: float = 2.0
+    longest_probe_s: float = 30.0
+    calm_s: float = 10.0
+    min_gain: float = 0.05
+    request_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        asked = "Re-scheduling was asked for with "
+        if self.reaction not in ("none", "exclude", "rebalance", "best"):
+            raise ConfigError(f"{asked}reaction '{self.reaction}'.", "There are none, exclude, rebalance and best.", "Choose one.")
+        if not 1.0 <= self.recovered_factor < self.slow_factor:
+            raise ConfigError(
+                f"{asked}slow_factor {self.slow_factor:g} and recovered_factor {self.recovered_factor:g}.",
+                "A device must be clearly better to be taken back than it was to be left out, or it goes in and out.",
+                "Set 1 <= recovered_factor < slow_factor.",
+            )
+        if not 1 <= self.repeats <= self.window or self.good_probes < 1:
+            raise ConfigError(
+                f"{asked}repeats {self.repeats}, window {self.window} and good_probes {self.good_probes}.",
+                "A straggler is found by `repeats` of the last `window` reports.",
+                "Set 1 <= repeats <= window and good_probes >= 1.",
+            )
+        positive = (self.report_every_s, self.probe_every_s, self.longest_probe_s, self.request_timeout_s)
+        if min(positive) <= 0 or self.back_off < 1 or self.calm_s < 0 or self.min_gain < 0:
+            raise ConfigError(
+                f"{asked}times {positive}, back_off {self.back_off:g}, calm_s {self.calm_s:g}, min_gain {self.min_gain:g}.",
+                "Times must be above 0, back_off at least 1, the others at least 0.",
+                "Raise them.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something done to a device on purpose.  start_s, end_s: seconds of the service; end_s None: to the end.
+
+    kind: 'slow' (it computes `factor` times slower, by the pacer), 'kill' (SIGKILL; a new process from end_s on), 'freeze'
+    (SIGSTOP; a new process from end_s on, since the old one is ended when it is found silent).
+    """
+
+    kind: FaultKind
+    rank: int
+    start_s: float
+    end_s: float | None = None
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        end = "the end" if self.end_s is None else f"{self.end_s:g} s"
+        asked = f"A fault '{self.kind}' of device {self.rank} from {self.start_s:g} s to {end}, factor {self.factor:g}, was asked for."
+        if self.kind not in ("slow", "kill", "freeze"):
+            raise ConfigError(asked, "There are slow, kill and freeze.", "Choose one.")
+        if not 0 <= self.start_s < (math.inf if self.end_s is None else self.end_s) or self.rank < 0:
+            raise ConfigError(asked, "It must begin at 0 s or later, and end after that.", "Set 0 <= start_s < end_s.")
+        if not (self.factor > 0 and math.isfinite(self.factor)) or (self.kind == "slow" and self.factor == 1.0):
+            raise ConfigError(asked, "The factor must be positive and finite, and for 'slow' not 1.", "Give a factor such as 4.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRequest:
+    """One request.  arrival_s, start_s, end_s: of its arrival, the beginning of its first attempt, its answer, in seconds of the service.
+
+    plan: index in ServingReport.plans of the plan that answered it.  is_right: the answer equals the local model's; None: not compared.
+    """
+
+    number: int
+    arrival_s: float
+    start_s: float
+    end_s: float
+    tokens: int
+    plan: int
+    attempts: int = 1
+    is_right: bool | None = None
+
+    @property
+    def latency_s(self) -> float:
+        """Return the seconds from arrival to answer: queueing and service."""
+        return self.end_s - self.arrival_s
+
+    @property
+    def queueing_s(self) -> float:
+        """Return the seconds before its first attempt began."""
+        return self.start_s - self.arrival_s
+
+    @property
+    def service_s(self) -> float:
+        """Return the seconds from the beginning of its first attempt, repetitions included."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEvent:
+    """Something that changed.  rank -1: no single device.  plan_before, plan_after: indexes in ServingReport.plans, -1: none."""
+
+    time_s: float
+    kind: EventKind
+    rank: int = -1
+    plan_before: int = -1
+    plan_after: int = -1
+    value: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """What a device did from start_s to end_s.  busy_s: computing for requests.  slowness: against the others, by its reports; 0: unknown.
+
+    load: share of the device that something else has taken (an injected slow-down of factor f takes 1 - 1/f).
+    """
+
+    rank: int
+    start_s: float
+    end_s: float
+    busy_s: float
+    slowness: float = 0.0
+    load: float = 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Return the share of the time in which the device's processor was busy, with requests or with its other load."""
+        own = min(1.0, self.busy_s / (self.end_s - self.start_s)) if self.end_s > self.start_s else 0.0
+        return max(own, self.load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingReport:
+    """Everything that a served stream was.  events, requests: in order of time.  num_lost: requests that got no answer.
+
+    plans[0] was the first; every other was made by re-scheduling.  memory: resident bytes of each device's process over time,
+    (time_s, bytes by rank).  valid: False if the host was too busy for its emulated times to mean anything.
+    """
+
+    source: Source
+    fidelity: Literal["", "kernel", "paced"] = ""
+    model: str
+    cluster: Cluster
+    stream: StreamSettings
+    rescheduling: ReschedulingSettings
+    faults: tuple[Fault, ...] = ()
+    plans: tuple[InferencePlan, ...]
+    requests: tuple[ServedRequest, ...] = ()
+    events: tuple[ServingEvent, ...] = ()
+    samples: tuple[DeviceSample, ...] = ()
+    memory: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    num_lost: int = 0
+    overrun_share: float = 0.0
+    valid: bool = True
+    notes: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    schema_version: int = 1
+
+    @property
+    def label(self) -> str:
+        """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
+        return f"{self.source}, {self.fidelity} links" if self.fidelity else self.source
+
+    @property
+    def end_s(self) -> float:
+        """Return when the last answer was there."""
+        return max((request.end_s for request in self.requests), default=0.0)
+
+    @property
+    def num_wrong(self) -> int:
+        """Return the answers that were compared with the local model's and differed."""
+        return sum(request.is_right is False for request in self.requests)
+
+    @property
+    def num_repeated(self) -> int:
+        """Return the requests that took more than one attempt."""
+        return sum(request.attempts > 1 for request in self.requests)
+
+    def percentile_s(self, share: float, of: Literal["latency", "queueing", "service"] = "latency") -> float:
+        """Return the seconds that `share` (0 to 1) of the requests did not exceed; 0 without requests."""
+        return percentile((getattr(request, f"{of}_s") for request in self.requests), share)
+
+    def throughput_per_s(self, start_s: float, end_s: float) -> float:
+        """Return the answers per second in [start_s, end_s).
+
+        A request that was under way at either end counts with the part of its service that lies inside.
+        """
+        if end_s <= start_s:
+            return 0.0
+        parts = 0.0
+        for request in self.requests:
+            inside = min(request.end_s, end_s) - max(request.start_s, start_s)
+            if inside > 0:
+                parts += inside / request.service_s
+            elif request.service_s == 0 and start_s <= request.end_s < end_s:
+                parts += 1
+        return parts / (end_s - start_s)
+
+    def throughput(self, step_s: float) -> list[tuple[float, float]]:
+        """Return (middle of the step, answers per second) from 0 to the last answer, the last incomplete step left out."""
+        num_steps = int(self.end_s / step_s)
+        parts = [0.0] * (num_steps + 1)
+        for request in self.requests:
+            first, last = int(request.start_s / step_s), int(request.end_s / step_s)
+            length_s = max(request.service_s, 1e-12)
+            for index in range(first, min(last, num_steps) + 1):
+                inside = min(request.end_s, (index + 1) * step_s) - max(request.start_s, index * step_s)
+                parts[index] += max(inside, 0.0) / length_s if first != last else 1.0
+        return [((index + 0.5) * step_s, parts[index] / step_s) for index in range(num_steps)]
+
+    def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
+        """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
+        num_steps = int(self.end_s / step_s)
+        busy = [0.0] * (num_steps + 1)
+        for sample in self.samples:
+            if sample.rank != rank:
+                continue
+            for index in range(int(sample.start_s / step_s), min(int(sample.end_s / step_s), num_steps) + 1):
+                inside = min(sample.end_s, (index + 1) * step_s) - max(sample.start_s, index * step_s)
+                busy[index] += max(inside, 0.0) * sample.utilisation
+        return [((index + 0.5) * step_s, min(1.0, busy[index] / step_s)) for index in range(num_steps)]
+
+    def events_of(self, *kinds: EventKind, rank: int | None = None) -> tuple[ServingEvent, ...]:
+        """Return the events of some kinds, of one device if `rank` is given."""
+        return tuple(event for event in self.events if event.kind in kinds and (rank is None or event.rank == rank))
+
+    def restored_after_s(self, since_s: float, level_per_s: float, *, window_s: float = 1.0) -> float | None:
+        """Return the seconds after since_s at which throughput over the next window_s is at least level_per_s again; None: never.
+
+        Looked at after every answer.  Galaxy+ Fig. 16(d).
+        """
+        for request in self.requests:
+            if request.end_s > since_s and request.end_s + window_s <= self.end_s:
+                if self.throughput_per_s(request.end_s, request.end_s + window_s) >= level_per_s:
+                    return request.end_s - since_s
+        return None
+
+    def write(self, path: Path | str) -> Path:
+        """Write the report as JSON, whole or not at all, and return its path."""
+        path = Path(path)
+        write_text(path, to_json(self) + "\n")
+        return path
+
+    @classmethod
+    def read(cls, path: Path | str) -> ServingReport:
+        """Read a report.  Raises ConfigError if the file is missing or is not a report."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"Asked to read the serving report '{path}'.", f"{error.strerror}.", "Check the path.") from error
+        return from_json(text, cls, source=f"'{path}'")
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed (nearest rank); 0 without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]

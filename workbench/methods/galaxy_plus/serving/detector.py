@@ -1,0 +1,78 @@
+"""Find the device that is repeatedly slower than the others in the same work (Galaxy+, section III-E1)."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from workbench.core.serving import ReschedulingSettings
+
+BlockSeconds = Mapping[int, Mapping[int, float]]
+"""Seconds of computation by rank and block number (blocks are counted through the whole model)."""
+
+
+class Verdict(NamedTuple):
+    """One report of a device against the others.  slowness: median over blocks.  is_slow: most of its blocks were slow."""
+
+    slowness: float
+    is_slow: bool
+
+
+def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) -> dict[int, Verdict]:
+    """Compare the devices block by block.
+
+    Each block's seconds are divided by what the plan expects of the device (unequal devices with unequal shares become comparable),
+    then by the median of that quotient over the other devices in the same block: what slows all of them down, or an error
+    of the cost model that they share, makes no straggler.  A device alone is compared with nobody, and gets 1.
+    """
+    quotients: dict[int, dict[int, float]] = defaultdict(dict)
+    for rank, blocks in measured.items():
+        for block, seconds in blocks.items():
+            share = expected.get(rank, {}).get(block, 0.0)
+            if share > 0:
+                quotients[block][rank] = seconds / share
+    relative: dict[int, list[float]] = {rank: [] for rank in measured}
+    for by_rank in quotients.values():
+        for rank, quotient in by_rank.items():
+            others = [value for other, value in by_rank.items() if other != rank]
+            if others and median(others) > 0:
+                relative[rank].append(quotient / median(others))
+    return {
+        rank: Verdict(median(values), 2 * sum(value > slow_factor for value in values) > len(values)) if values else Verdict(1.0, False)
+        for rank, values in relative.items()
+    }
+
+
+class StragglerDetector:
+    """Remembers each device's last reports."""
+
+    def __init__(self, settings: ReschedulingSettings) -> None:
+        self._settings = settings
+        self._last: dict[int, deque[Verdict]] = {}
+
+    def add(self, verdicts: Mapping[int, Verdict]) -> None:
+        """Take one report of every device."""
+        for rank, verdict in verdicts.items():
+            self._last.setdefault(rank, deque(maxlen=self._settings.window)).append(verdict)
+
+    def slowness(self, rank: int) -> float:
+        """Return the median of a device's last slow reports, of all reports if none was slow; 1 without any."""
+        last = self._last.get(rank, ())
+        values = [verdict.slowness for verdict in last if verdict.is_slow] or [verdict.slowness for verdict in last]
+        return median(values) if values else 1.0
+
+    def stragglers(self) -> tuple[int, ...]:
+        """Return the ranks that were slow in `repeats` of their last `window` reports, the slowest first."""
+        found = [rank for rank, last in self._last.items() if sum(verdict.is_slow for verdict in last) >= self._settings.repeats]
+        return tuple(sorted(found, key=lambda rank: -self.slowness(rank)))
+
+    def has_been_below(self, rank: int, slowness: float) -> bool:
+        """Return whether a device's last `repeats` reports all were at most `slowness`."""
+        last = list(self._last.get(rank, ()))[-self._settings.repeats :]
+        return len(last) == self._settings.repeats and all(verdict.slowness <= slowness for verdict in last)
+
+    def forget(self) -> None:
+        """Forget all reports: after a change of the plan they say nothing."""
+        self._last.clear()

@@ -1,0 +1,121 @@
+"""What the portal tells the devices, and what they tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.requests import Request
+
+# From the portal.
+
+
+class Load(NamedTuple):
+    """Read the weights of a plan in the background, keeping what is held.  specs: what every device of the plan keeps (ShardSpec)."""
+
+    plan: int
+    made: InferencePlan
+    specs: Mapping[int, Any]
+
+
+class Join(NamedTuple):
+    """Form a group with the other members, and forget the one before."""
+
+    epoch: int
+    members: tuple[int, ...]
+
+
+class Serve(NamedTuple):
+    """Answer a request under a plan, together with the plan's other devices."""
+
+    number: int
+    attempt: int
+    plan: int
+    epoch: int
+    request: Request
+
+
+class Keep(NamedTuple):
+    """Forget the weights of all plans but these."""
+
+    plans: tuple[int, ...]
+
+
+class Probe(NamedTuple):
+    """Compute one layer's worth of work, alone."""
+
+    tokens: int
+
+
+class Slow(NamedTuple):
+    """From the next operation on be `factor` times slower than you are (an injected fault)."""
+
+    factor: float
+
+
+class Abort(NamedTuple):
+    """Give the request in service up: a device of the group has gone."""
+
+    epoch: int
+
+
+class Stop(NamedTuple):
+    """End."""
+
+
+# From a device.
+
+
+class Ready(NamedTuple):
+    """The job runs."""
+
+
+class Loaded(NamedTuple):
+    """The weights of a plan are there.  read_bytes: from the disk; held_bytes: now; error: why they are not."""
+
+    plan: int
+    seconds: float
+    read_bytes: int
+    held_bytes: int
+    error: str = ""
+
+
+class Joined(NamedTuple):
+    """The group has formed, or not."""
+
+    epoch: int
+    error: str = ""
+
+
+class Served(NamedTuple):
+    """A request was answered.  output: on the plan's first device (numpy).  blocks: this device's report, seconds of computation by block.
+
+    start_s, end_s: of its computing, on the machine's monotonic clock.  late_s, paced_s: of the pacer, in this request.
+    """
+
+    number: int
+    attempt: int
+    plan: int
+    output: Any
+    blocks: dict[int, float]
+    start_s: float
+    end_s: float
+    late_s: float
+    paced_s: float
+
+
+class Failed(NamedTuple):
+    """A request was not answered.  is_peers: since another device has gone; else `error` is this device's own."""
+
+    number: int
+    attempt: int
+    epoch: int
+    error: str
+    is_peers: bool
+
+
+class Probed(NamedTuple):
+    """What a probe took, over what it takes the device at its own speed."""
+
+    slowness: float

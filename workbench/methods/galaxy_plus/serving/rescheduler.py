@@ -1,0 +1,254 @@
+"""The portal's decisions: who is left out, who is taken back, which plan is wanted (Galaxy+, section III-E).
+
+Pure: it is told what happened and when, and says what is wanted; the simulation drives it in virtual time, the portal of
+emulated devices in real time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan
+from workbench.core.serving import ReschedulingSettings
+from workbench.methods.galaxy_plus.serving.detector import BlockSeconds, StragglerDetector, compare
+from workbench.methods.galaxy_plus.serving.log import ServingLog
+
+Planner = Callable[[tuple[int, ...], Mapping[int, float]], InferencePlan]
+"""(ranks that may take part, slow-downs by rank) -> plan.  Raises PlanError if none fits."""
+
+
+class BlockTimes(NamedTuple):
+    """What one request costs.  seconds: from its arrival at the first device to its answer.  blocks: computation by rank and block."""
+
+    seconds: float
+    blocks: BlockSeconds
+
+
+Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
+"""(plan, slow-downs by rank) -> what a request costs then."""
+
+
+@dataclass(slots=True)
+class _Device:
+    """is_alive: its process answers.  is_in: plans may use it.  slow_down: at which plans take it.  wait_s: between its probes."""
+
+    is_alive: bool = True
+    is_in: bool = True
+    slow_down: float = 1.0
+    wait_s: float = 0.0
+    next_probe_s: float = math.inf
+    good_probes: int = 0
+    taken_back_s: float = -math.inf
+    is_reported: bool = False
+    is_kept: bool = False
+
+
+class Rescheduler:
+    """current: index of the plan that serves, -1 if none can (since a device of the last one was lost).  wanted: of the one that should, -1 while none fits."""
+
+    def __init__(self, settings: ReschedulingSettings, world_size: int, planner: Planner, times: Times, log: ServingLog) -> None:
+        """Make the first plan, for all devices.  Raises PlanError if none fits."""
+        self._settings, self._planner, self._times, self._log = settings, planner, times, log
+        self._devices = [_Device(wait_s=settings.probe_every_s) for _ in range(world_size)]
+        self._detector = StragglerDetector(settings)
+        self._slow_downs: dict[int, dict[int, float]] = {}  # by plan: at what it takes its devices
+        self.wanted = self._made(planner(tuple(range(world_size)), {}))
+        self.current = -1
+
+    @property
+    def plan(self) -> InferencePlan | None:
+        """Return the plan that serves now."""
+        return self._log.plans[self.current] if self.current >= 0 else None
+
+    @property
+    def wanted_plan(self) -> InferencePlan | None:
+        """Return the plan that should serve."""
+        return self._log.plans[self.wanted] if self.wanted >= 0 else None
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Return the ranks whose processes answer."""
+        return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive)
+
+    def slowness(self, rank: int) -> float:
+        """Return how slow a device was by its last reports, against the others and its share."""
+        return self._detector.slowness(rank)
+
+    def switched(self, now_s: float) -> None:
+        """Take note that requests are served under the wanted plan from now on."""
+        self._log.add(now_s, "switched", before=self.current, after=self.wanted)
+        self.current = self.wanted
+        self._detector.forget()
+
+    def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
+        """Take the devices' reports of the last period, and decide.  Reports under another than the current plan are ignored."""
+        if plan != self.current or plan < 0:
+            return
+        # While another plan is being loaded the old one's stragglers are known already, but not necessarily all of them.
+        expected = self._times(self._log.plans[plan], self._slow_downs[plan]).blocks
+        self._detector.add(compare(measured, expected, self._settings.slow_factor))
+        for rank in self._detector.stragglers():
+            if self._devices[rank].is_in and self._devices[rank].is_alive:
+                self._straggles(now_s, rank, self._detector.slowness(rank) * self._slow_downs[plan].get(rank, 1.0))
+        for rank, device in enumerate(self._devices):
+            if device.is_in and device.slow_down > 1 and self.current == self.wanted:
+                self._look_for_recovery(now_s, rank, device)
+            elif device.is_reported and device.slow_down == 1 and self._detector.has_been_below(rank, self._settings.recovered_factor):
+                device.is_reported = device.is_kept = False
+
+    def due_probes(self, now_s: float) -> tuple[int, ...]:
+        """Return the devices left out that should be probed now; each is named once per wait."""
+        due = []
+        for rank, device in enumerate(self._devices):
+            if device.is_alive and not device.is_in and device.next_probe_s <= now_s:
+                device.next_probe_s = math.inf  # until the result is there
+                due.append(rank)
+        return tuple(due)
+
+    def next_probe_s(self) -> float:
+        """Return when the next probe is due, infinity if none is."""
+        return min((device.next_probe_s for device in self._devices if device.is_alive and not device.is_in), default=math.inf)
+
+    def probed(self, now_s: float, rank: int, slowness: float) -> None:
+        """Take the result of a probe: seconds over what is expected of the device at its own speed."""
+        device = self._devices[rank]
+        if not device.is_alive or device.is_in:
+            return
+        self._log.add(now_s, "probed", rank, value=slowness)
+        device.next_probe_s = now_s + device.wait_s
+        device.good_probes = device.good_probes + 1 if slowness <= self._settings.recovered_factor else 0
+        if device.good_probes >= self._settings.good_probes:
+            self._log.add(now_s, "recovered", rank, value=slowness)
+            self._take_back(now_s, rank)
+
+    def lost(self, now_s: float, rank: int) -> None:
+        """Take note that a device's process has ended or answers no more."""
+        device = self._devices[rank]
+        if not device.is_alive:
+            return
+        device.is_alive = device.is_in = False
+        device.slow_down = 1.0
+        self._back_off(now_s, device)
+        self._log.add(now_s, "lost", rank, before=self.current)
+        if self.plan is not None and rank in self.plan.ranks:
+            self.current = -1  # should it come back, its weights are gone
+        self._plan_again(now_s)
+
+    def revived(self, now_s: float, rank: int) -> None:
+        """Take note that a lost device's process runs again: it is probed before it is taken back, unless no plan fits without it."""
+        device = self._devices[rank]
+        if device.is_alive:
+            return
+        device.is_alive = True
+        device.good_probes = 0
+        device.next_probe_s = now_s
+        if self.wanted < 0:
+            self._take_back(now_s, rank)
+
+    def _straggles(self, now_s: float, rank: int, slowness: float) -> None:
+        device, settings = self._devices[rank], self._settings
+        if not device.is_reported:
+            self._log.add(now_s, "straggler", rank, before=self.current, value=slowness)
+            device.is_reported = True
+        if settings.reaction == "none" or self.current != self.wanted:
+            return
+        now_slow = {**self._known(), rank: slowness}
+        assert self.plan is not None
+        present_s = self._times(self.plan, now_slow).seconds
+        choices: list[tuple[float, str, InferencePlan]] = []
+        if settings.reaction in ("exclude", "best"):
+            choices += self._choice("excluded", tuple(other for other in self._usable() if other != rank), self._known())
+        if settings.reaction in ("rebalance", "best") or not choices:
+            choices += self._choice("rebalanced", self._usable(), now_slow)
+        if settings.reaction != "exclude":
+            choices = [choice for choice in choices if choice[0] < present_s * (1 - settings.min_gain)]
+        if not choices:
+            self._keep(now_s, rank, slowness)
+            self._detector.forget()  # looked at again after as many reports
+            return
+        _, what, plan = min(choices, key=lambda choice: choice[0])
+        if what == "excluded" or rank not in plan.ranks:
+            device.is_in, device.slow_down, device.good_probes = False, 1.0, 0
+            self._back_off(now_s, device)
+            self._log.add(now_s, "excluded", rank, before=self.current, value=slowness)
+        else:
+            device.slow_down = slowness
+            self._back_off(now_s, device)
+            self._log.add(now_s, "rebalanced", rank, before=self.current, value=slowness)
+        self._want(now_s, plan)
+
+    def _keep(self, now_s: float, rank: int, slowness: float) -> None:
+        if not self._devices[rank].is_kept:
+            self._devices[rank].is_kept = True
+            self._log.add(now_s, "kept", rank, before=self.current, value=slowness)
+
+    def _choice(self, what: str, ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> list[tuple[float, str, InferencePlan]]:
+        if not ranks:
+            return []
+        try:
+            plan = self._planner(ranks, slow_downs)
+        except PlanError:
+            return []
+        return [(self._times(plan, slow_downs).seconds, what, plan)]
+
+    def _look_for_recovery(self, now_s: float, rank: int, device: _Device) -> None:
+        """Give a device with a smaller share its old share again, or a larger one, when it has been faster than that for a while."""
+        faster = max(self._settings.recovered_factor / device.slow_down, 1 / self._settings.slow_factor)
+        if now_s < device.next_probe_s or not self._detector.has_been_below(rank, min(faster, 1.0)):
+            return
+        found = self._detector.slowness(rank) * device.slow_down
+        device.slow_down = 1.0 if found <= self._settings.recovered_factor else found
+        if device.slow_down == 1.0:
+            self._log.add(now_s, "recovered", rank, before=self.current, value=found)
+            device.taken_back_s, device.is_reported = now_s, False
+        self._plan_again(now_s)
+
+    def _take_back(self, now_s: float, rank: int) -> None:
+        device = self._devices[rank]
+        device.is_in, device.slow_down, device.good_probes, device.is_reported = True, 1.0, 0, False
+        device.next_probe_s, device.taken_back_s, device.is_kept = math.inf, now_s, False
+        self._plan_again(now_s)
+        self._log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
+
+    def _back_off(self, now_s: float, device: _Device) -> None:
+        settings = self._settings
+        again = now_s - device.taken_back_s < settings.calm_s
+        device.wait_s = min(device.wait_s * settings.back_off, settings.longest_probe_s) if again else settings.probe_every_s
+        device.next_probe_s = now_s + device.wait_s
+        device.good_probes = 0
+
+    def _plan_again(self, now_s: float) -> None:
+        """Plan for the devices that are in; if they are too few, for all that are alive, stragglers too."""
+        for ranks in (self._usable(), self.alive):
+            if ranks:
+                try:
+                    self._want(now_s, self._planner(ranks, self._known()))
+                except PlanError:
+                    continue
+                for rank in ranks:
+                    if not self._devices[rank].is_in:
+                        self._devices[rank].is_in = True
+                        self._keep(now_s, rank, 0.0)
+                return
+        self.wanted = -1
+        self._log.add(now_s, "waiting", before=self.current)
+
+    def _want(self, now_s: float, plan: InferencePlan) -> None:
+        before, self.wanted = self.wanted, self._made(plan)
+        if self.wanted != before:
+            self._log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
+
+    def _made(self, plan: InferencePlan) -> int:
+        index = self._log.plan(plan)
+        self._slow_downs[index] = self._known()
+        return index
+
+    def _known(self) -> dict[int, float]:
+        return {rank: device.slow_down for rank, device in enumerate(self._devices) if device.is_in and device.slow_down > 1}
+
+    def _usable(self) -> tuple[int, ...]:
+        return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive and device.is_in)

@@ -1,0 +1,235 @@
+"""A device's side of the service: it loads, joins, answers, probes and reports as the portal tells it (runs on an engine)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.methods.galaxy_plus.requests import Answer
+from workbench.methods.galaxy_plus.serving.messages import (
+    Abort,
+    Failed,
+    Join,
+    Joined,
+    Keep,
+    Load,
+    Loaded,
+    Probe,
+    Probed,
+    Ready,
+    Serve,
+    Served,
+    Slow,
+    Stop,
+)
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.models.loading import load_tokenizer
+from workbench.models.sharding import ModelShard, ShardSpec, load_shard, model_layout, open_weights, reload_shard
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import CommandListener
+from workbench.runtime.memory import release_free_memory
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import close_group, open_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """What a device is told once.  address: of the portal's commands.  join_timeout_s: for forming a group.
+
+    slow_down: the injected factor in force, for a device that comes back.  storage_bytes_per_s: at which an emulated device reads its
+    disk; 0: as fast as the host does.
+    """
+
+    session: SessionSetup
+    address: str
+    join_timeout_s: float = 8.0
+    slow_down: float = 1.0
+    storage_bytes_per_s: float = 0.0
+
+
+def serve_worker(context: RankContext, setup: WorkerSetup) -> None:
+    """Do what the portal says until it says stop.  Failures of single requests are told, not raised."""
+    with _Worker(context, setup) as worker:
+        worker.run()
+
+
+class _Worker:
+    """commands: what waits for the compute thread.  Slow and Abort act at once, Load in a thread of its own."""
+
+    def __init__(self, context: RankContext, setup: WorkerSetup) -> None:
+        self._context, self._setup = context, setup
+        self._layout = model_layout(setup.session.model)
+        self._is_paced = setup.session.host is not None and context.fidelity != "real"
+        self._share = (context.device.host_share or 1.0) if self._is_paced else 1.0
+        self._slow_down = setup.slow_down
+        self._session: InferenceSession | None = None
+        self._epoch = -1
+        self._holdings: dict[int, Holding] = {}
+        self._newest: ModelShard | None = None
+        self._source: Any = None
+        self._loading = threading.Lock()
+        self._wanted = -1
+        self._fastest_probe_s: float | None = None
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._listener = CommandListener(context, setup.address, self._take)
+        context.publish(Ready())
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._listener.close()
+        with self._loading:
+            if self._source is not None:
+                self._source.close()
+        self._leave()
+
+    def run(self) -> None:
+        while not self._context.should_stop():
+            try:
+                command = self._commands.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            match command:
+                case Stop():
+                    return
+                case Join():
+                    self._context.publish(self._join(command))
+                case Serve():
+                    self._context.publish(self._serve(command))
+                case Probe():
+                    self._context.publish(self._probe(command))
+                case Keep():
+                    self._keep(command)
+
+    def _take(self, command: Any) -> None:
+        """Act on a command at once, or leave it for the compute thread (in the listener's thread)."""
+        match command:
+            case Slow():
+                self._slow_down = command.factor
+                if self._session is not None:
+                    self._session.slow_down(command.factor)
+            case Abort():
+                session = self._session
+                if session is not None and self._epoch == command.epoch:
+                    session.transport.mailbox.fail(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
+            case Load():
+                self._wanted = command.plan
+                threading.Thread(target=self._load, args=(command,), name=f"load plan {command.plan}", daemon=True).start()
+            case _:
+                self._commands.put(command)
+
+    # Weights.
+
+    def _load(self, command: Load) -> None:
+        with self._loading:
+            if self._wanted == command.plan:  # else another plan is wanted by now
+                self._context.publish(self._loaded(command))
+
+    def _loaded(self, command: Load) -> Loaded:
+        begin_s = time.monotonic()
+        spec: ShardSpec = command.specs[self._context.rank]
+        try:
+            if self._source is None:
+                self._source = open_weights(self._setup.session.model, layout=self._layout)
+            before = self._source.bytes_read
+            if self._newest is None:
+                shard = load_shard(self._layout, spec, self._source, separator_id=self._separator_id())
+            else:
+                shard = reload_shard(self._newest, spec, self._source)
+        except (WorkbenchError, MemoryError, RuntimeError) as error:
+            return Loaded(command.plan, time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
+        read_bytes = self._source.bytes_read - before
+        if self._is_paced and self._setup.storage_bytes_per_s:
+            time.sleep(max(0.0, begin_s + read_bytes / self._setup.storage_bytes_per_s - time.monotonic()))
+        self._newest = shard
+        self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
+        return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes)
+
+    def _separator_id(self) -> int | None:
+        return load_tokenizer(self._setup.session.model).separator_id if self._layout.family.has_token_types else None
+
+    def _keep(self, command: Keep) -> None:
+        with self._loading:
+            for plan in [plan for plan in self._holdings if plan not in command.plans]:
+                del self._holdings[plan]
+            if not self._holdings:
+                self._newest = None
+        release_free_memory()
+
+    # Requests.
+
+    def _join(self, command: Join) -> Joined:
+        self._leave()
+        members = command.members
+        context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members))
+        try:
+            group = open_group(context, self._setup.join_timeout_s, name=f"epoch-{command.epoch}")
+            session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout)
+        except (RuntimeSetupError, RuntimeError) as error:
+            self._leave()
+            return Joined(command.epoch, str(error).splitlines()[0])
+        session.slow_down(self._slow_down)
+        self._session, self._epoch = session, command.epoch
+        session.slow_down(self._slow_down)  # a change in between is not lost
+        return Joined(command.epoch)
+
+    def _leave(self) -> None:
+        session, self._session, self._epoch = self._session, None, -1
+        if session is not None:
+            session.__exit__()
+        close_group()
+
+    def _serve(self, command: Serve) -> Served | Failed:
+        session, holding = self._session, self._holdings.get(command.plan)
+
+        def failed(error: str, *, is_peers: bool) -> Failed:
+            return Failed(command.number, command.attempt, command.epoch, error, is_peers)
+
+        if session is None or self._epoch != command.epoch or holding is None:
+            return failed(f"It is in group {self._epoch}, not {command.epoch}, and has plans {sorted(self._holdings)}.", is_peers=True)
+        late_s, paced_s = session.pacer.late_s, session.pacer.paced_s
+        try:
+            answer: Answer = session.answer(holding, command.request)
+        except DeviceLostError as error:
+            return failed(str(error), is_peers=True)
+        except WorkbenchError as error:
+            return failed(str(error), is_peers=False)
+        except RuntimeError as error:  # gloo's own
+            return failed(str(error), is_peers=True)
+        return Served(
+            command.number,
+            command.attempt,
+            command.plan,
+            None if answer.output is None else answer.output.numpy(),
+            answer.busy_s(),
+            answer.start_s,
+            answer.end_s,
+            session.pacer.late_s - late_s,
+            session.pacer.paced_s - paced_s,
+        )
+
+    def _probe(self, command: Probe) -> Probed:
+        """Compute a feed-forward block of some tokens by itself, without the model's weights."""
+        shape = self._layout.stacks[0]
+        hidden = torch.rand(command.tokens, shape.hidden_size)
+        up = torch.rand(shape.hidden_size, shape.columns)
+        host = self._setup.session.host
+        full_s = 0.0
+        if self._is_paced and host is not None:
+            costs = host.costs[0][0]
+            full_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
+        begin_s = time.monotonic()
+        Pacer(self._share / self._slow_down).run(lambda: (hidden @ up) @ up.T, full_s)
+        seconds = time.monotonic() - begin_s
+        if full_s > 0:
+            return Probed(seconds / (full_s / self._share))
+        self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
+        return Probed(seconds / self._fastest_probe_s)

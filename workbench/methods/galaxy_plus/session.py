@@ -1,0 +1,279 @@
+"""What a rank holds while it answers requests: its group, its links, its pacing, its slices of the model (Galaxy+, section III-A)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.schedule import Value
+from workbench.methods.galaxy_plus.control import ControlChannel
+from workbench.methods.galaxy_plus.handlers import InferenceHandlers
+from workbench.methods.galaxy_plus.programs import Program, Programs
+from workbench.methods.galaxy_plus.requests import Answer, Generated, Request
+from workbench.models.loading import load_tokenizer
+from workbench.models.sharding import (
+    KeyValueCache,
+    ModelLayout,
+    ModelShard,
+    ShardSpec,
+    Step,
+    WeightSource,
+    load_shard,
+    model_layout,
+    open_weights,
+    reload_shard,
+    shard_spec,
+    stack_shapes,
+)
+from workbench.models.sharding.run import Run
+from workbench.models.sharding.weights import FileWeights
+from workbench.runtime.context import RankContext
+from workbench.runtime.direct_transport import DirectTransport
+from workbench.runtime.executor import execute
+from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.transport import PacedLinks
+from workbench.schedules.inference import Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSetup:
+    """What every rank is told.  host: the profile of one unslowed core, for pacing; None runs as fast as it can, and so do real devices.
+
+    exchange: how the products of a single token are summed.
+    """
+
+    model: str
+    cluster: Cluster
+    host: InferenceProfile | None = None
+    timeout_s: float = 20.0
+    exchange: Exchange = "direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a rank keeps for a plan.  shard: None on a device that the plan leaves out.  specs: what every device of the plan keeps."""
+
+    plan: InferencePlan
+    shard: ModelShard | None
+    specs: Mapping[int, ShardSpec] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of weights."""
+        return 0 if self.shard is None else self.shard.held_bytes
+
+
+class InferenceSession:
+    """One rank of a group that answers requests; a context manager.
+
+    devices[i]: which of the cluster's devices the group's rank i is (None: the same number), for the devices that a failure has left.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        setup: SessionSetup,
+        group: dist.ProcessGroup,
+        budget: MemoryBudget | None = None,
+        *,
+        devices: Sequence[int] | None = None,
+        layout: ModelLayout | None = None,
+    ) -> None:
+        self.context, self.setup, self.group, self.budget = context, setup, group, budget
+        self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
+        self.rank = context.rank
+        self._peers = {device: number for number, device in enumerate(self.devices)}
+        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
+        # Shards of unequal size take unequal time to load: nobody must give up on the others meanwhile.
+        self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        self.layout = layout or model_layout(setup.model)
+        self.stacks = stack_shapes(self.layout)
+        self._source: WeightSource | None = None
+        self.is_paced = setup.host is not None and context.fidelity != "real"
+        self._share = (context.device.host_share or 1.0) if self.is_paced else 1.0
+        self.pacer = Pacer(self._share, clock=time.monotonic)
+        self.transport = DirectTransport(
+            group,
+            self.rank,
+            subgroup=self._subgroup,
+            paced_links=PacedLinks(cluster=setup.cluster, rank=self.rank) if self.is_paced and context.fidelity == "paced" else None,
+            timeout_s=setup.timeout_s,
+            peers=self._peers,
+        )
+        self.control = ControlChannel(group, self.rank, self._peers)
+        first = self.layout.parts[0]
+        self.programs = Programs(
+            self.rank,
+            setup.cluster,
+            self.stacks,
+            setup.host if self.is_paced else None,
+            kv_width=2 * first.num_units * first.head_size,
+        )
+
+    def __enter__(self) -> InferenceSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.transport.close()
+        self._release(keep=False)
+
+    # Weights.
+
+    def load(self, plan: InferencePlan, *, spare: Holding | None = None, forgotten: Sequence[int] = ()) -> Holding:
+        """Return this rank's slices for a plan, read from disk; a background thread may call it while requests are answered.
+
+        spare: what is held now, of which as much as possible is kept.  forgotten: devices that have lost what they held since then.
+        All devices must agree on both.
+        """
+        known = {} if spare is None else {rank: spec for rank, spec in spare.specs.items() if rank not in forgotten}
+        held = [known.get(rank) for rank in plan.ranks] if known else None
+        specs = {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
+        if self.rank not in specs:
+            return Holding(plan=plan, shard=None, specs=specs)
+        source = self._open()
+        old = None if spare is None or self.rank in forgotten else spare.shard
+        try:
+            if old is not None:
+                shard = reload_shard(old, specs[self.rank], source)
+            else:
+                shard = load_shard(self.layout, specs[self.rank], source, separator_id=self._separator_id(plan))
+        finally:
+            self._release(keep=True)
+        return Holding(plan=plan, shard=shard, specs=specs)
+
+    def _separator_id(self, plan: InferencePlan) -> int | None:
+        if plan.ranks[0] != self.rank or not self.layout.family.has_token_types:
+            return None
+        return load_tokenizer(self.setup.model).separator_id
+
+    def _open(self) -> WeightSource:
+        if self._source is None:
+            self._source = open_weights(self.setup.model, layout=self.layout)
+        return self._source
+
+    def _release(self, *, keep: bool) -> None:
+        """Close the weights' source; keep: unless it holds none of them itself, or is a test's model."""
+        if self._source is not None and not (keep and (isinstance(self._source, FileWeights) or self.setup.model.startswith("tiny-"))):
+            self._source.close()
+            self._source = None
+
+    # Requests.
+
+    def prepare(self, plan: InferencePlan, request: Request) -> Program:
+        """Return what runs a plan on a sequence of the request's length; made once for each length."""
+        return self.programs.sequence(plan, request.lengths)
+
+    def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
+        """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at once.
+
+        Raises DeviceLostError if a device dies or falls silent, ConfigError for a request that the model cannot read.
+        """
+        shard = holding.shard
+        if shard is None:
+            now = time.monotonic()
+            return Answer(None, now, now)
+        program = self.prepare(holding.plan, request)
+        with torch.inference_mode():
+            run = shard.begin(request.length, request.mask, target_length=max(1, request.decoder_length), cache=cache)
+            handlers = InferenceHandlers(shard, program.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None)
+            ids = [request.ids, request.decoder_ids]
+            return self._run(program, handlers, ids)
+
+    def generate(self, holding: Holding, request: Request, num_tokens: int) -> Generated:
+        """Continue a text greedily by `num_tokens` tokens, every device keeping the keys and values of its own units.
+
+        Raises ConfigError for a plan or a model that cannot.
+        """
+        if holding.plan.paradigm == "sequence":
+            raise ConfigError(
+                "A text by sequence parallelism was asked for.",
+                "A single token cannot be divided among devices.",
+                "Choose another system, or ask for hidden states.",
+            )
+        shard, is_first = holding.shard, self.rank == holding.plan.ranks[0]
+        asked = request._replace(what="last")
+        if shard is None:
+            return Generated((), self.answer(holding, asked), ())
+        prompt = request.decoder_length or request.length
+        cache = shard.new_cache(1, prompt + num_tokens)
+        prefill = self.answer(holding, asked, cache=cache)
+        tokens = [_likeliest(prefill.output)] if is_first else []
+        steps: list[Answer] = []
+        while len(steps) + 1 < num_tokens:
+            steps.append(self._token(holding, shard, cache, request, tokens[-1:]))
+            if is_first:
+                tokens.append(_likeliest(steps[-1].output))
+        ends = [prefill.end_s, *(step.end_s for step in steps)]
+        seconds = tuple(end - begin for begin, end in zip(ends, ends[1:], strict=False))
+        return Generated(tuple(tokens), prefill, seconds, tuple(steps))
+
+    def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
+        memory_length = request.length if request.decoder_length else 0
+        program = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length, exchange=self.setup.exchange)
+        with torch.inference_mode():
+            step: Step = shard.step(cache)
+            run = Run(count=1, lengths=program.layout.lengths, mask=None, rotary=None)
+            handlers = InferenceHandlers(shard, program.layout, run, what="last", step=step)
+            answer = self._run(program, handlers, [torch.tensor(last)] * len(self.stacks))
+        cache.advance()
+        return answer
+
+    def _run(self, program: Program, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
+        begin = time.monotonic()
+        blocks = program.layout.blocks
+        inputs: dict[Value, object] = {value: ids[blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
+        done = execute(
+            program.schedule,
+            self.rank,
+            handlers=handlers.table(),
+            transport=self.transport,
+            spec=program.spec,
+            inputs=inputs,
+            pacer=self.pacer,
+            full_speed_s=program.full_speed_s,
+        )
+        computed = [span for span in done.spans if not span.op.is_communication]
+        output = next(iter(done.outputs.values()), None)
+        return Answer(
+            output,
+            min((span.start_s for span in computed), default=begin),
+            max((span.end_s for span in computed), default=begin),
+            tuple(done.spans),
+            tuple(done.memory),
+        )
+
+    # Beside the requests.
+
+    def slow_down(self, factor: float) -> None:
+        """Make this emulated device `factor` times slower than it is, from the next operation on; 1 makes it what it was."""
+        if not factor > 0:
+            raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be above 0.", "Give a factor such as 4, or 1 for none.")
+        self.pacer.share = self._share / factor
+
+    def barrier(self) -> None:
+        """Wait for all devices of the group, however long they take."""
+        self._patient.allreduce([torch.zeros(1)]).wait()
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """Return the group of some devices; made by its members alone when it is first used."""
+        members = tuple(sorted(ranks))
+        if members not in self._subgroups:
+            numbers = [self._peers[rank] for rank in members]
+            self._subgroups[members] = dist.new_group(
+                numbers, backend="gloo", timeout=timedelta(seconds=self.setup.timeout_s), use_local_synchronization=True
+            )
+        return self._subgroups[members]
+
+
+def _likeliest(logits: torch.Tensor | None) -> int:
+    assert logits is not None
+    return int(logits[0].argmax())

@@ -1,0 +1,130 @@
+"""The ends of a model, on the first device of a plan: embedding in front, language model head behind (Galaxy+, section III-A)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.language_model_head import head_scale
+from workbench.models.sharding.layout import ModelLayout
+from workbench.models.sharding.weights import WeightSource
+from workbench.models.stack import embed
+
+What = Literal["hidden", "last", "all"]
+"""What comes out: final hidden states, logits of each sample's last token, or logits of all tokens."""
+
+
+class Ends:
+    """Embeddings of all stacks and the head.  separator_id: the token after which a second text begins (BERT's token types)."""
+
+    def __init__(self, layout: ModelLayout, source: WeightSource, separator_id: int | None = None) -> None:
+        self.layout, self.separator_id = layout, separator_id
+        self._tensors: dict[str, nn.Parameter] = {}
+        paths = [layout.family.embedding] if layout.family.decoder is None else [layout.family.embedding, layout.family.decoder.embedding]
+        self.embeddings = [self._filled(modules, places, source) for modules, places in zip(layout.embeddings, paths, strict=True)]
+        self.output_projection = self._read(layout.output_projection, source) if layout.output_projection else None
+        self.scale = head_scale(layout.config)
+        self.weight = self._head(source)
+        bias = source.shape("final_logits_bias")
+        self.bias = None if bias is None or self.weight is None else self._read("final_logits_bias", source).flatten()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes held; a head tied to the word embedding counts once."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+
+    def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
+        """Return the first hidden states (n, t, d) of token ids (n, t), or of a picture's patches (n, t, values).
+
+        mask: (n, t), 1 for real tokens; None for all.  offset: position of the first token.
+        Raises ConfigError for a picture of the wrong size, a picture for a model of text, and a text that is too long.
+        """
+        layout = self.layout
+        part = layout.family if stack == 0 else layout.family.decoder
+        assert part is not None
+        if not layout.family.reads_images:
+            self._check_text(ids, offset)
+        modules: Any = self.embeddings[stack]
+        if offset:
+            modules = {role: _Rows(module, offset) if role in ("positions", "wpe") else module for role, module in modules.items()}
+        if stack == 0:
+            real = torch.ones(ids.shape[:2], dtype=torch.int64) if mask is None else mask
+            return embed(layout.family, modules, ids, real, self.separator_id)
+        return part.embed(dict(modules.items()), ids, None)
+
+    def head(self, hidden: Tensor, what: What = "hidden", mask: Tensor | None = None) -> Tensor:
+        """Return what is asked for of the last stack's final hidden states (n, t, d).
+
+        mask: (n, t), 1 for real tokens (padding on the right): by it the last token is found.
+        Raises ConfigError if logits are asked of a model without a language model head.
+        """
+        if what == "last":
+            hidden = hidden[:, -1] if mask is None else hidden[torch.arange(len(hidden)), mask.long().sum(1) - 1]
+        if self.output_projection is not None:
+            hidden = F.linear(hidden, self.output_projection)
+        if what == "hidden":
+            return hidden
+        if self.weight is None:
+            raise ConfigError(
+                f"The next word of '{self.layout.name}' was asked for.",
+                "It has no language model head.",
+                "Ask for hidden states, or choose a model that generates (GPT-2, OPT, Llama, T5).",
+            )
+        return F.linear(hidden if self.scale == 1.0 else hidden * self.scale, self.weight, self.bias)
+
+    def _head(self, source: WeightSource) -> Tensor | None:
+        layout = self.layout
+        if not (layout.has_decoder or layout.family.is_causal):
+            return None
+        if source.shape("lm_head.weight") is not None:
+            return self._read("lm_head.weight", source)
+        words = next(module for role, module in self.embeddings[-1].items() if role in ("words", "embed_tokens", "wte"))
+        return _weight(words) if layout.is_tied or source.words_stand_in else None
+
+    def _filled(self, modules: nn.ModuleDict, paths: Any, source: WeightSource) -> dict[str, nn.Module]:
+        filled: dict[str, nn.Module] = {}
+        for role, meta in modules.items():
+            root = copy.deepcopy(meta).eval()
+            for path, module in root.named_modules():
+                prefix = f"{paths[role]}.{path}".rstrip(".")
+                for own in list(dict(module.named_parameters(recurse=False))):
+                    module.register_parameter(own, self._read(f"{prefix}.{own}", source))
+            filled[role] = root
+        return filled
+
+    def _read(self, name: str, source: WeightSource) -> nn.Parameter:
+        if name not in self._tensors:
+            shape = source.shape(name)
+            assert shape is not None, name
+            tensor = torch.empty(shape, dtype=source.dtype)
+            source.fill(tensor, name, (0, shape[0]))
+            self._tensors[name] = nn.Parameter(tensor, requires_grad=False)
+        return self._tensors[name]
+
+    def _check_text(self, ids: Tensor, offset: int) -> None:
+        asked = f"A text for '{self.layout.name}' was given."
+        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise ConfigError(
+                asked,
+                f"It is a {ids.dtype} tensor of shape {tuple(ids.shape)}, as of pictures.",
+                "Give token ids (samples, tokens), and pictures to a model of pictures.",
+            )
+        limit = self.layout.max_length
+        if limit and offset + ids.shape[1] > limit:
+            raise ConfigError(asked, f"It is {offset + ids.shape[1]} tokens long; the model knows {limit} positions.", "Shorten it.")
+
+
+class _Rows:
+    """A table of positions that begins at a later one."""
+
+    def __init__(self, table: Any, offset: int) -> None:
+        self.weight = table.weight[offset:]
+
+
+def _weight(module: Any) -> Tensor:
+    return module.weight

@@ -1,0 +1,289 @@
+"""One device's part of a model: slices of blocks, and the operations on tiles of tokens that they allow (Galaxy+, section III-B).
+
+Tensors are (n, tokens, width).  What goes between devices is a block's input (d wide), its partial product (d wide) and nothing else.
+Call it under torch.inference_mode().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workbench.core.errors import ConfigError
+from workbench.models.sharding.activations import activation_of
+from workbench.models.sharding.attention import attend, rotate, split_heads
+from workbench.models.sharding.decoding import decode_attention, decode_columns
+from workbench.models.sharding.ends import Ends, What
+from workbench.models.sharding.held import Connection, HeldBlock
+from workbench.models.sharding.layout import Block, ModelLayout
+from workbench.models.sharding.positions import Positions
+from workbench.models.sharding.run import KeyValueCache, Run, Step, begin_run
+from workbench.models.sharding.slices import ShardSpec
+
+
+class ModelShard:
+    """What a device holds of a model, and computes with.  Make one by `load_shard`; for another plan, by `reload_shard`.
+
+    held, connections: by block number.  finals: the norm behind each stack.  tables: T5's table of positions of each stack.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        spec: ShardSpec,
+        *,
+        held: dict[int, HeldBlock],
+        connections: dict[int, Connection],
+        finals: tuple[Connection | None, ...],
+        tables: tuple[Tensor | None, ...],
+        ends: Ends | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.layout, self.spec, self.dtype = layout, spec, dtype
+        self.held, self.connections, self.finals, self.tables, self.ends = held, connections, finals, tables, ends
+        self._blocks = layout.blocks
+        self._activation = activation_of(layout.activation)
+        self.positions = Positions(layout, tables, dtype)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes of weights that the device holds."""
+        blocks = sum(held.nbytes for held in self.held.values())
+        connections = sum(one.nbytes for one in (*self.connections.values(), *self.finals) if one is not None)
+        tables = sum(table.nbytes for table in self.tables if table is not None)
+        return blocks + connections + tables + (0 if self.ends is None else self.ends.nbytes)
+
+    # One request.
+
+    def begin(
+        self, length: int, mask: Tensor | None = None, *, target_length: int = 1, count: int = 1, cache: KeyValueCache | None = None
+    ) -> Run:
+        """Return what the attention of one request needs, the same on every device.
+
+        length, target_length: tokens of the first and of the second stack.  mask: (n, t), 1 for real tokens of the first stack, padding
+        on the right; None for all.  cache: keeps keys and values for `decode`.  Raises ConfigError for a mask that cannot be meant.
+        """
+        return begin_run(
+            length,
+            mask=mask,
+            target_length=target_length,
+            count=count,
+            num_stacks=len(self.layout.parts),
+            cache=cache,
+            rotary=self.positions.rotary(length),
+        )
+
+    def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
+        """Return the first residual stream (n, t, d) of a stack; as `Ends.embed`."""
+        return self._ends().embed(stack, ids, mask, offset)
+
+    def enter(self, stack: int, residual: Tensor) -> Tensor:
+        """Return the input of a stack's first block: the residual stream, normalised if the stack's norms stand in front."""
+        part = self.layout.parts[stack]
+        return self._norm(self.connections[part.first_block], residual) if part.is_pre_norm else residual
+
+    def head(self, hidden: Tensor, what: What = "hidden", mask: Tensor | None = None) -> Tensor:
+        """Return final hidden states or logits; as `Ends.head`."""
+        return self._ends().head(hidden, what, mask)
+
+    # Attention.
+
+    def qkv(self, number: int, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values of the own units, side by side (n, t, (group + 2) x units x head size)."""
+        held = self.held[number]
+        return F.linear(hidden, held.inputs[0], held.biases[0])
+
+    def attend(self, number: int, tiles: Sequence[Tensor], run: Run, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the own units' context (n, stop - start, group x units x head size) of queries [start, stop), by default all.
+
+        tiles: qkv of all tokens, in their order.  What they have in common is worked out once, however many calls for parts follow.
+        """
+        held, block = self.held[number], self._blocks[number]
+        part = self.layout.parts[block.stack]
+        if run.projected is None or run.projected[0] != number:
+            projected = tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)
+            heads = held.count * part.group_size
+            if run.rotary is not None and held.count:
+                projected = rotate(projected, heads + held.count, run.rotary, part.head_size)
+            run.projected = number, split_heads(projected, (heads, held.count, held.count), part.head_size)
+            if run.cache is not None and part.is_causal:
+                run.cache.keep(number, *run.projected[1][1:])
+        queries, keys, values = run.projected[1]
+        length = queries.shape[2]
+        stop = length if stop is None else stop
+        if stop - start < length:
+            queries = queries[:, :, start:stop]
+            if part.is_causal:
+                keys, values = keys[:, :, :stop], values[:, :, :stop]
+        mask = self.positions.mask(block, held.ranges, run, start, stop)
+        return attend(queries, keys, values, mask, is_causal=part.is_causal and mask is None, scale=block.scale)
+
+    def keys_values(self, number: int, projected: Tensor) -> Tensor:
+        """Return keys and values alone of a qkv tile, contiguous: what devices exchange under sequence parallelism."""
+        part = self.layout.parts[self._blocks[number].stack]
+        return projected[..., self.held[number].count * part.group_size * part.head_size :].contiguous()
+
+    def attend_own(self, number: int, own: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
+        """Return the context of own tokens alone, from `start` on (sequence parallelism).
+
+        own: qkv of own tokens.  tiles: keys and values of all tokens, in their order, as `keys_values` gives them.
+        """
+        held, block = self.held[number], self._blocks[number]
+        part = self.layout.parts[block.stack]
+        heads, stop = held.count * part.group_size, start + own.shape[1]
+        gathered = tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)
+        asked = own[..., : heads * part.head_size].contiguous()
+        if run.rotary is not None:
+            cos, sin = run.rotary
+            asked = rotate(asked, heads, (cos[:, start:stop], sin[:, start:stop]), part.head_size)
+            gathered = rotate(gathered, held.count, run.rotary, part.head_size)
+        (queries,) = split_heads(asked, (heads,), part.head_size)
+        keys, values = split_heads(gathered, (held.count, held.count), part.head_size)
+        if part.is_causal:
+            keys, values = keys[:, :, :stop], values[:, :, :stop]
+        mask = self.positions.mask(block, held.ranges, run, start, stop)
+        return attend(queries, keys, values, mask, is_causal=part.is_causal and mask is None, scale=block.scale)
+
+    def cross_query(self, number: int, hidden: Tensor) -> Tensor:
+        """Return queries of the own units (n, s, units x head size)."""
+        held = self.held[number]
+        return F.linear(hidden, held.inputs[0], held.biases[0])
+
+    def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
+        """Return keys and values of the own units (n, t, 2 x units x head size) of the encoder's output."""
+        held = self.held[number]
+        return F.linear(memory, held.inputs[1], held.biases[1])
+
+    def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
+        """Return the own units' context (n, s, units x head size) of all tiles, each in the order of the tokens."""
+        held, block = self.held[number], self._blocks[number]
+        asked = queries[0] if len(queries) == 1 else torch.cat(tuple(queries), dim=1)
+        if not held.count:
+            return asked
+        head_size = self.layout.parts[block.stack].head_size
+        gathered = keys_values[0] if len(keys_values) == 1 else torch.cat(tuple(keys_values), dim=1)
+        (own,) = split_heads(asked, (held.count,), head_size)
+        keys, values = split_heads(gathered, (held.count, held.count), head_size)
+        if run.cache is not None:
+            run.cache.keep_whole(number, keys, values)
+        mask = None if run.mask is None else run.mask[:, None, None, :]
+        return attend(own, keys, values, mask, is_causal=False, scale=block.scale)
+
+    def out(self, number: int, context: Tensor) -> Tensor:
+        """Return the partial product (n, t, d) of a block's output matrix, without its bias."""
+        return F.linear(context, self.held[number].output)
+
+    # Feed-forward network.
+
+    def up(self, number: int, hidden: Tensor) -> Tensor:
+        """Return the activations (n, t, columns) of the columns that are held."""
+        held = self.held[number]
+        return self._activate(F.linear(hidden, held.inputs[0], held.biases[0]), self._blocks[number])
+
+    def down(self, number: int, activations: Tensor) -> Tensor:
+        """Return the partial product (n, t, d), without the bias."""
+        return F.linear(activations, self.held[number].output)
+
+    # Connection.
+
+    def connect(self, number: int, total: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return residual stream and next block's input (n, t, d) behind a block (Galaxy+ Eq. 4).
+
+        total: the sum of all devices' partial products.  Behind a stack's last block the second is its final hidden state.
+        """
+        added = self._add(number, total, residual)
+        block = self._blocks[number]
+        if not self.layout.parts[block.stack].is_pre_norm:
+            hidden = self._norm(self.connections[number], added)
+            return hidden, self._finish(block.stack, hidden) if block.is_last else hidden
+        return added, self._finish(block.stack, added) if block.is_last else self._norm(self.connections[number + 1], added)
+
+    # A whole layer, of which the device holds everything.
+
+    def layer(self, layer: int, state: Tensor, run: Run, memory: Tensor | None = None) -> Tensor:
+        """Return the residual stream (n, t, d) behind a layer, of which all is held; behind a stack's last one its final hidden state.
+
+        memory: the encoder's output, for a decoder's layer.
+        """
+        for block in self.layout.layer_blocks(layer):
+            number, is_pre = block.number, self.layout.parts[block.stack].is_pre_norm
+            hidden = self._norm(self.connections[number], state) if is_pre else state
+            if block.kind == "attention":
+                product = self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
+            elif block.kind == "cross_attention":
+                assert memory is not None
+                context = self.cross_attend(number, (self.cross_query(number, hidden),), (self.cross_keys_values(number, memory),), run)
+                product = self.out(number, context)
+            else:
+                product = self.down(number, self.up(number, hidden))
+            state = self._add(number, product, state)
+            if not is_pre:
+                state = self._norm(self.connections[number], state)
+            if block.is_last:
+                state = self._finish(block.stack, state)
+        return state
+
+    # Token by token.
+
+    def new_cache(self, count: int, capacity: int) -> KeyValueCache:
+        """Return an empty cache for `begin`.  Raises ConfigError if the model knows fewer positions than `capacity`."""
+        if self.layout.max_length and capacity > self.layout.max_length:
+            raise ConfigError(
+                f"A text of {capacity} tokens was asked of '{self.layout.name}'.",
+                f"The model knows {self.layout.max_length} positions.",
+                "Shorten the prompt, or ask for fewer tokens.",
+            )
+        return KeyValueCache(count, capacity)
+
+    def step(self, cache: KeyValueCache) -> Step:
+        """Return what the attention of one further token needs, the same on every device."""
+        return self.positions.step(cache)
+
+    def embed_step(self, tokens: Tensor, step: Step) -> Tensor:
+        """Return the residual stream (n, 1, d) of each sample's next token (n,)."""
+        ends, stack = self._ends(), len(self.layout.parts) - 1
+        if step.mask is None:
+            return ends.embed(stack, tokens[:, None], offset=int(step.positions[0]))
+        rows = [ends.embed(stack, token[None, None], offset=int(at)) for token, at in zip(tokens, step.positions, strict=True)]
+        return torch.cat(rows)
+
+    def decode(self, number: int, hidden: Tensor, step: Step) -> Tensor:
+        """Return a block's partial product (n, 1, d) for one token of each sample: own units, or the own part of the columns."""
+        held, block = self.held[number], self._blocks[number]
+        if block.kind == "feed_forward":
+            own = self.spec.layers[block.layer].own_columns
+            if own == held.count:
+                return self.down(number, self.up(number, hidden))
+            return decode_columns(held, own, hidden, self._activation)
+        return decode_attention(block, self.layout.parts[block.stack], held, hidden, step, self.positions)
+
+    def _activate(self, projected: Tensor, block: Block) -> Tensor:
+        if len(block.inputs[0]) == 1:
+            return self._activation(projected)
+        gate, up = projected.chunk(2, dim=-1)
+        return self._activation(gate).mul_(up)
+
+    def _add(self, number: int, total: Tensor, residual: Tensor) -> Tensor:
+        bias = self.connections[number].bias
+        added = total + residual
+        return added if bias is None else added.add_(bias)
+
+    def _finish(self, stack: int, hidden: Tensor) -> Tensor:
+        final = self.finals[stack]
+        return hidden if final is None else self._norm(final, hidden)
+
+    @staticmethod
+    def _norm(connection: Connection, hidden: Tensor) -> Tensor:
+        if connection.norm.is_rms:
+            return F.rms_norm(hidden, hidden.shape[-1:], connection.weight, connection.norm.eps)
+        return F.layer_norm(hidden, hidden.shape[-1:], connection.weight, connection.shift, connection.norm.eps)
+
+    def _ends(self) -> Ends:
+        if self.ends is None:
+            raise ConfigError(
+                "An embedding or a head was asked for.", "This device holds neither.", "Ask the first device of the plan, which does."
+            )
+        return self.ends

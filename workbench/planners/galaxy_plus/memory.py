@@ -1,0 +1,186 @@
+"""What a plan of single-shot inference holds on each device, and whether it fits (Galaxy+, section III-C, Eq. 8-9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.planners.galaxy_plus.times import stack_lengths
+from workbench.planners.memory import readable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRule:
+    """What counts towards a device's memory.
+
+    embedding: embedding and head are held by the 'first' position, by 'each', or count nowhere ('none'); embedding_share: the part of
+    their bytes that counts.  layers: what every device holds of a layer (norms, output biases).  working: activations.
+    strict: the need must be below the budget (Eq. 9 as printed), not at most the budget.
+    full_everywhere: every device holds the whole feed-forward network of a scheme-2 layer (Eq. 8 as printed), not only those with tokens.
+    """
+
+    embedding: Literal["first", "each", "none"] = "first"
+    embedding_share: float = 1.0
+    layers: bool = True
+    working: bool = True
+    strict: bool = False
+    full_everywhere: bool = False
+
+    def __post_init__(self) -> None:
+        if self.embedding not in ("first", "each", "none") or not self.embedding_share >= 0:
+            raise ConfigError(
+                f"Memory with the embedding '{self.embedding}' x {self.embedding_share} was asked for.",
+                "Known: first, each, none, and a share of at least 0.",
+                "Choose one of them.",
+            )
+
+    def ends_bytes(self, profile: InferenceProfile, position: int) -> int:
+        """Return what embedding and head count at a position."""
+        if self.embedding == "none" or (self.embedding == "first" and position > 0):
+            return 0
+        return round(self.embedding_share * (profile.first_bytes + profile.last_bytes))
+
+    def budget_bytes(self, cluster: Cluster, rank: int) -> int:
+        """Return the most bytes that a device may hold."""
+        return cluster.devices[rank].memory_bytes - (1 if self.strict else 0)
+
+
+HELD = MemoryRule()
+"""What the runtime holds: weights, embedding and head at position 0, activations."""
+PAPER = MemoryRule(embedding="none", layers=False, working=False, strict=True, full_everywhere=True)
+"""Eq. 8-9 as printed: the weights of attention and feed-forward networks alone, and less than the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceNeed:
+    """The bytes that a device holds under a plan, by purpose.  ends_bytes: embedding and head."""
+
+    attention_bytes: int = 0
+    feed_forward_bytes: int = 0
+    layer_bytes: int = 0
+    ends_bytes: int = 0
+    working_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of the parts."""
+        return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes + self.ends_bytes + self.working_bytes
+
+
+def inference_needs(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    *,
+    length: int | None = None,
+    decoder_length: int | None = None,
+    memory: MemoryRule = HELD,
+) -> dict[int, InferenceNeed]:
+    """Return the need of every rank that the plan uses (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's).
+
+    A device whose share of the sequence is 0 holds only its columns of a scheme-2 layer, unless memory.full_everywhere.
+    """
+    lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
+    working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
+    attention, feed_forward, layer = ([0] * plan.num_positions for _ in range(3))
+    first = 0
+    for shape in profile.stacks:
+        numbers = range(first, first + shape.num_layers)
+        first += shape.num_layers
+        unit = shape.unit_bytes + shape.cross_unit_bytes
+        if plan.paradigm == "pipeline":
+            edges = [sum(plan.layers[:position]) for position in range(plan.num_positions + 1)]
+            held = [sum(edges[i] <= number < edges[i + 1] for number in numbers) for i in range(plan.num_positions)]
+            for i, count in enumerate(held):
+                attention[i] += count * shape.attention_bytes
+                feed_forward[i] += count * shape.feed_forward_bytes
+                layer[i] += count * shape.layer_bytes
+            continue
+        whole = plan.paradigm == "sequence"
+        everything = (shape.num_units,) * plan.num_positions, (shape.columns,) * plan.num_positions
+        units, columns = everything if whole else plan.cut(shape)
+        second = sum(plan.schemes[number] == 2 for number in numbers) if plan.schemes else 0
+        for i in range(plan.num_positions):
+            attention[i] += shape.num_layers * units[i] * unit
+            full = shape.columns if memory.full_everywhere or (plan.shares and plan.shares[i] > 0) else columns[i]
+            feed_forward[i] += ((shape.num_layers - second) * columns[i] + second * full) * shape.column_bytes
+            layer[i] += shape.num_layers * shape.layer_bytes
+    return {
+        rank: InferenceNeed(
+            attention_bytes=attention[i],
+            feed_forward_bytes=feed_forward[i],
+            layer_bytes=layer[i] if memory.layers else 0,
+            ends_bytes=memory.ends_bytes(profile, i),
+            working_bytes=working,
+        )
+        for i, rank in enumerate(plan.ranks)
+    }
+
+
+def check_inference(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int | None = None,
+    decoder_length: int | None = None,
+    memory: MemoryRule = HELD,
+) -> None:
+    """Raise PlanError, naming the device, what it needs and has, and what is missing there and in all, if the plan does not fit."""
+    needs = inference_needs(plan, profile, length=length, decoder_length=decoder_length, memory=memory)
+    missing = {rank: need.total_bytes - memory.budget_bytes(cluster, rank) for rank, need in needs.items()}
+    short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
+    if not short:
+        return
+    worst = max(short, key=lambda rank: short[rank])
+    need, device = needs[worst], cluster.devices[worst]
+    whole = ""
+    if len(short) > 1:
+        named = ", ".join(f"'{cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in short.items())
+        whole = f" In all {readable(sum(short.values()))} are missing: {named}."
+    raise PlanError(
+        f"Device '{device.name}' has {readable(device.memory_bytes)};",
+        f"its part of the {plan.method} plan of '{profile.model}' needs {readable(need.total_bytes)}"
+        f" (attention {readable(need.attention_bytes)}, feed-forward {readable(need.feed_forward_bytes)},"
+        f" norms and biases {readable(need.layer_bytes)},"
+        f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
+        f" {readable(short[worst])} are missing.{whole}",
+        "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
+    )
+
+
+def least_missing(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    ranks: Sequence[int],
+    *,
+    length: int,
+    decoder_length: int | None = None,
+    memory: MemoryRule = HELD,
+) -> PlanError:
+    """Return the error of a model that fits no cut over these devices: what is needed, what each has room for, what is missing in all."""
+    from_bytes = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes) for shape in profile.stacks)
+    working = profile.working_bytes_per_token * max(stack_lengths(profile, length, decoder_length)) if memory.working else 0
+    everywhere = working + (sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0)
+    # Without embedding and head, which one device holds beside its part.
+    room = {rank: memory.budget_bytes(cluster, rank) - everywhere - memory.ends_bytes(profile, 1) for rank in ranks}
+    ends = memory.ends_bytes(profile, 0) if memory.embedding == "first" else 0
+    able = {rank: nbytes for rank, nbytes in room.items() if nbytes > 0}
+    total = sum(able.values())
+    missing = max(0, from_bytes + ends - total)
+    listed = ", ".join(f"'{cluster.devices[rank].name}' {readable(max(0, nbytes))}" for rank, nbytes in room.items())
+    biggest = max(0, *room.values())
+    if missing:
+        why = f"{readable(missing)} are missing in all"
+    elif ends > biggest:
+        why = f"embedding and head ({readable(ends)}) must stand on one device, where {readable(ends - biggest)} are missing"
+    else:
+        why = "no cut into whole heads fits each device"
+    return PlanError(
+        f"A plan of '{profile.model}' for {length} tokens on {len(room)} devices was asked for.",
+        f"Its layers need {readable(from_bytes)}, embedding and head {readable(ends)}; the devices have room for {listed}: {why}.",
+        "Add a device, raise memory, or take a smaller model.",
+    )

@@ -1,0 +1,198 @@
+"""Our planner of hybrid model parallelism: Galaxy+ Eq. 9 searched over rings, schemes and cuts, never worse than Algorithm 1.
+
+Beyond Algorithm 1 it leaves devices out, orders the ring, cuts heads, columns and tokens each by its own times, trades heads for columns
+where memory is short, lets a device hold heads and columns without tokens, and takes the number of scheme-2 layers that is fastest,
+not the largest that fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
+from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, least_missing
+from workbench.planners.galaxy_plus.pricing import price_plan
+from workbench.planners.galaxy_plus.rings import rings
+from workbench.planners.galaxy_plus.search import Found, refine, search_ring, variety
+from workbench.planners.galaxy_plus.tables import Tables
+from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
+
+Price = Callable[[InferencePlan], float]
+Tiles = int | Callable[[InferencePlan], int]
+
+
+def plan(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int,
+    decoder_length: int | None = None,
+    price: Price | None = None,
+    overlap: bool | None = True,
+    both_ways: bool | None = False,
+    tile_tokens: Tiles = 0,
+    ranks: Sequence[int] | None = None,
+    ring: Sequence[int] | None = None,
+    portal: int | None = None,
+    schemes: int | None = None,
+    memory: MemoryRule = HELD,
+    memory_length: int | None = None,
+    most_candidates: int = 12,
+    effort: int = 2,
+    method: str = "galaxy_plus",
+) -> InferencePlan:
+    """Return the fastest plan found for one sequence of `length` tokens (`decoder_length` in a second stack).
+
+    By Eq. 9, or by price(plan), seconds of a sequence by simulation say, asked of `candidates` and of their variants.  Algorithm 1's plan
+    is always among them, so the result is never slower by the same measure.
+    overlap, both_ways: as in InferencePlan; None: whatever the price prefers (without a price: True, False).
+    tile_tokens: of the plan, or a rule that gives it for a plan.  Other arguments: see `candidates`.
+    Raises PlanError, saying how much memory is missing and where, if no plan fits.
+    """
+    found = candidates(
+        profile,
+        cluster,
+        length=length,
+        decoder_length=decoder_length,
+        ranks=ranks,
+        ring=ring,
+        portal=portal,
+        schemes=schemes,
+        memory=memory,
+        memory_length=memory_length,
+        most_candidates=most_candidates,
+        effort=effort,
+        method=method,
+    )
+    ways = [(True if overlap is None else overlap, False if both_ways is None else both_ways)]
+    made = [_variant(one, *ways[0], tile_tokens) for one in found]
+    if price is None:
+        return made[0]
+    best_s, best = min(((price(one), index) for index, one in enumerate(made)), key=lambda pair: pair)
+    chosen = made[best]
+    others = itertools.product((True, False) if overlap is None else ways[0][:1], (False, True) if both_ways is None else ways[0][1:])
+    for way in dict.fromkeys(others):
+        # Both ways round are the same way between two devices, and nothing goes round without overlap.
+        if way == ways[0] or chosen.num_positions < 2 or (way[1] and (chosen.num_positions < 3 or not way[0])):
+            continue
+        variant = _variant(found[best], *way, tile_tokens)
+        seconds = price(variant)
+        if seconds < best_s:
+            best_s, chosen = seconds, variant
+    return replace(chosen, predicted_s=best_s)
+
+
+def candidates(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int,
+    decoder_length: int | None = None,
+    ranks: Sequence[int] | None = None,
+    ring: Sequence[int] | None = None,
+    portal: int | None = None,
+    schemes: int | None = None,
+    memory: MemoryRule = HELD,
+    memory_length: int | None = None,
+    most_candidates: int = 12,
+    effort: int = 2,
+    method: str = "galaxy_plus",
+) -> list[InferencePlan]:
+    """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one.
+
+    ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: the device that stands first and
+    holds embedding and head.  schemes: 1 or 2 for all layers.  memory_length: tokens that must fit (default: `length`).
+    effort: 0 looks at few rings (a re-plan in milliseconds), 2 at more.
+    """
+    lengths = stack_lengths(profile, length, decoder_length)
+    chosen = checked_ranks(profile, cluster, ring if ring is not None else ranks)
+    if portal is not None and portal not in chosen:
+        raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
+    if schemes not in (None, 1, 2):
+        raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
+    longest = max(length, memory_length or 0)
+    tables = Tables(profile, cluster, lengths, memory, stack_lengths(profile, longest, decoder_length))
+    looked: list[Found] = []
+    tried = [tuple(chosen)] if ring is not None else rings(tables, chosen, portal=portal, effort=effort)
+    grid = 12 if effort < 2 else 20
+    for order in tried:
+        looked += search_ring(tables, order, most=grid, schemes=schemes, keep=1)
+    looked.sort()
+    for order in list(dict.fromkeys(found.ranks for found in looked[: 1 + effort])) or tried[:4]:
+        looked += search_ring(tables, order, most=64, schemes=schemes, every=True, keep=2)
+    looked.sort()
+    refined = [refine(tables, found, schemes=schemes) for found in looked[: 1 + effort]]
+    printed = _algorithm_1(profile, cluster, tables, chosen, portal, ring is not None, schemes, longest, decoder_length)
+    if printed is not None:
+        refined += [printed, refine(tables, printed, schemes=schemes)]
+    refined.sort()
+    pool = refined + (variety(tables, refined[0], schemes) if refined else []) + looked
+    made: dict[InferencePlan, float] = {}
+    for found in pool:
+        one = tables.plan(method, found.ranks, found.units, found.columns, found.tokens, found.second)
+        if one in made or len(made) >= most_candidates + 4:
+            continue
+        try:
+            check_inference(one, profile, cluster, length=longest, decoder_length=decoder_length, memory=memory)
+        except PlanError:
+            continue
+        made[one] = price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).layers_s
+    if not made:
+        raise least_missing(profile, cluster, chosen, length=longest, decoder_length=decoder_length, memory=memory)
+    ordered = sorted(made, key=lambda one: made[one])
+    kept = ordered[:most_candidates]
+    if printed is not None:
+        same = tables.plan(method, printed.ranks, printed.units, printed.columns, printed.tokens, printed.second)
+        kept = kept if same in kept or same not in made else [*kept[: most_candidates - 1], same]
+    return [
+        replace(one, predicted_s=price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).total_s) for one in kept
+    ]
+
+
+def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: Tiles) -> InferencePlan:
+    single = one.num_positions < 2
+    made = replace(one, overlap=overlap and not single, both_ways=both_ways and one.num_positions > 2)
+    return replace(made, tile_tokens=tile_tokens if isinstance(tile_tokens, int) else tile_tokens(made))
+
+
+def _algorithm_1(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    tables: Tables,
+    chosen: tuple[int, ...],
+    portal: int | None,
+    is_ring: bool,
+    schemes: int | None,
+    longest: int,
+    decoder_length: int | None,
+) -> Found | None:
+    """Return Algorithm 1's plan as numbers, None if it fails or must not be as printed."""
+    order = chosen if portal is None or is_ring else (portal, *(rank for rank in chosen if rank != portal))
+    try:
+        printed = algorithm_1(
+            profile,
+            cluster,
+            length=tables.lengths[0],
+            decoder_length=decoder_length,
+            ranks=order,
+            memory=tables.memory,
+            memory_length=longest,
+            substitute=schemes != 1,
+        )
+    except PlanError:
+        return None
+    if schemes == 2 and printed.schemes.count(1):
+        return None
+    second, first = [], 0
+    for layers in tables.layers:
+        second.append(printed.schemes[first : first + layers].count(2))
+        first += layers
+    tokens = printed.tokens(tables.lengths[0])
+    value = tables.seconds(printed.ranks, printed.units, printed.columns, tokens, second)
+    return Found(value, printed.ranks, printed.units, printed.columns, tokens, tuple(second)) if math.isfinite(value) else None

@@ -1,0 +1,201 @@
+"""Predicted seconds of one sequence under a plan, in closed form: Galaxy+ Eq. 5-7 for its own plans, the same terms for the baselines'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.collective_times import ring_allreduce_s
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.planners.galaxy_plus.times import (
+    all_gather_s,
+    attention_s,
+    con_s,
+    ends_s,
+    layer_s,
+    mlp_sequence_s,
+    mlp_tensor_s,
+    num_blocks,
+    reduce_scatter_s,
+    stack_lengths,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePrice:
+    """Seconds of one sequence, nothing overlapped; each part is summed over all layers.
+
+    scheme_1_s, scheme_2_s: T_scheme-1 and T_scheme-2 of Eq. 6-7, which contain the parts above them ('hybrid' only).
+    ends_s: embedding, head, and the tokens' way to their devices and back, which Eq. 6-7 leave out.
+    """
+
+    mha_s: float = 0.0
+    mlp_s: float = 0.0
+    con_s: float = 0.0
+    all_gather_s: float = 0.0
+    reduce_scatter_s: float = 0.0
+    all_reduce_s: float = 0.0
+    transfer_s: float = 0.0
+    ends_s: float = 0.0
+    scheme_1_s: float = 0.0
+    scheme_2_s: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """Return the seconds of the layers' computation."""
+        return self.mha_s + self.mlp_s + self.con_s
+
+    @property
+    def communication_s(self) -> float:
+        """Return the seconds of the layers' communication."""
+        return self.all_gather_s + self.reduce_scatter_s + self.all_reduce_s + self.transfer_s
+
+    @property
+    def layers_s(self) -> float:
+        """Return the seconds of all layers: the objective of Eq. 9 for a hybrid plan."""
+        return self.compute_s + self.communication_s
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds of the layers and of both ends."""
+        return self.layers_s + self.ends_s
+
+
+def price_plan(
+    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, *, length: int | None = None, decoder_length: int | None = None
+) -> InferencePrice:
+    """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), whatever the plan's paradigm."""
+    lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
+    found = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}[plan.paradigm](
+        plan, profile, cluster, lengths
+    )
+    return replace(found, ends_s=found.ends_s + ends_s(profile, plan.ranks[0], lengths))
+
+
+def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+    """Return Eq. 6 + Eq. 7, summed over the stacks."""
+    total, first = InferencePrice(), 0
+    schemes = plan.schemes or (1,) * profile.num_layers
+    for stack, shape in enumerate(profile.stacks):
+        units, columns = plan.cut(shape)
+        tokens = plan.tokens(lengths[stack])
+        q = schemes[first : first + shape.num_layers].count(2)
+        p, first = shape.num_layers - q, first + shape.num_layers
+        each = [attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)]
+        mha = sum(max(block) for block in zip(*each, strict=True))
+        tensor = max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
+        sequence = max(mlp_sequence_s(profile, rank, stack, count) for rank, count in zip(plan.ranks, tokens, strict=True))
+        con = max(con_s(profile, rank, stack, count) for rank, count in zip(plan.ranks, tokens, strict=True))
+        gather = all_gather_s(cluster, plan.ranks, tokens, shape.hidden_bytes)
+        scatter = reduce_scatter_s(cluster, plan.ranks, tokens, shape.hidden_bytes, profile, stack)
+        blocks = num_blocks(shape)
+        rings = p * blocks + q * (blocks - 1)
+        ends = _star_s(plan, cluster, tokens, shape.hidden_bytes)
+        if shape.has_cross_attention:  # the first stack's output is gathered once
+            ends += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
+        total = InferencePrice(
+            mha_s=total.mha_s + (p + q) * mha,
+            mlp_s=total.mlp_s + p * tensor + q * sequence,
+            con_s=total.con_s + (p + q) * con,
+            all_gather_s=total.all_gather_s + rings * gather,
+            reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
+            ends_s=total.ends_s + ends,
+            scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
+            scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
+        )
+    return total
+
+
+def _star_s(plan: InferencePlan, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
+    """Return the seconds in which position 0 hands every other position its tokens and gets them back."""
+    first, total = plan.ranks[0], 0.0
+    for rank, count in list(zip(plan.ranks, tokens, strict=True))[1:]:
+        if count:
+            total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(count * token_bytes)
+    return total
+
+
+def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+    """Return Megatron-LM's seconds: an all-reduce of the whole sequence behind each block, connections computed everywhere."""
+    total = InferencePrice()
+    for stack, shape in enumerate(profile.stacks):
+        units, columns = plan.cut(shape)
+        n, blocks = lengths[stack], num_blocks(shape)
+        each = [attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)]
+        tensor = max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
+        reduce = ring_allreduce_s(cluster, plan.ranks, n * shape.hidden_bytes)
+        sent = max((cluster.link(plan.ranks[0], rank).transfer_s(n * shape.hidden_bytes) for rank in plan.ranks[1:]), default=0.0)
+        total = InferencePrice(
+            mha_s=total.mha_s + shape.num_layers * sum(max(block) for block in zip(*each, strict=True)),
+            mlp_s=total.mlp_s + shape.num_layers * tensor,
+            con_s=total.con_s + shape.num_layers * max(con_s(profile, rank, stack, n) for rank in plan.ranks),
+            all_reduce_s=total.all_reduce_s + shape.num_layers * blocks * reduce,
+            ends_s=total.ends_s + sent,
+        )
+    return total
+
+
+def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+    """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers a layer (section IV-A)."""
+    total = InferencePrice()
+    for stack, shape in enumerate(profile.stacks):
+        tokens, n, blocks = plan.tokens(lengths[stack]), lengths[stack], num_blocks(shape)
+        attention, mlp, con = [], [], []
+        for rank, own in zip(plan.ranks, tokens, strict=True):
+            costs, units = profile.costs[rank][stack], shape.num_units
+            seconds = costs.seconds("QKV", own, units) + costs.seconds("ATT", own * n, units) + costs.seconds("OUT", own, units)
+            if shape.has_cross_attention and own:
+                memory = lengths[0]
+                seconds += costs.seconds("CQ", own, units) + costs.seconds("CKV", memory, units)
+                seconds += costs.seconds("CATT", own * memory, units) + costs.seconds("COUT", own, units)
+            attention.append(seconds)
+            mlp.append(mlp_sequence_s(profile, rank, stack, own))
+            con.append(blocks * costs.seconds("CONN", own))
+        # One message holds a token's keys and values.
+        width = shape.num_units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
+        gather = all_gather_s(cluster, plan.ranks, tokens, width)
+        ends = _star_s(plan, cluster, tokens, shape.hidden_bytes)
+        if shape.has_cross_attention:
+            ends += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
+        total = InferencePrice(
+            mha_s=total.mha_s + shape.num_layers * max(attention),
+            mlp_s=total.mlp_s + shape.num_layers * max(mlp),
+            con_s=total.con_s + shape.num_layers * max(con),
+            all_gather_s=total.all_gather_s + shape.num_layers * gather,
+            ends_s=total.ends_s + ends,
+        )
+    return total
+
+
+def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+    """Return EdgeShard's seconds for one sequence: one device after the other, the result back at the first."""
+    mha = mlp = con = 0.0
+    transfer, layer = 0.0, 0
+    for position, (rank, count) in enumerate(zip(plan.ranks, plan.layers, strict=True)):
+        for number in range(layer, layer + count):
+            stack = profile.stack_of(number)
+            mha += sum(attention_s(profile, rank, stack, profile.stacks[stack].num_units, lengths))
+            mlp += mlp_tensor_s(profile, rank, stack, profile.stacks[stack].columns, lengths)
+            con += con_s(profile, rank, stack, lengths[stack])
+        layer += count
+        if position + 1 < plan.num_positions:
+            transfer += cluster.link(rank, plan.ranks[position + 1]).transfer_s(boundary_bytes(profile, layer, lengths))
+    if plan.num_positions > 1:
+        transfer += cluster.link(plan.ranks[-1], plan.ranks[0]).transfer_s(boundary_bytes(profile, profile.num_layers, lengths))
+    return InferencePrice(mha_s=mha, mlp_s=mlp, con_s=con, transfer_s=transfer)
+
+
+def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]) -> int:
+    """Return what travels from device to device in front of a layer: hidden states, and in a decoder the encoder's output too."""
+    last = profile.num_layers
+    stack = profile.stack_of(min(layer, last - 1))
+    hidden = lengths[stack] * profile.stacks[stack].hidden_bytes
+    if profile.stacks[stack].has_cross_attention and layer < last:
+        hidden += lengths[0] * profile.stacks[0].hidden_bytes
+    return hidden
+
+
+def whole_layer_s(profile: InferenceProfile, rank: int, layer: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of a layer, counted through all stacks, on one device."""
+    return layer_s(profile, rank, profile.stack_of(layer), lengths)

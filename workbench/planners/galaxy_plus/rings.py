@@ -1,0 +1,109 @@
+"""Which devices take part, and in what order round the ring: rings worth a search, by a quick estimate of Galaxy+ Eq. 9."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from workbench.core.inference import proportional_parts
+from workbench.planners.galaxy_plus.search import best_order
+from workbench.planners.galaxy_plus.tables import Ranks, Tables
+from workbench.planners.galaxy_plus.times import layers_s
+
+ALL_SUBSETS_UP_TO = 8
+
+
+def rings(tables: Tables, ranks: Sequence[int], *, portal: int | None = None, effort: int = 2) -> list[Ranks]:
+    """Return rings to search, the most promising first.  All devices in the given order are always among them."""
+    whole_s = {rank: max(layers_s(tables.profile, rank, tables.lengths), 1e-12) for rank in ranks}
+    subsets = _subsets(ranks, whole_s, portal)
+    scored = sorted((estimate_s(tables, subset, whole_s), subset) for subset in subsets)
+    keep = 2 + 2 * effort
+    chosen: dict[Ranks, None] = {}
+    for seconds, subset in scored[:keep]:
+        if math.isfinite(seconds):
+            chosen[first_placed(tables, best_order(tables, subset, portal=portal), portal)] = None
+    everyone = first_placed(tables, tuple(ranks), portal)
+    chosen[everyone] = None
+    if tuple(ranks) != everyone and portal is None:
+        chosen[tuple(ranks)] = None
+    if effort:
+        chosen[first_placed(tables, best_order(tables, everyone, portal=portal), portal)] = None
+    return list(chosen)
+
+
+def first_placed(tables: Tables, ring: Ranks, portal: int | None) -> Ranks:
+    """Return the ring turned so that the portal stands first; without one the device with most memory, if embedding and head count."""
+    if portal is None and (tables.memory.embedding != "first" or not tables.memory.ends_bytes(tables.profile, 0)):
+        return ring
+    first = portal if portal is not None else max(ring, key=lambda rank: (tables.cluster.devices[rank].memory_bytes, -ring.index(rank)))
+    at = ring.index(first)
+    return (*ring[at:], *ring[:at])
+
+
+def _subsets(ranks: Sequence[int], whole_s: dict[int, float], portal: int | None) -> list[Ranks]:
+    """Return sets of devices with the portal first: all of few devices, else the fastest of each number."""
+    others = [rank for rank in ranks if rank != portal]
+    fixed = () if portal is None else (portal,)
+    if len(ranks) <= ALL_SUBSETS_UP_TO:
+        found = [fixed + subset for count in range(len(others) + 1) for subset in itertools.combinations(others, count)]
+        return [subset for subset in found if subset]
+    by_speed = sorted(others, key=lambda rank: whole_s[rank])
+    counts = sorted({round(1.25**power) for power in range(40)} | {len(others)})
+    found = [fixed + tuple(rank for rank in others if rank in set(by_speed[:count])) for count in counts if count <= len(others)]
+    return [subset for subset in dict.fromkeys(found) if subset]
+
+
+def estimate_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> float:
+    """Return about the seconds of Eq. 9 on a ring of these devices: work by speed as far as memory goes, no whole numbers."""
+    room = tables.room(first_placed(tables, ranks, ranks[0]))
+    total = tables.num_units * tables.unit_bytes + tables.feed_forward_bytes((0,) * len(tables.layers))[0] * tables.num_columns
+    if min(room) < 0 or sum(room) < total:
+        return math.inf
+    best = math.inf
+    full = tables.feed_forward_bytes(tables.layers)[2]
+    attention = tables.num_units * tables.unit_bytes
+    # The most scheme-2 layers that every device can hold, in proportion through all stacks.
+    most = 1.0
+    if full > 0:
+        most = min(1.0, min(room) / full)
+        spare = sum(room) - attention - full
+        most = min(most, spare / (full * (len(ranks) - 1)) + 1.0 if spare < full * (len(ranks) - 1) and len(ranks) > 1 else most)
+        most = max(0.0, min(most, (sum(room) - total) / (full * max(1, len(ranks) - 1))))
+    for part in (0.0, most):
+        second = tuple(int(part * layers) for layers in tables.layers)
+        own, _, held = tables.feed_forward_bytes(second)
+        need = attention + own * tables.num_columns
+        caps = [max(0.0, (nbytes - held)) / max(need, 1.0) for nbytes in room]
+        compute = _filled([1.0 / whole_s[rank] for rank in ranks], caps)
+        if not math.isfinite(compute):
+            continue
+        speed = proportional_parts(tables.num_tokens, [1.0 / whole_s[rank] for rank in ranks])
+        equal = proportional_parts(tables.num_tokens, [1.0] * len(ranks))
+        rounds = tables.rings(second)
+        ring = min(
+            sum(count * tables.ring_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack) for stack, count in enumerate(rounds))
+            for tokens in (speed, equal)
+        )
+        best = min(best, compute + ring)
+    return best
+
+
+def _filled(speeds: Sequence[float], caps: Sequence[float]) -> float:
+    """Return the seconds of work 1 shared by speed, no device more than its cap; inf if the caps do not hold it."""
+    if sum(caps) < 1 - 1e-9:
+        return math.inf
+    open_, left = list(range(len(speeds))), 1.0
+    slowest = 0.0
+    while open_:
+        seconds = left / sum(speeds[i] for i in open_)
+        over = [i for i in open_ if speeds[i] * seconds > caps[i]]
+        if not over:
+            return max(slowest, seconds)
+        for i in over:
+            left -= caps[i]
+            open_.remove(i)
+        if left <= 1e-12:
+            return seconds
+    return math.inf if left > 1e-9 else slowest

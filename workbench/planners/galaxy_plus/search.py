@@ -1,0 +1,201 @@
+"""Search of one ring's best plan by Galaxy+ Eq. 9: schemes, tokens, heads and columns together, then step by step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from workbench.planners.galaxy_plus.cuts import best_columns, cuts
+from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
+from workbench.planners.galaxy_plus.tokens import polish_tokens, token_cuts
+
+MOST_NUMBERS = 64
+
+
+class Found(NamedTuple):
+    """A plan as numbers, and its seconds by Eq. 9."""
+
+    seconds: float
+    ranks: Ranks
+    units: Parts
+    columns: Parts
+    tokens: Parts
+    second: tuple[int, ...]
+
+
+def scheme_numbers(layers: Sequence[int], most: int, schemes: int | None) -> list[tuple[int, ...]]:
+    """Return numbers of scheme-2 layers in each stack, at most about `most` of them, evenly; schemes: all layers 1 or 2."""
+    if schemes is not None:
+        return [tuple(0 if schemes == 1 else count for count in layers)]
+    each = max(2, round(most ** (1 / len(layers))))
+    axes = []
+    for count in layers:
+        steps = min(count, each - 1)
+        axes.append(sorted({round(count * step / steps) for step in range(steps + 1)}) if steps else [0])
+    return list(itertools.product(*axes))
+
+
+def holder_sets(tables: Tables, room: Sequence[float], *, every: bool) -> list[tuple[bool, ...]]:
+    """Return who may get tokens: all, and (`every`) all but the devices with least memory, which then need no scheme-2 layer in full."""
+    n = len(room)
+    sets = [(True,) * n]
+    if every and not tables.memory.full_everywhere:
+        by_room = sorted(range(n), key=lambda d: room[d])
+        sets += [tuple(d not in by_room[:count] for d in range(n)) for count in range(1, n)]
+    return sets
+
+
+def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None = None, every: bool = False, keep: int = 3) -> list[Found]:
+    """Return good plans on this ring, best first; empty if nothing fits.
+
+    most: numbers of scheme-2 layers that are tried at first.  every: also leave devices without tokens.  keep: starts that are refined.
+    """
+    room = tables.room(ranks)
+    if min(room) < 0:
+        return []
+    numbers = scheme_numbers(tables.layers, most, schemes)
+    starts = []
+    for holders in holder_sets(tables, room, every=every):
+        holds = tuple(tables.memory.full_everywhere or holder for holder in holders)
+        found = cuts(tables, ranks, holds, room, numbers)
+        if not found:
+            continue
+        ends = [min(found), max(found)]
+        pool = token_cuts(tables, ranks, holders, ends)
+        for second, cut in found.items():
+            seconds, tokens = min((tables.tokens_s(ranks, tokens, second), tokens) for tokens in pool)
+            starts.append((cut.seconds + seconds, second, cut.units, tokens))
+    starts.sort()
+    made: dict[tuple[int, ...], Found] = {}
+    for _, second, units, tokens in starts[: 4 * keep]:
+        if len(made) < keep and second not in made:
+            one = _complete(tables, ranks, units, tokens, second, room)
+            if one is not None:
+                made[second] = one
+    return sorted(made.values())
+
+
+def _complete(tables: Tables, ranks: Ranks, units: Parts, tokens: Parts, second: tuple[int, ...], room: Sequence[float]) -> Found | None:
+    holds = tables.holds(tokens)
+    columns = best_columns(tables, ranks, units, holds, room, second)
+    if columns is None:
+        return None
+    return Found(tables.seconds(ranks, units, columns, tokens, second), ranks, units, columns, tokens, second)
+
+
+def refine(tables: Tables, found: Found, *, schemes: int | None = None, rounds: int = 12) -> Found:
+    """Return the plan after moves of tokens, units and schemes, one at a time, while they save time."""
+    room = tables.room(found.ranks)
+    step = max(1, max(found.tokens) // 8)
+    for _ in range(rounds):
+        better = _with_tokens(tables, found, polish_tokens(tables, found.ranks, found.tokens, found.second, first_step=step))
+        step = 1
+        better = _refine_units(tables, better, room)
+        if schemes is None:
+            better = _refine_schemes(tables, better, room)
+        if better.seconds >= found.seconds * (1 - 1e-9):
+            return min(found, better)
+        found = better
+    return found
+
+
+def _with_tokens(tables: Tables, found: Found, tokens: Parts) -> Found:
+    return found._replace(tokens=tokens, seconds=tables.seconds(found.ranks, found.units, found.columns, tokens, found.second))
+
+
+def _refine_units(tables: Tables, found: Found, room: Sequence[float]) -> Found:
+    holds, n = tables.holds(found.tokens), len(found.ranks)
+    fixed = tables.tokens_s(found.ranks, found.tokens, found.second)
+    moved = True
+    while moved:
+        moved = False
+        for giver, taker in itertools.permutations(range(n), 2):
+            if not found.units[giver]:
+                continue
+            parts = list(found.units)
+            parts[giver] -= 1
+            parts[taker] += 1
+            units = tuple(parts)
+            attention = tables.units_s(found.ranks, units)
+            if attention + fixed >= found.seconds:
+                continue
+            columns = best_columns(tables, found.ranks, units, holds, room, found.second)
+            if columns is None:
+                continue
+            value = attention + tables.columns_s(found.ranks, columns, found.second) + fixed
+            if value < found.seconds * (1 - 1e-12):
+                found, moved = found._replace(seconds=value, units=units, columns=columns), True
+    return found
+
+
+def _refine_schemes(tables: Tables, found: Found, room: Sequence[float]) -> Found:
+    holds = tables.holds(found.tokens)
+    moved = True
+    while moved:
+        moved = False
+        for change in itertools.product((-1, 0, 1), repeat=len(found.second)):
+            second = tuple(q + one for q, one in zip(found.second, change, strict=True))
+            if not any(change) or not all(0 <= q <= layers for q, layers in zip(second, tables.layers, strict=True)):
+                continue
+            columns = best_columns(tables, found.ranks, found.units, holds, room, second)
+            if columns is None:
+                continue
+            value = tables.seconds(found.ranks, found.units, columns, found.tokens, second)
+            if value < found.seconds * (1 - 1e-12):
+                found, moved = found._replace(seconds=value, columns=columns, second=second), True
+    return found
+
+
+def best_order(tables: Tables, ranks: Ranks, *, portal: int | None = None) -> Ranks:
+    """Return the ring order, by swaps, in which equal and speed-proportional cuts travel fastest; `portal` stands first."""
+    n = len(ranks)
+    pairs = {(i, j): tables.cluster.link(i, j) for i in ranks for j in ranks if i != j}
+    if n < 3 or len(set(pairs.values())) == 1:
+        return ranks
+    bytes_each = tables.stacks[0].hidden_bytes * max(1, tables.num_tokens // n)
+    cost = {pair: link.transfer_s(bytes_each) for pair, link in pairs.items()}
+
+    def slow(order: Ranks) -> tuple[float, float]:
+        hops = [cost[order[i], order[(i + 1) % n]] for i in range(n)]
+        return max(hops), math.fsum(hops)
+
+    order = list(ranks)
+    fixed = 1 if portal is not None else 0
+    best = slow(tuple(order))
+    moved = True
+    while moved:
+        moved = False
+        for i, j in itertools.combinations(range(fixed, n), 2):
+            for candidate in (
+                [*order[:i], order[j], *order[i + 1 : j], order[i], *order[j + 1 :]],
+                [*order[:i], *reversed(order[i : j + 1]), *order[j + 1 :]],
+            ):
+                value = slow(tuple(candidate))
+                if value < best:
+                    order, best, moved = candidate, value, True
+    return tuple(order)
+
+
+def variety(tables: Tables, found: Found, schemes: int | None) -> list[Found]:
+    """Return plans on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
+    room, n = tables.room(found.ranks), len(found.ranks)
+    holders = tuple(count > 0 for count in found.tokens)
+    holds = tables.holds(found.tokens)
+    numbers = scheme_numbers(tables.layers, 24, schemes)
+    by_number = cuts(tables, found.ranks, holds, room, numbers)
+    if not by_number:
+        return []
+    ordered = sorted(by_number)
+    ends = dict.fromkeys((ordered[-1], ordered[0], found.second))
+    pool = token_cuts(tables, found.ranks, holders, list(ends)) if n > 1 else [found.tokens]
+    made = []
+    for second in ends:
+        units = by_number[second].units if second in by_number else found.units
+        seconds = sorted((tables.tokens_s(found.ranks, tokens, second), tokens) for tokens in pool)
+        for tokens in dict.fromkeys((seconds[0][1], pool[0], pool[min(4, len(pool) - 1)])):
+            one = _complete(tables, found.ranks, units, tokens, second, room)
+            if one is not None:
+                made.append(one)
+    return made

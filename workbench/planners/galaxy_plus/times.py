@@ -1,0 +1,149 @@
+"""Seconds of the blocks of a layer and of the ring's collectives: the terms of Galaxy+ Eq. 5-7 and 10 (section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferenceProfile, StackShape
+
+
+def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
+    """Return the tokens of one sequence in each stack.  decoder_length: of the second stack (default: `length`)."""
+    lengths = (length, length if decoder_length is None else decoder_length)[: len(profile.stacks)]
+    if min(lengths) < 1:
+        raise ConfigError(
+            f"A plan for a sequence of {length} tokens was asked for.",
+            f"The stacks of '{profile.model}' would see {lengths}.",
+            "Give at least one token.",
+        )
+    return lengths
+
+
+def checked_ranks(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the ranks that may take part (default: all), each once and known.  Raises ConfigError otherwise."""
+    if profile.world_size != cluster.world_size:
+        raise ConfigError(
+            f"A plan of '{profile.model}' for cluster '{cluster.name}' was asked for.",
+            f"The profile has {profile.world_size} devices, the cluster {cluster.world_size}.",
+            "Profile the model on this cluster.",
+        )
+    chosen = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
+    if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= rank < cluster.world_size for rank in chosen):
+        raise ConfigError(
+            f"A plan on the ranks {list(chosen)} was asked for.",
+            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
+            "Name at least one of them, each once.",
+        )
+    return chosen
+
+
+def num_blocks(shape: StackShape) -> int:
+    """Return the blocks of a layer that end in a synchronisation under scheme 1: 2, or 3 with a cross-attention."""
+    return 3 if shape.has_cross_attention else 2
+
+
+def attention_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> tuple[float, ...]:
+    """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5 decoder).
+
+    Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The cross-attention
+    reads the first stack's output, lengths[0] tokens.
+    """
+    costs, n = profile.costs[rank][stack], lengths[stack]
+    own = costs.seconds("QKV", n, units) + costs.seconds("ATT", n * n, units) + costs.seconds("OUT", n, units)
+    if not profile.stacks[stack].has_cross_attention:
+        return (own,)
+    memory = lengths[0]
+    cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
+    return own, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
+
+
+def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> float:
+    """Return T(MHA, A_d, d) of Eq. 5: all attention blocks of one layer."""
+    return sum(attention_s(profile, rank, stack, units, lengths))
+
+
+def mlp_tensor_s(profile: InferenceProfile, rank: int, stack: int, columns: int, lengths: Sequence[int]) -> float:
+    """Return T(MLP, B_d, d) of Eq. 5, tensor parallel: some columns, every token."""
+    costs, n = profile.costs[rank][stack], lengths[stack]
+    return costs.seconds("UP", n, columns) + costs.seconds("DOWN", n, columns)
+
+
+def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
+    """Return T(MLP, S_d, d) of Eq. 5, sequence parallel: every column, some tokens."""
+    costs, columns = profile.costs[rank][stack], profile.stacks[stack].columns
+    return costs.seconds("UP", tokens, columns) + costs.seconds("DOWN", tokens, columns)
+
+
+def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
+    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one behind each block (Eq. 6 has one term for them)."""
+    return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
+
+
+def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of one whole layer on one device."""
+    shape, n = profile.stacks[stack], lengths[stack]
+    whole = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(profile, rank, stack, shape.columns, lengths)
+    return whole + con_s(profile, rank, stack, n)
+
+
+def layers_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of all layers on one device."""
+    return sum(shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks))
+
+
+def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of embedding and head on the device at position 0."""
+    pairs = zip(profile.costs[rank], lengths, strict=True)
+    return sum(costs.seconds("EMB", n) + costs.seconds("HEAD", n) for costs, n in pairs)
+
+
+def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
+    """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, of the mean layer's with two stacks."""
+    seconds = layers_s(profile, rank, lengths) / profile.num_layers
+    return 1.0 / max(seconds, 1e-12)
+
+
+def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
+    """Return T_AG: every position's tokens travel n - 1 hops round the ring, in seconds.
+
+    A position forwards its own tokens, then what arrived before, one message at a time; a hop takes its link's latency and
+    bytes, no tokens take none.  The slowest chain of hops counts, so unequal links and shares are priced as they are.
+    """
+    return ring_chain_s([_hop_s(cluster, ranks, position, tokens, token_bytes) for position in range(len(ranks))], shift=0)
+
+
+def reduce_scatter_s(
+    cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int, profile: InferenceProfile | None = None, stack: int = 0
+) -> float:
+    """Return T_RS: the partial sums of every position's tokens travel n - 1 hops and end at their owner, in seconds.
+
+    profile: if given, each hop also takes the receiver's ADD.
+    """
+    hops = [_hop_s(cluster, ranks, position, tokens, token_bytes) for position in range(len(ranks))]
+    if profile is not None and len(ranks) > 1:
+        for position, row in enumerate(hops):
+            costs = profile.costs[ranks[(position + 1) % len(ranks)]][stack]
+            hops[position] = [seconds + costs.seconds("ADD", count) for seconds, count in zip(row, tokens, strict=True)]
+    return ring_chain_s(hops, shift=1)
+
+
+def _hop_s(cluster: Cluster, ranks: Sequence[int], position: int, tokens: Sequence[int], token_bytes: int) -> list[float]:
+    if len(ranks) < 2:
+        return [0.0] * len(ranks)
+    link = cluster.link(ranks[position], ranks[(position + 1) % len(ranks)])
+    return [link.transfer_s(count * token_bytes) if count else 0.0 for count in tokens]
+
+
+def ring_chain_s(hops: Sequence[Sequence[float]], shift: int) -> float:
+    """Return the end of a ring collective.  hops[i][t]: seconds of the tokens of position t over the link behind position i.
+
+    shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
+    """
+    n = len(hops)
+    done = [0.0] * n
+    for step in range(n - 1):
+        # What goes out now came in during the step before, over the link that was busy until then.
+        done = [max(done[i], done[i - 1] if step else 0.0) + hops[i][(i - step - shift) % n] for i in range(n)]
+    return max(done, default=0.0)

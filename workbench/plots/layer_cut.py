@@ -1,0 +1,319 @@
+"""One Transformer layer cut among devices: heads, columns, tokens, what each device holds, what travels (Galaxy+, Fig. 6-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish
+
+Cut = Literal["columns", "rows", "copies"]
+HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # of the drawing, in widths of the hidden state
+SYNCHRONISATIONS = {
+    "AllGather": "every device gets the tokens of all",
+    "ReduceScatter": "the devices' terms are added up; each keeps its own tokens",
+    "AllReduce": "the devices' terms are added up; each gets the whole",
+    "AllGather K, V": "every device gets the keys and values of all",
+}
+
+
+class Matrix(NamedTuple):
+    """A matrix of the drawing.  cut: how devices share it.  counts: heads, columns or tokens by position.  what: of which `counts` are."""
+
+    name: str
+    cut: Cut
+    counts: tuple[int, ...]
+    what: str
+    width: float
+    height: float
+
+
+class Arrow(NamedTuple):
+    """A synchronisation between two matrices.  nbytes: that each position sends for one sequence."""
+
+    name: str
+    nbytes: tuple[int, ...]
+
+
+Part = Matrix | Arrow
+
+
+def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[Part, ...]:
+    """Return what a layer is made of under a plan, in order: matrices, and what travels between them.
+
+    A ring all-gather passes on every tile but its successor's own, a ring reduce-scatter every tile but the device's own (section III-D).
+    Raises ConfigError for a plan that cuts no layer ('pipeline').
+    """
+    if plan.paradigm == "pipeline":
+        raise ConfigError("The cut of one layer was asked for.", f"A plan of '{plan.method}' leaves layers whole.", "Draw a hybrid plan.")
+    size = plan.num_positions
+    whole = (length,) * size
+    tokens = plan.tokens(length) if plan.shares else whole
+    gather = Arrow("AllGather", _gathered(plan, tokens, shape.hidden_bytes))
+    scatter = Arrow("ReduceScatter", tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens))
+    reduced = Arrow("AllReduce", (2 * (size - 1) * length * shape.hidden_bytes // size,) * size)
+    by_token = plan.paradigm == "sequence"
+    wide = min(3.0, max(1.4, shape.columns / shape.hidden_size * 0.6))
+    parts: list[Part] = []
+    attentions = ("", "cross ") if shape.has_cross_attention else ("",)
+    for prefix in attentions:
+        if by_token:
+            everywhere = (shape.num_units,) * size
+            parts += [
+                Matrix(f"{prefix}W<sub>QKV</sub>", "copies", everywhere, "all heads", 1.5, HEIGHT),
+                Arrow("AllGather K, V", _gathered(plan, tokens, shape.num_units * shape.kv_unit_bytes or 2 * shape.hidden_bytes)),
+                Matrix(f"{prefix}W<sub>O</sub>", "copies", everywhere, "all heads", 1.0, HEIGHT),
+            ]
+        else:
+            units = plan.units
+            parts += [
+                *([gather] if plan.paradigm == "hybrid" else []),
+                Matrix(f"{prefix}W<sub>QKV</sub>", "columns", units, "heads", 1.5, HEIGHT),
+                Matrix(f"{prefix}W<sub>O</sub>", "rows", units, "heads", 1.0, HEIGHT),
+                scatter if plan.paradigm == "hybrid" else reduced,
+            ]
+        parts.append(_connection(plan, tokens, length))
+    if by_token or (plan.paradigm == "hybrid" and scheme == 2):
+        everywhere = tuple(shape.columns if own else 0 for own in tokens)
+        parts += [
+            Matrix("W<sub>up</sub>", "copies", everywhere, "all columns", wide, HEIGHT),
+            Matrix("W<sub>down</sub>", "copies", everywhere, "all columns", 1.0, wide),
+        ]
+    else:
+        parts += [
+            *([gather] if plan.paradigm == "hybrid" else []),
+            Matrix("W<sub>up</sub>", "columns", plan.columns, "columns", wide, HEIGHT),
+            Matrix("W<sub>down</sub>", "rows", plan.columns, "columns", 1.0, wide),
+            scatter if plan.paradigm == "hybrid" else reduced,
+        ]
+    return (*parts, _connection(plan, tokens, length))
+
+
+def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tuple[dict[str, int], ...]:
+    """Return by position the bytes of one layer's weights: attention, feed-forward, norms and biases (Galaxy+ Eq. 8).
+
+    A device without tokens needs no whole feed-forward network in scheme 2; it keeps its columns.
+    """
+    found = []
+    for position in range(plan.num_positions):
+        share = plan.shares[position] if plan.shares else 1.0
+        units = shape.num_units if plan.paradigm == "sequence" else plan.units[position]
+        whole = plan.paradigm == "sequence" or (plan.paradigm == "hybrid" and scheme == 2 and share > 0)
+        columns = shape.columns if whole else plan.columns[position]
+        found.append(
+            {
+                "attention": units * (shape.unit_bytes + shape.cross_unit_bytes),
+                "feed-forward": columns * shape.column_bytes,
+                "norms and biases": shape.layer_bytes if units or columns or share else 0,
+            }
+        )
+    return tuple(found)
+
+
+def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[int, ...]:
+    """Return by position the bytes that leave a device for one layer of one sequence."""
+    arrows = [part for part in layer_parts(plan, shape, length=length, scheme=scheme) if isinstance(part, Arrow)]
+    return tuple(sum(arrow.nbytes[position] for arrow in arrows) for position in range(plan.num_positions))
+
+
+def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, length: int, scheme: int = 1) -> go.Figure:
+    """Return one layer as matrices coloured by device, and below what each device holds and sends for it.
+
+    names: of the cluster's devices, by rank.  length: tokens of the sequence.  scheme: 1 or 2 (hybrid plans only).
+    """
+    parts = layer_parts(plan, shape, length=length, scheme=scheme)
+    who = [names[rank] for rank in plan.ranks]
+    held = held_bytes(plan, shape, scheme=scheme)
+    sent = sent_bytes(plan, shape, length=length, scheme=scheme)
+    figure = make_subplots(
+        rows=2,
+        cols=3,
+        specs=[[{"colspan": 3}, None, None], [{}, {}, {}]],
+        row_heights=[0.62, 0.38],
+        vertical_spacing=0.17,
+        horizontal_spacing=0.07,
+        subplot_titles=["", "holds of the attention", "holds of the feed-forward network", "sends for one sequence"],
+    )
+    for annotation in figure.layout.annotations:
+        annotation.font = {"size": 12.5, "color": BLACK}
+    _draw(figure, parts, who)
+    columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
+    for column, sizes in enumerate(columns, start=1):
+        _bars(figure, column, sizes, who)
+    figure.update_layout(barmode="overlay", bargap=0, showlegend=False)
+    total = sum(sum(one.values()) for one in held)
+    whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
+    moved, weights = byte_unit(sum(sent)).text(sum(sent)), byte_unit(total).text(total)
+    copies = f", {total / whole:.2g} times one copy" if whole else ""
+    paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
+    return finish(
+        figure,
+        title=f"One layer, {paradigms[plan.paradigm]}, {length} tokens on {plan.num_positions} devices",
+        label="computed",
+        subtitle=f"{weights} of weights on all devices together{copies}; {moved} travel for this layer",
+        height=390 + 26 * plan.num_positions + (60 if plan.num_positions > 8 else 0),
+    )
+
+
+def _gathered(plan: InferencePlan, tokens: Sequence[int], token_bytes: int) -> tuple[int, ...]:
+    """Return what each position of a ring sends in an all-gather of its tokens: all tiles but its successor's own."""
+    size, length = len(tokens), sum(tokens)
+    if size == 1:
+        return (0,)
+    after = [length - tokens[(position + 1) % size] for position in range(size)]
+    if not plan.both_ways:
+        return tuple(token_bytes * one for one in after)
+    before = [length - tokens[position - 1] for position in range(size)]
+    return tuple(token_bytes * (one + other) // 2 for one, other in zip(after, before, strict=True))
+
+
+def _connection(plan: InferencePlan, tokens: tuple[int, ...], length: int) -> Matrix:
+    """Return the connection: cut by tokens, but for Megatron-LM, which computes it everywhere."""
+    if plan.paradigm == "tensor":
+        return Matrix("norm", "copies", (length,) * plan.num_positions, "all tokens", 0.7, HEIGHT)
+    return Matrix("norm", "rows", tokens, "tokens", 0.7, HEIGHT)
+
+
+class _Box(NamedTuple):
+    x: float
+    width: float
+    bottom: float
+    height: float
+    position: int
+    text: str
+    hover: str
+
+
+def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
+    """Return the rectangles of a matrix: a strip for each device that has a part, or a copy for each, one behind the other."""
+    bottom, size = -matrix.height / 2, len(matrix.counts)
+    boxes = []
+    if matrix.cut == "copies":
+        shift = SHIFT * min(1.0, 4 / size)
+        for position in reversed([position for position in range(size) if matrix.counts[position]]):
+            hover = f"{who[position]}: {matrix.name}, {matrix.what}"
+            at = left + shift * position + matrix.width / 2
+            boxes.append(_Box(at, matrix.width, bottom + shift * (position - (size - 1) / 2), matrix.height, position, "", hover))
+        return boxes
+    whole, done = sum(matrix.counts), 0
+    for position, count in enumerate(matrix.counts):
+        if count == 0:
+            continue
+        along = matrix.width if matrix.cut == "columns" else matrix.height
+        start, extent = done / whole * along, count / whole * along
+        hover = f"{who[position]}: {matrix.name}, {count} of {whole} {matrix.what}"
+        # What a number of 11 px needs, in widths of the hidden state.
+        text = str(count) if extent > (0.07 * len(str(count)) + 0.04 if matrix.cut == "columns" else 0.2) else ""
+        if matrix.cut == "columns":
+            boxes.append(_Box(left + start + extent / 2, extent, bottom, matrix.height, position, text, hover))
+        else:
+            boxes.append(_Box(left + matrix.width / 2, matrix.width, -bottom - start - extent, extent, position, text, hover))
+        done += count
+    return boxes
+
+
+def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
+    left, tallest = 0.0, max(part.height for part in parts if isinstance(part, Matrix))
+    boxes: list[_Box] = []
+    words: list[dict[str, object]] = []
+    for part in parts:
+        if isinstance(part, Arrow):
+            words += _arrow(part, left)
+            left += ARROW + GAP
+            continue
+        boxes += _boxes(part, left, who)
+        width = part.width + (SHIFT * min(1.0, 4 / len(part.counts)) * (len(part.counts) - 1) if part.cut == "copies" else 0)
+        edge = part.height / 2 + (SHIFT * 1.5 if part.cut == "copies" else 0)
+        words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", BLACK))
+        words.append(_words(_how(part), left + width / 2, -edge, "top", DARK_GREY))
+        left += width + GAP
+    figure.add_traces([_bar(box) for box in boxes], rows=1, cols=1)
+    figure.update_layout(annotations=[*figure.layout.annotations, *words])
+    figure.update_xaxes(visible=False, range=[-0.1, left - GAP + 0.1], row=1, col=1)
+    figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.55, tallest / 2 + 0.45], row=1, col=1)
+
+
+def _bar(box: _Box) -> go.Bar:
+    return go.Bar(
+        x=[box.x],
+        width=[box.width],
+        base=[box.bottom],
+        y=[box.height],
+        text=[box.text],
+        textposition="inside",
+        insidetextanchor="middle",
+        constraintext="none",
+        textangle=0,
+        textfont={"size": 11, "color": _text_colour(box.position)},
+        marker={"color": colour_of(box.position), "line": {"width": 1, "color": "white"}},
+        hovertext=[box.hover],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _how(matrix: Matrix) -> str:
+    return f"by {matrix.what}" if matrix.cut != "copies" else f"{matrix.what},<br>everywhere"
+
+
+def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str, object]:
+    place = {"x": x, "y": y, "xref": "x", "yref": "y", "yanchor": anchor}
+    return {"text": text, "showarrow": False, "font": {"size": 11, "color": colour}, **place}
+
+
+def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
+    """Return the annotations of an arrow: itself, its name above and its bytes below."""
+    moved, said = sum(arrow.nbytes), SYNCHRONISATIONS[arrow.name]
+    ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    name = arrow.name.replace("Reduce", "Reduce<br>").replace("Gather", "<br>Gather").replace("AllReduce<br>", "All<br>Reduce")
+    return [
+        {"text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2.5, "arrowcolor": DARK_GREY, "hovertext": said, **ends},
+        _words(name, left + ARROW / 2, 0.06, "bottom", DARK_GREY) | {"hovertext": said},
+        _words(byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", DARK_GREY),
+    ]
+
+
+def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
+    unit = byte_unit(max(sizes, default=0))
+    figure.add_trace(
+        go.Bar(
+            orientation="h",
+            x=[size * unit.factor for size in sizes],
+            y=list(range(len(sizes))),
+            width=0.7,
+            marker={"color": [colour_of(position) for position in range(len(sizes))]},
+            text=[unit.text(size) for size in sizes],
+            textposition="auto",
+            textangle=0,
+            insidetextfont={"color": [_text_colour(position) for position in range(len(sizes))]},
+            hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
+            hovertemplate="%{hovertext}<extra></extra>",
+        ),
+        row=2,
+        col=column,
+    )
+    most = max(sizes, default=0) * unit.factor
+    figure.update_xaxes(title=unit.name, range=[0, most * 1.02 or 1], gridcolor=LIGHT_GREY, zeroline=False, row=2, col=column)
+    figure.update_yaxes(
+        tickvals=list(range(len(who))),
+        ticktext=[f"{name} " for name in who],
+        range=[len(who) - 0.5, -0.5],
+        showticklabels=column == 1,
+        showgrid=False,
+        zeroline=False,
+        row=2,
+        col=column,
+    )
+
+
+def colour_of(position: int) -> str:
+    """Return the colour of a position's parts."""
+    return CYCLE[position % len(CYCLE)]
+
+
+def _text_colour(position: int) -> str:
+    return "black" if colour_of(position) in (ORANGE, PURPLE, SKY_BLUE) else "white"

@@ -1,0 +1,271 @@
+"""A served stream over time: throughput, what each device's processor does, what was found and done about it (Galaxy+, Fig. 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.core.serving import EventKind, ServingEvent, ServingReport
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREEN,
+    GREY,
+    LIGHT_GREY,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    empty,
+    finish,
+    median,
+    time_unit,
+)
+
+PALE_RED = "#F6DFD6"
+MAX_STEPS = 80  # of a curve over time
+MIN_REQUESTS = 3  # that a step of the throughput curve should see
+MAX_NAMED_EVENTS = 14
+MAX_POINTS = 4000
+CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # of a fault's name and of the time axis, roughly
+RAISED = {"straggler": -0.26, "lost": -0.26, "recovered": -0.26, "switched": 0.26, "repeated": 0.26, "waiting": 0.26}  # in rows, downwards
+SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
+    "straggler": (ORANGE, "diamond"),
+    "lost": (VERMILLION, "x"),
+    "excluded": (VERMILLION, "triangle-down"),
+    "rebalanced": (PURPLE, "square"),
+    "kept": (GREY, "circle"),
+    "switched": (BLUE, "star"),
+    "repeated": (BLACK, "cross"),
+    "recovered": (SKY_BLUE, "circle"),
+    "readmitted": (GREEN, "triangle-up"),
+    "waiting": (DARK_GREY, "hourglass"),
+}
+"""What the portal found and did; injected faults are shaded instead, and probes, plans and loads are in the hover of what follows."""
+
+
+def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests", note: str = "") -> go.Figure:
+    """Return throughput over time, the processors of each device for every report, and the events below.
+
+    reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are shaded.
+    """
+    named = {"": reports} if isinstance(reports, ServingReport) else dict(reports)
+    shown = {name: report for name, report in named.items() if report.requests}
+    label = " and ".join(dict.fromkeys(report.label for report in named.values()))
+    note = note or _busy_note(named)
+    if not shown:
+        return empty(title=title, label=label, why="No request was answered.", note=note)
+    first = next(iter(shown.values()))
+    end_s, step_s = max(report.end_s for report in shown.values()), step_of(shown.values())
+    panels = [f"processors{', ' * bool(name)}{name}" for name in shown]
+    heights = [170.0, *(110.0 for _ in shown), 20.0 + 52.0 * len(shown)]
+    figure = make_subplots(
+        rows=len(heights),
+        cols=1,
+        shared_xaxes=True,
+        row_heights=heights,
+        vertical_spacing=34 / sum(heights),
+        subplot_titles=["answers per second", *panels, "what the portal found and did"],
+    )
+    for annotation in figure.layout.annotations:
+        annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": BLACK})
+    for index, (name, report) in enumerate(shown.items()):
+        _throughput(figure, name, report, index, step_s)
+        _processors(figure, report, 2 + index, step_s, in_legend=index == 0)
+    _events(figure, shown, row=len(heights))
+    _faults(figure, first, end_s, rows=len(heights))
+    figure.update_xaxes(range=[-0.005 * end_s, end_s], zeroline=False)
+    figure.update_xaxes(title="time (s)", row=len(heights), col=1)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.005, "yanchor": "bottom", "x": 0, "traceorder": "normal"})
+    finish(figure, title=title, label=label, subtitle=_summary(shown), note=note, height=round(sum(heights)) + 34 * len(heights) + 200)
+    figure.update_layout(margin={"t": 110, "b": 105})
+    return figure
+
+
+def request_latencies(report: ServingReport, *, title: str = "Latency of every request", note: str = "") -> go.Figure:
+    """Return a point for each request, coloured by the plan that answered it, with the percentiles as lines."""
+    note = note or _busy_note({"": report})
+    if not report.requests:
+        return empty(title=title, label=report.label, why="No request was answered.", note=note)
+    chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
+    unit = time_unit(report.percentile_s(0.95))
+    figure = go.Figure()
+    for index in sorted({request.plan for request in chosen}):
+        mine = [request for request in chosen if request.plan == index]
+        devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[index].ranks)
+        figure.add_trace(
+            go.Scattergl(
+                name=f"plan {index}: {devices}",
+                mode="markers",
+                x=[request.arrival_s for request in mine],
+                y=[request.latency_s * unit.factor for request in mine],
+                marker={
+                    "size": 6,
+                    "color": CYCLE[index % len(CYCLE)],
+                    "symbol": ["x" if request.attempts > 1 else "circle" for request in mine],
+                },
+                hovertext=[
+                    f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
+                    f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}"
+                    for request in mine
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
+    shares = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
+    for share, _ in shares:
+        value = report.percentile_s(share)
+        figure.add_hline(y=value * unit.factor, line={"color": DARK_GREY, "width": 1.2, "dash": "dot"})
+    words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}" for share, name in shares)
+    repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
+    figure.update_xaxes(title="arrival (s)", zeroline=False)
+    figure.update_yaxes(title=f"from arrival to answer ({unit.name})", rangemode="tozero", zeroline=False)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    finish(figure, title=title, label=report.label, subtitle=f"{words} (dotted){repeated}", note=note, height=430)
+    figure.update_layout(margin_b=105)
+    return figure
+
+
+def step_of(reports: Iterable[ServingReport]) -> float:
+    """Return the seconds of a step of the curves: short, but with some requests in each."""
+    given = list(reports)
+    usual = median([median([request.service_s for request in report.requests]) for report in given])
+    return max(max(report.end_s for report in given) / MAX_STEPS, MIN_REQUESTS * usual)
+
+
+def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int, step_s: float) -> None:
+    points = report.throughput(step_s)
+    figure.add_trace(
+        go.Scatter(
+            name=f"answers per second{', ' * bool(name)}{name}",
+            mode="lines",
+            x=[at for at, _ in points],
+            y=[rate for _, rate in points],
+            line={"color": BLACK if index == 0 else VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
+            hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
+            legendrank=1,
+        ),
+        row=1,
+        col=1,
+    )
+    figure.update_yaxes(rangemode="tozero", zeroline=False, row=1, col=1)
+
+
+def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
+    for rank, device in enumerate(report.cluster.devices):
+        points = report.utilisation(rank, step_s)
+        figure.add_trace(
+            go.Scatter(
+                name=device.name,
+                legendgroup=device.name,
+                showlegend=in_legend,
+                legendrank=2,
+                mode="lines",
+                x=[at for at, _ in points],
+                y=[100 * share for _, share in points],
+                line={"color": CYCLE[rank % len(CYCLE)], "width": 1.8},
+                hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
+            ),
+            row=row,
+            col=1,
+        )
+    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"], zeroline=False, row=row, col=1)
+
+
+def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int) -> None:
+    for kind, (colour, symbol) in SHOWN_EVENTS.items():
+        found = [
+            (place + RAISED.get(kind, 0.0), report, event)
+            for place, report in enumerate(reports.values())
+            for event in report.events_of(kind)
+            if not (kind == "switched" and event.plan_before < 0)  # how it began
+        ]
+        if not found:
+            continue
+        named = sum(len(report.events_of(*SHOWN_EVENTS)) for report in reports.values()) <= MAX_NAMED_EVENTS
+        figure.add_trace(
+            go.Scatter(
+                name=kind,
+                legendrank=3,
+                mode="markers+text" if named and kind in ("straggler", "lost", "recovered") else "markers",
+                x=[event.time_s for _, _, event in found],
+                y=[place for place, _, _ in found],
+                text=[_device(report, event) for _, report, event in found],
+                textposition="middle left",
+                textfont={"size": 10.5},
+                marker={"size": 11, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
+                hovertext=[_words(report, event) for _, report, event in found],
+                hovertemplate="%{hovertext}<extra></extra>",
+            ),
+            row=row,
+            col=1,
+        )
+    figure.update_yaxes(
+        tickvals=list(range(len(reports))),
+        ticktext=[f"{name} " for name in reports],
+        range=[len(reports) - 0.3, -0.6],
+        showgrid=False,
+        zeroline=False,
+        row=row,
+        col=1,
+    )
+
+
+def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int) -> None:
+    """Shade the time of each injected fault in every panel, and name it in the first where there is room."""
+    shapes, names, free_from_s = [], [], 0.0
+    for fault in sorted(report.faults, key=lambda fault: fault.start_s):
+        if fault.start_s >= end_s:
+            break
+        stop = end_s if fault.end_s is None else min(fault.end_s, end_s)
+        for row in range(1, rows + 1):
+            shapes.append(_shade(row, fault.start_s, stop, LIGHT_GREY if fault.kind == "slow" else PALE_RED))
+        if fault.start_s >= free_from_s:
+            name = report.cluster.devices[fault.rank].name
+            did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
+            text = f" {name} {did}"
+            place = {"x": fault.start_s, "xref": "x", "y": 1.0, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
+            names.append({"text": text, "showarrow": False, "font": {"size": 11}, **place})
+            free_from_s = fault.start_s + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
+    figure.update_layout(shapes=shapes, annotations=[*figure.layout.annotations, *names])
+
+
+def _shade(row: int, start_s: float, stop_s: float, colour: str) -> dict[str, object]:
+    number = row if row > 1 else ""
+    where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": start_s, "x1": stop_s, "y0": 0, "y1": 1}
+    return {"type": "rect", "fillcolor": colour, "opacity": 0.55, "layer": "below", "line": {"width": 0}, **where}
+
+
+def _device(report: ServingReport, event: ServingEvent) -> str:
+    return report.cluster.devices[event.rank].name if event.rank >= 0 else ""
+
+
+def _words(report: ServingReport, event: ServingEvent) -> str:
+    words = f"{event.time_s:.2f} s: <b>{event.kind}</b> {_device(report, event)}"
+    if event.kind in ("straggler", "rebalanced"):
+        words += f", {event.value:.2g} times slower"
+    if event.plan_after >= 0 and event.kind in ("switched", "excluded", "readmitted", "rebalanced"):
+        devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[event.plan_after].ranks)
+        words += f"<br>plan {event.plan_after}: {devices}"
+    return f"{words}<br>{event.detail}" if event.detail else words
+
+
+def _summary(reports: Mapping[str, ServingReport]) -> str:
+    parts = []
+    for name, report in reports.items():
+        unit = time_unit(report.percentile_s(0.95))
+        lost = f", {report.num_lost} lost" if report.num_lost else ", none lost"
+        half, most = unit.text(report.percentile_s(0.5)), unit.text(report.percentile_s(0.95))
+        parts.append(f"{name}{': ' * bool(name)}{len(report.requests):,} answers{lost}; half within {half}, 95 % within {most}")
+    return "<br>".join(parts)
+
+
+def _busy_note(reports: Mapping[str, ServingReport]) -> str:
+    busy = [report for report in reports.values() if not report.valid]
+    if not busy:
+        return ""
+    return f"Host too busy: {max(report.overrun_share for report in busy):.0%} of the paced time was overrun, so these times mean little."

@@ -1,0 +1,208 @@
+"""Time the operations of one layer on this host and fit each to its PieceCost (Galaxy+, section III-C, 'Galaxy+ Profiler').
+
+Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py), and fitted by non-negative least squares
+of the relative errors: a negative cost per token would make some partition look free.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+from torch.nn import functional
+
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferenceProfile, PieceCost, StackCosts
+from workbench.profiler.cache import cached
+from workbench.profiler.inference import working_bytes
+from workbench.profiler.inference_sizes import StackSizes
+from workbench.profiler.timing import Call, time_calls
+
+Makers = Mapping[str, Callable[[int, int], Call]]
+"""What to time of one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have as many keys."""
+
+TOKENS = (8, 32, 96, 192, 320)
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Of a layer's units and columns."""
+PAIRED = ("ATT", "CATT")
+UNCUT = ("CONN", "ADD", "EMB", "ENTER", "HEAD")
+_VOCABULARY = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSample:
+    """One cell of the grid.  tokens: query-key pairs of ATT and CATT.  seconds: measured; fitted_s: what the fit gives."""
+
+    tokens: int
+    units: int
+    seconds: float
+    fitted_s: float
+
+    @property
+    def error(self) -> float:
+        """Return the fit's error as a share of what was measured."""
+        return self.fitted_s / self.seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceFit:
+    """One kind's fit in one stack."""
+
+    stack: int
+    kind: str
+    cost: PieceCost
+    samples: tuple[PieceSample, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Return the median of the samples' absolute relative errors."""
+        return statistics.median(abs(sample.error) for sample in self.samples)
+
+    @property
+    def worst_error(self) -> float:
+        """Return the largest of the samples' absolute relative errors."""
+        return max(abs(sample.error) for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredInference:
+    """One core of this host: a profile of one device, and how well it fits what was timed."""
+
+    profile: InferenceProfile
+    fits: tuple[PieceFit, ...]
+
+
+def measure_inference(
+    name: str,
+    stacks: Sequence[StackSizes],
+    makers: Sequence[Makers] | None = None,
+    *,
+    tokens: Sequence[int] = TOKENS,
+    shares: Sequence[float] = SHARES,
+    budget_s: float = 30.0,
+    first_bytes: int = 0,
+    last_bytes: int = 0,
+    time_them: Callable[..., Mapping[Any, Any]] = time_calls,
+) -> MeasuredInference:
+    """Return the costs of each stack's operations on one core of this host.
+
+    makers: what to time, by stack, and no more than that; plain products of the same sizes if not given.  tokens, shares: the grid; of
+    heads at least one.
+    """
+    calls: Sequence[Makers] = [plain_makers(sizes) for sizes in stacks] if makers is None else makers
+    if len(calls) != len(stacks) or not stacks:
+        raise ConfigError(f"Measuring '{name}' was asked for.", f"{len(stacks)} stacks, {len(calls)} sets of calls.", "Give one for each.")
+    cells: dict[tuple[int, str, int, int], Call] = {}
+    for index, (sizes, made) in enumerate(zip(stacks, calls, strict=True)):
+        for kind, make in made.items():
+            for units in _units(sizes, kind, shares):
+                for count in tokens:
+                    cells[index, kind, count, units] = make(count, units)
+    with torch.inference_mode():
+        timings = time_them(cells, budget_s=budget_s)
+    fits = []
+    for index, made in enumerate(calls):
+        for kind in made:
+            found = [
+                (count * count if kind in PAIRED else count, units, timings[index, kind, count, units].seconds)
+                for stack, own, count, units in cells
+                if (stack, own) == (index, kind)
+            ]
+            fits.append(fit_piece(index, kind, found))
+    costs = tuple(StackCosts(pieces={fit.kind: fit.cost for fit in fits if fit.stack == index}) for index in range(len(stacks)))
+    profile = InferenceProfile(
+        model=name,
+        source="measured",
+        stacks=tuple(sizes.shape for sizes in stacks),
+        costs=(costs,),
+        first_bytes=first_bytes,
+        last_bytes=last_bytes,
+        working_bytes_per_token=max(map(working_bytes, stacks)),
+    )
+    return MeasuredInference(profile=profile, fits=tuple(fits))
+
+
+def cached_inference(
+    key: Mapping[str, Any], measure: Callable[[], MeasuredInference], *, folder: Path | None = None, refresh: bool = False
+) -> tuple[MeasuredInference, str]:
+    """Return what is kept under `key` on this machine, or measure and keep it; and a note on where it is from (profiler.cache)."""
+    return cached({"inference": 1, **key}, measure, MeasuredInference, folder=folder, refresh=refresh)
+
+
+def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) -> PieceFit:
+    """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it negative.
+
+    Parts that the samples cannot tell apart (units that never vary) are left at 0.
+    """
+    if not found or min(seconds for _, _, seconds in found) <= 0:
+        raise ConfigError(f"Fitting the cost of {kind} was asked for.", f"{len(found)} samples, or none took time.", "Time it longer.")
+    terms: dict[str, Callable[[int, int], float]] = {"fixed_s": lambda t, u: 1.0, "token_s": lambda t, u: t}
+    if len({units for _, units, _ in found}) > 1:
+        terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
+    rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])
+    scale = rows.max(axis=0)  # of very unequal sizes: pairs times units against 1
+    solution, _ = nnls(rows / scale, np.ones(len(found)))
+    cost = PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
+    samples = tuple(
+        PieceSample(tokens=tokens, units=units, seconds=seconds, fitted_s=cost.seconds(tokens, units)) for tokens, units, seconds in found
+    )
+    return PieceFit(stack=stack, kind=kind, cost=cost, samples=samples)
+
+
+def plain_makers(sizes: StackSizes) -> dict[str, Callable[[int, int], Call]]:
+    """Return calls of plain products, attention and norms of a stack's sizes, whatever its family does around them."""
+    shape = sizes.shape
+    hidden = shape.hidden_size
+
+    def product(kind: str) -> Callable[[int, int], Call]:
+        def make(tokens: int, units: int) -> Call:
+            width = units * sizes.unit_width(kind)
+            inward = kind in ("OUT", "COUT", "DOWN")
+            weight = torch.randn(hidden, width) if inward else torch.randn(width, hidden)
+            given = torch.randn(tokens, width if inward else hidden)
+            if kind != "UP":
+                return lambda: functional.linear(given, weight)
+            if sizes.matrices == 2:
+                return lambda: functional.gelu(functional.linear(given, weight))
+            return lambda: _gated(given, weight)
+
+        return make
+
+    def attend(tokens: int, units: int) -> Call:
+        heads = units * sizes.heads_per_unit
+        query, key, value = (torch.randn(1, heads, tokens, sizes.head_width) for _ in range(3))
+        return lambda: functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(tokens, -1)
+
+    def connect(tokens: int, units: int) -> Call:
+        total, residual, weight = torch.randn(tokens, hidden), torch.randn(tokens, hidden), torch.randn(hidden)
+        return lambda: functional.layer_norm(total + weight + residual, (hidden,), weight, weight)
+
+    def add(tokens: int, units: int) -> Call:
+        own, arrived = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
+        return lambda: own.add_(arrived)
+
+    def embed(tokens: int, units: int) -> Call:
+        table, ids, weight = torch.randn(_VOCABULARY, hidden), torch.randint(_VOCABULARY, (tokens,)), torch.randn(hidden)
+        return lambda: functional.layer_norm(functional.embedding(ids, table), (hidden,), weight, weight)
+
+    cut = {kind: attend if kind in PAIRED else product(kind) for kind in sizes.kinds}
+    return cut | {"CONN": connect, "ADD": add, "EMB": embed, "ENTER": connect, "HEAD": connect}
+
+
+def _gated(given: Tensor, weight: Tensor) -> Tensor:
+    gate, up = functional.linear(given, weight).chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _units(sizes: StackSizes, kind: str, shares: Sequence[float]) -> tuple[int, ...]:
+    if kind in UNCUT:
+        return (1,)
+    whole = sizes.shape.columns if kind in ("UP", "DOWN") else sizes.shape.num_units
+    return tuple(sorted({max(1, round(share * whole)) for share in shares}))

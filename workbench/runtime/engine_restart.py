@@ -1,0 +1,62 @@
+"""Start one dead engine anew while the others go on with their work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime.engine import START_TIMEOUT_S
+from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.jobs import identify
+from workbench.runtime.processes import ProcessId
+
+_POLL_S = 0.05
+
+
+def restart_engine(session: EngineSession, rank: int, *, timeout_s: float = START_TIMEOUT_S) -> None:
+    """End what is left of a rank's engine and start a new one in its place: same namespace, cgroup and number; takes seconds.
+
+    May be called from any thread, for several ranks at a time.  Raises RuntimeSetupError; the other engines are left alone.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started anew."
+    session.engines[rank].kill()
+    session.engines[rank].wait(5.0)
+    for ended in [process for process in session.restarted if process.poll() is not None]:
+        session.restarted.remove(ended)
+    client = session.client
+    assert client is not None
+    # The hub does not look after engines (see engine_session): it is told, and gives the number free.
+    client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
+    while rank in client.ids:
+        _require_time(deadline_s, asked, "The controller did not let go of its number")
+    command = session.commands[rank]
+    with open(command.log, "ab") as log:
+        process = subprocess.Popen(
+            command.arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **dict(command.environment)},
+            start_new_session=True,
+        )
+    session.restarted.append(process)
+    session.engines = (*session.engines[:rank], ProcessId.of(process.pid), *session.engines[rank + 1 :])
+    while rank not in client.ids:
+        if process.poll() is not None:
+            raise RuntimeSetupError(asked, f"It ended at once ({process.returncode}).", f"See {command.log}.")
+        _require_time(deadline_s, asked, "It did not register")
+    reply = client[rank].apply_async(identify)
+    while not reply.ready():
+        _require_time(deadline_s, asked, "It did not answer")
+        reply.wait(_POLL_S)
+    if reply.get() != process.pid:
+        raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {process.pid}.", "Start the engines again.")
+
+
+def _require_time(deadline_s: float, asked: str, found: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
+    time.sleep(_POLL_S)

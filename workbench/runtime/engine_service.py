@@ -1,0 +1,195 @@
+"""A service on engines: a long-lived job on each engine by itself, so that one may die and come back while the others go on.
+
+`EngineCluster.run` is one job of all devices, which fails with the first of them; here the caller decides what a death means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import ipyparallel
+import zmq
+
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_restart import restart_engine
+from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.jobs import DONE, Outcome, run_job
+from workbench.runtime.memory import MemoryReading, read_memory
+
+ADDRESS = "commands"
+
+
+class News(NamedTuple):
+    """What came from a device: 'event' (content: what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None or an error)."""
+
+    rank: int
+    kind: Literal["event", "ended", "died", "restarted"]
+    content: Any = None
+
+
+class EngineService:
+    """Jobs on single engines, and a command socket to each.  Made by EngineCluster.service; used from one thread."""
+
+    def __init__(self, session: EngineSession, contexts: Callable[[int], RankContext]) -> None:
+        """contexts: makes a rank's context, with a new generation each time."""
+        self._session, self._make_context = session, contexts
+        self._replies: dict[int, ipyparallel.AsyncResult] = {}
+        self._contexts: dict[int, RankContext] = {}
+        self._unsent: dict[int, list[bytes]] = {}
+        self._restarts: dict[int, tuple[threading.Thread, list[BaseException]]] = {}
+        self._zmq = zmq.Context()
+        self._commands = self._zmq.socket(zmq.ROUTER)
+        self._commands.linger = 0
+        self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._commands.bind(f"ipc://{session.folder}/{ADDRESS}" if os.name == "posix" else "tcp://127.0.0.1:*")
+        self.address = self._commands.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
+        """Start function(context, payload) on one engine, which must not be at another job."""
+        context = self._contexts[rank] = self._make_context(rank)
+        client = self._session.client
+        assert client is not None
+        request = pickle.dumps((context, payload))
+        self._replies[rank] = client[rank].apply_async(run_job, request, pickle.dumps(function), self._session.events_address)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Return the ranks whose job has neither ended nor died, as far as it was told by `news`."""
+        return tuple(self._replies)
+
+    def command(self, rank: int, content: Any) -> bool:
+        """Send a command to a rank's job, or keep it for `news` to send if it does not listen yet; return False if it has none."""
+        if rank not in self._contexts:
+            return False
+        self._unsent.setdefault(rank, []).append(pickle.dumps(content))
+        self._send(rank)
+        return True
+
+    def _send(self, rank: int) -> None:
+        waiting = self._unsent[rank]
+        while waiting:
+            try:
+                self._commands.send_multipart([listener_name(self._contexts[rank]), waiting[0]], zmq.DONTWAIT)
+            except zmq.ZMQError:
+                return
+            waiting.pop(0)
+        del self._unsent[rank]
+
+    def news(self, timeout_s: float) -> list[News]:
+        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        for rank in list(self._unsent):
+            self._send(rank)
+        found = [
+            News(rank, "event", event)
+            for rank, generation, kind, event in self._session.receive(timeout_s)
+            if kind != DONE and rank in self._contexts and generation == self._contexts[rank].generation
+        ]
+        for rank, reply in list(self._replies.items()):
+            alive = self._session.engines[rank].alive  # looked at first: an engine may answer and then end
+            if reply.ready():
+                self._forget(rank)
+                found.append(News(rank, "ended", _outcome(rank, reply)))
+                self._session.client.purge_local_results([reply])  # type: ignore[union-attr]
+            elif not alive:
+                self._forget(rank)
+                found.append(News(rank, "died"))
+        for rank, (thread, errors) in list(self._restarts.items()):
+            if not thread.is_alive():
+                thread.join()
+                del self._restarts[rank]
+                found.append(News(rank, "restarted", errors[0] if errors else None))
+        return found
+
+    def restart(self, rank: int) -> None:
+        """Start a rank's engine anew in the background, ending what is left of it; `news` tells when it is there."""
+        if rank in self._restarts:
+            return
+        self._forget(rank)
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                restart_engine(self._session, rank)
+            except BaseException as error:  # told by `news`
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name=f"restart {rank}", daemon=True)
+        self._restarts[rank] = (thread, errors)
+        thread.start()
+
+    def _forget(self, rank: int) -> None:
+        for known in (self._replies, self._contexts, self._unsent):
+            known.pop(rank, None)
+
+    def kill(self, rank: int) -> None:
+        """End a rank's engine at once (SIGKILL)."""
+        self._session.engines[rank].kill()
+
+    def freeze(self, rank: int) -> None:
+        """Stop a rank's engine without ending it: it answers nothing any more."""
+        engine = self._session.engines[rank]
+        if engine.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine.pid, signal.SIGSTOP)
+
+    def memory(self) -> tuple[MemoryReading | None, ...]:
+        """Return the engines' memory by rank, None of the dead."""
+        return tuple(read_memory(engine.pid) if engine.alive else None for engine in self._session.engines)
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Wait for the jobs, which were told to end, and for restarts; return whether all engines live and are free again."""
+        deadline_s = time.monotonic() + timeout_s
+        while (self._replies or self._restarts) and time.monotonic() < deadline_s:
+            self.news(0.02)
+        self._commands.close()
+        self._zmq.term()
+        for thread, _ in self._restarts.values():
+            thread.join(60.0)
+        return not self._replies and self._session.healthy
+
+
+def listener_name(context: RankContext) -> bytes:
+    """Return the name under which a rank's job listens for commands."""
+    return f"{context.rank}-{context.generation}".encode()
+
+
+class CommandListener:
+    """The job's end of the command socket: hands every command to `take`, in a thread of its own."""
+
+    def __init__(self, context: RankContext, address: str, take: Callable[[Any], None]) -> None:
+        self._take = take
+        self._zmq = zmq.Context()
+        self._socket = self._zmq.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.IDENTITY, listener_name(context))
+        self._socket.connect(address)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+        self._zmq.term()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            if self._socket.poll(100):
+                self._take(pickle.loads(self._socket.recv()))
+
+
+def _outcome(rank: int, reply: ipyparallel.AsyncResult) -> Outcome:
+    try:
+        return pickle.loads(reply.get())
+    except Exception as error:
+        return Outcome(rank=rank, error=RuntimeSetupError("A job's answer was awaited.", f"{error}.", "Run again."), text=str(error))

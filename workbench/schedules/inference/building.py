@@ -1,0 +1,101 @@
+"""Putting an inference schedule together: operations by position, sends where they belong, receives by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.core.collector import paused_collector
+from workbench.core.errors import ScheduleError
+from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
+from workbench.schedules.inference.layout import InferenceLayout
+
+
+def after(positions: Sequence[int], first: int, direction: int, num_positions: int) -> tuple[int, ...]:
+    """Return the positions other than `first` in the order in which the ring meets them from there on (direction +1 or -1)."""
+    others = [position for position in positions if position != first]
+    return tuple(sorted(others, key=lambda position: (position - first) * direction % num_positions))
+
+
+class Builder:
+    """The lists of operations of every position, and what a schedule must name at its ends."""
+
+    def __init__(self, layout: InferenceLayout) -> None:
+        self.layout = layout
+        self.lists: list[list[Op]] = [[] for _ in range(layout.num_positions)]
+        self._inputs: list[list[Value]] = [[] for _ in range(layout.num_positions)]
+        self._outputs: list[list[Value]] = [[] for _ in range(layout.num_positions)]
+
+    def add(
+        self, position: int, kind: str, stage: int, part: int, reads: Sequence[Value], writes: Sequence[Value], *, step: int = NONE
+    ) -> None:
+        """Append a compute operation to a position's list."""
+        self.lists[position].append(Op(kind, stage, step, part, tuple(reads), tuple(writes)))
+
+    def collective(self, kind: str, stage: int, reads: Sequence[Sequence[Value]], write: Value) -> None:
+        """Append a collective of all positions; reads: by position."""
+        for position, values in enumerate(reads):
+            self.lists[position].append(Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective"))
+
+    def send(self, value: Value, source: int, destination: int) -> None:
+        """Append the sending half of a transfer between two positions."""
+        ranks = self.layout.plan.ranks
+        self.lists[source].append(send(value, ranks[source], ranks[destination]))
+
+    def embed(self, stack: int, writes: Sequence[Value]) -> None:
+        """Append EMB of a stack on the first position."""
+        first = self.layout.first_blocks[stack]
+        ids = Value("ids", first)
+        self._inputs[0].append(ids)
+        self.add(0, "EMB", first, NONE, (ids,), writes)
+
+    def head(self, reads: Sequence[Value]) -> None:
+        """Append HEAD on the first position."""
+        out = Value("out", self.layout.end)
+        self.add(0, "HEAD", self.layout.end, NONE, reads, (out,))
+        self._outputs[0].append(out)
+
+    def schedule(self, world_size: int | None) -> Schedule:
+        """Return the schedule over ranks, complete with its receives; ranks that the plan leaves out have no operations."""
+        ranks = self.layout.plan.ranks
+        size = max(ranks) + 1 if world_size is None else world_size
+        if max(ranks) >= size:
+            raise ScheduleError(f"A schedule for {size} ranks was asked for.", f"The plan uses {ranks}.", "Give the cluster's size.")
+        ops: list[tuple[Op, ...]] = [()] * size
+        inputs: list[tuple[Value, ...]] = [()] * size
+        outputs: list[tuple[Value, ...]] = [()] * size
+        for position, rank in enumerate(ranks):
+            ops[rank] = tuple(self.lists[position])
+            inputs[rank], outputs[rank] = tuple(self._inputs[position]), tuple(self._outputs[position])
+        return insert_receives(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+
+
+@paused_collector()
+def insert_receives(schedule: Schedule) -> Schedule:
+    """Return the schedule with the RECV of every SEND: before the first operation that reads the value, or earlier where a value that
+    comes later on the same channel is read earlier, so that both sides of a channel have one order."""
+    first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
+    for rank, ops in enumerate(schedule.ops):
+        reads = first_reads[rank]
+        for index, op in enumerate(ops):
+            for value in op.reads:
+                reads.setdefault(value, index)
+    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    for rank, ops in enumerate(schedule.ops):
+        earliest: dict[int, int] = {}  # by destination: where the next RECV of the channel stands
+        for op in reversed(ops):
+            if op.kind != SEND:
+                continue
+            destination, value = op.ranks[1], op.reads[0]
+            end = len(schedule.ops[destination])
+            place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
+            earliest[destination] = place
+            receives[destination].setdefault(place, []).append(recv(value, rank, destination))
+    complete = []
+    for rank, ops in enumerate(schedule.ops):
+        merged: list[Op] = []
+        for index, op in enumerate(ops):
+            merged += reversed(receives[rank].get(index, ()))
+            merged.append(op)
+        merged += reversed(receives[rank].get(len(ops), ()))
+        complete.append(tuple(merged))
+    return Schedule(ops=tuple(complete), inputs=schedule.inputs, outputs=schedule.outputs)

@@ -1,0 +1,136 @@
+"""Prices of the inference schedules: seconds by profile and cluster, bytes by shape (Galaxy+ section III-C, Eq. 5 to 8)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from workbench.core.cluster import Cluster
+from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.inference import InferenceProfile, StackCosts
+from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
+from workbench.schedules.inference.layout import Block, InferenceLayout
+
+MESSAGE_S = 1e-4
+"""What a message costs beside latency and bytes: about 0.1 ms with gloo on Linux, measured."""
+
+IDS_BYTES = 8
+_WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
+
+
+class InferenceCosts:
+    """Costs of the schedules of this package: a core.costs.Costs.
+
+    message_s: of every message beside its link's time.  Values that stay on their device (queries, keys, contexts, activations of the
+    feed-forward network) are not counted one by one: the profile's working bytes stand for them.
+    """
+
+    def __init__(self, profile: InferenceProfile, cluster: Cluster, layout: InferenceLayout, *, message_s: float = MESSAGE_S) -> None:
+        self._profile, self._cluster, self._layout, self._message_s = profile, cluster, layout, message_s
+        self._link = cache(cluster.link)
+        self._of_layer: dict[int, list[Block]] = {}
+        for block in layout.blocks:
+            self._of_layer.setdefault(block.layer, []).append(block)
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        kind = op.kind
+        if kind == SEND:
+            return self._link(*op.ranks).transfer_s(self.nbytes(op.reads[0])) + self._message_s
+        if kind == ALLREDUCE:
+            messages = 2 * (len(op.ranks) - 1)
+            return ring_allreduce_s(self._cluster, op.ranks, self.nbytes(op.writes[0])) + messages * self._message_s
+        if kind == BROADCAST:
+            messages = (len(op.ranks) - 1).bit_length()
+            return broadcast_s(self._cluster, op.ranks, self.nbytes(op.writes[0])) + messages * self._message_s
+        layout = self._layout
+        start, stop = layout.span(op)
+        tokens = stop - start
+        if kind in ("EMB", "HEAD"):
+            stack = len(layout.stacks) - 1 if op.stage >= layout.end else layout.blocks[op.stage].stack
+            return self._profile.costs[rank][stack].seconds(kind, tokens)
+        if kind == "LAYER":
+            return sum(self._block_s(rank, block, tokens) for block in self._of_layer[op.stage])
+        block = layout.blocks[op.stage]
+        costs = self._profile.costs[rank][block.stack]
+        if kind == "CONN":
+            return costs.seconds("CONN", tokens) + max(0, len(op.reads) - 2) * costs.seconds("ADD", tokens)
+        if kind in ("ADD", "ENTER"):
+            return costs.seconds(kind, tokens)
+        return self._piece_s(costs, kind, block, tokens, layout.width(block, self._position(rank)))
+
+    def nbytes(self, value: Value) -> int:
+        """Return the bytes of a value (see Costs)."""
+        layout, name = self._layout, value.name
+        if name in _WIDE:
+            stack = layout.stack_of(value.stage)
+            if name == "mem":
+                stack = 0
+            tiles = layout.tiles[stack]
+            tokens = tiles[value.part].tokens if tiles else 0
+            return tokens * layout.stacks[stack].hidden_bytes
+        if name == "kv" and layout.plan.paradigm == "sequence" and layout.blocks[value.stage].kind == "attention":
+            stack = layout.blocks[value.stage].stack
+            shape = layout.stacks[stack]
+            return layout.tiles[stack][value.part].tokens * (shape.kv_unit_bytes * shape.num_units or 2 * shape.hidden_bytes)
+        if name == "lay":
+            stack = len(layout.stacks) - 1
+            if value.stage in self._of_layer:
+                stack = self._of_layer[value.stage][0].stack
+            return layout.lengths[stack] * layout.stacks[stack].hidden_bytes
+        if name == "ids":
+            return layout.lengths[layout.stack_of(value.stage)] * IDS_BYTES
+        if name == "out":
+            return layout.lengths[-1] * layout.stacks[-1].hidden_bytes
+        return 0
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the bytes of a device's weights and of its working memory."""
+        layout, plan = self._layout, self._layout.plan
+        position = plan.position_of(rank)
+        if position is None:
+            return 0
+        total = self._profile.first_bytes + self._profile.last_bytes if position == 0 else 0
+        is_whole = plan.paradigm in ("sequence", "pipeline")
+        owners = [owner for owner, count in enumerate(plan.layers) for _ in range(count)]
+        works = is_whole
+        layer = 0
+        for stack, shape in enumerate(layout.stacks):
+            units, columns = layout.units[stack][position], layout.columns[stack][position]
+            for _ in range(shape.num_layers):
+                if plan.paradigm == "pipeline" and owners[layer] != position:
+                    layer += 1
+                    continue
+                has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
+                is_held = has_tokens and plan.schemes[layer] == 2
+                held = shape.columns if is_held else columns
+                total += units * (shape.unit_bytes + shape.cross_unit_bytes) + held * shape.column_bytes
+                total += shape.layer_bytes if units or held or has_tokens else 0
+                works = works or bool(units or held or has_tokens)
+                layer += 1
+        return total + (self._profile.working_bytes_per_token * max(layout.lengths) if works else 0)
+
+    def _position(self, rank: int) -> int:
+        position = self._layout.plan.position_of(rank)
+        assert position is not None, f"rank {rank} is not in this plan"
+        return position
+
+    def _piece_s(self, costs: StackCosts, kind: str, block: Block, tokens: int, width: int) -> float:
+        layout = self._layout
+        if kind == "ATT":
+            keys = layout.past + layout.lengths[block.stack]
+            return costs.seconds(kind, tokens * keys, width)
+        if kind == "CATT":
+            return costs.seconds(kind, tokens * layout.memory_length, width)
+        return costs.seconds(kind, tokens, width)
+
+    def _block_s(self, rank: int, block: Block, tokens: int) -> float:
+        """Return the seconds of a whole block on one device, its connection included."""
+        shape, costs = self._layout.stacks[block.stack], self._profile.costs[rank][block.stack]
+        kinds = {"attention": ("QKV", "ATT", "OUT"), "cross": ("CQ", "CATT", "COUT"), "feed_forward": ("UP", "DOWN")}[block.kind]
+        width = shape.columns if block.kind == "feed_forward" else shape.num_units
+        total = sum(self._piece_s(costs, kind, block, tokens, width) for kind in kinds) + costs.seconds("CONN", tokens)
+        if block.kind == "cross" and not self._layout.is_decoding:
+            total += self._piece_s(costs, "CKV", block, self._layout.memory_length, width)
+        return total
+
+

@@ -1,0 +1,211 @@
+"""What an inference schedule's indices mean: blocks counted through the model, tiles of the sequence, shares of every position.
+
+Galaxy+ section III-B: a layer is attention, in a decoder that looks at an encoder cross-attention, and feed-forward network; what lies
+between two blocks (bias of the output matrix, residual, norms) is the connection of the block before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from workbench.core.errors import ScheduleError
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.schedule import Op
+
+BlockKind = Literal["attention", "cross", "feed_forward"]
+
+BY_READS = frozenset({"QKV", "CQ", "UP", "ENTER", "CKV"})
+"""Kinds whose tokens are those of the tiles that they read; of the others, of the tiles that they write."""
+
+
+class Block(NamedTuple):
+    """One block of the model.  number: counted through all stacks.  layer: too.  is_split: its weights are cut, not its tokens."""
+
+    number: int
+    layer: int
+    stack: int
+    kind: BlockKind
+    scheme: int
+    is_split: bool
+
+
+class Tile(NamedTuple):
+    """Tokens [start, stop) of a stack's sequence.  position: its owner's.  direction: +1 goes to the next position first, -1 back."""
+
+    number: int
+    position: int
+    start: int
+    stop: int
+    direction: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceLayout:
+    """A plan on a sequence (two for an encoder-decoder).
+
+    lengths[stack]: tokens.  past: tokens in the key-value cache before this step (decoding).  is_decoding: one token by scheme 1
+    everywhere; memory_length: tokens of the encoder's output that it looks at.
+    """
+
+    plan: InferencePlan
+    stacks: tuple[StackShape, ...]
+    lengths: tuple[int, ...]
+    past: int = 0
+    memory_length: int = 0
+    is_decoding: bool = False
+
+    @classmethod
+    def build(cls, plan: InferencePlan, stacks: Sequence[StackShape], lengths: Sequence[int] | int) -> InferenceLayout:
+        """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if they disagree."""
+        given = (lengths,) * len(stacks) if isinstance(lengths, int) else tuple(lengths)
+        asked = f"A sequence of {given} tokens through {len(stacks)} stacks by '{plan.method}' was asked for."
+        if len(given) != len(stacks) or min(given, default=0) < 1:
+            raise ScheduleError(asked, "Each stack takes a sequence of at least one token.", "Give one length for each stack.")
+        _require_complete(asked, plan, stacks)
+        memory = given[0] if len(stacks) > 1 else 0
+        return cls(plan=plan, stacks=tuple(stacks), lengths=given, memory_length=memory)
+
+    @classmethod
+    def decode(cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0) -> InferenceLayout:
+        """Return the layout of one more token behind `past` tokens; of an encoder-decoder only the decoder takes part."""
+        asked = f"The token behind {past} others by '{plan.method}' was asked for."
+        if plan.paradigm == "sequence" or past < 0:
+            found = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
+            raise ScheduleError(asked, found, "Decode by a plan of another paradigm.")
+        _require_complete(asked, plan, stacks)
+        lengths = (0,) * (len(stacks) - 1) + (1,)
+        return cls(plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True)
+
+    @property
+    def num_positions(self) -> int:
+        """Return the number of devices that take part."""
+        return self.plan.num_positions
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Return whether tiles go round the ring (Galaxy, Galaxy+)."""
+        return self.plan.paradigm == "hybrid" and not self.is_decoding
+
+    @property
+    def end(self) -> int:
+        """Return the number of blocks, which is the stage of HEAD."""
+        return len(self.blocks)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks of all stacks in order; those of an encoder also when only the decoder runs."""
+        blocks: list[Block] = []
+        layer = 0
+        for stack, shape in enumerate(self.stacks):
+            kinds: tuple[BlockKind, ...] = ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward")
+            for _ in range(shape.num_layers):
+                scheme = self.plan.schemes[layer] if self.is_hybrid else 1
+                for kind in kinds:
+                    is_split = self.plan.paradigm in ("hybrid", "tensor") and not (kind == "feed_forward" and scheme == 2)
+                    blocks.append(Block(len(blocks), layer, stack, kind, scheme, is_split))
+                layer += 1
+        return tuple(blocks)
+
+    @cached_property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Return the first block's number of each stack, and the end."""
+        firsts = [next(block.number for block in self.blocks if block.stack == stack) for stack in range(len(self.stacks))]
+        return (*firsts, self.end)
+
+    @cached_property
+    def tiles(self) -> tuple[tuple[Tile, ...], ...]:
+        """Return each stack's tiles in token order."""
+        return tuple(self._cut(length) for length in self.lengths)
+
+    @cached_property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Return each stack's attention units by position; all of them everywhere if the weights are not cut."""
+        return self._shares(0)
+
+    @cached_property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        """Return each stack's columns by position, as in scheme 1."""
+        return self._shares(1)
+
+    def stack_of(self, number: int) -> int:
+        """Return the stack of a block; of the number behind a stack's last block, as `hid` and `mem` have it, that stack's or the next."""
+        return self.blocks[min(number, self.end - 1)].stack
+
+    def members(self, block: Block) -> tuple[int, ...]:
+        """Return the positions that compute a block with their part of the weights, in ring order."""
+        shares = self.columns[block.stack] if block.kind == "feed_forward" else self.units[block.stack]
+        return tuple(position for position, share in enumerate(shares) if share > 0)
+
+    def width(self, block: Block, position: int) -> int:
+        """Return the units or columns with which a position computes a block."""
+        shape = self.stacks[block.stack]
+        if block.kind != "feed_forward":
+            return self.units[block.stack][position]
+        return self.columns[block.stack][position] if block.is_split else shape.columns
+
+    def span(self, op: Op) -> tuple[int, int]:
+        """Return the tokens [start, stop) that a compute operation works on, past ones counted; of ATT and CATT its queries."""
+        if op.kind in ("EMB", "LAYER", "HEAD"):
+            stack = self._stack_of_op(op)
+            return self.past, self.past + self.lengths[stack]
+        if op.kind == "CKV":
+            return 0, self.memory_length
+        values = op.reads if op.kind in BY_READS else op.writes
+        tiles = self.tiles[self.blocks[op.stage].stack]
+        first, last = tiles[values[0].part], tiles[values[-1].part]
+        if op.kind == "ENTER":
+            last = first
+        return self.past + first.start, self.past + last.stop
+
+    def _stack_of_op(self, op: Op) -> int:
+        if op.kind == "LAYER":
+            return next(block.stack for block in self.blocks if block.layer == op.stage)
+        return len(self.stacks) - 1 if op.stage >= self.end else self.blocks[op.stage].stack
+
+    def _cut(self, length: int) -> tuple[Tile, ...]:
+        if self.is_decoding or self.plan.paradigm in ("tensor", "pipeline"):
+            return (Tile(0, 0, 0, length, 1),) if length else ()
+        tiles: list[Tile] = []
+        at = 0
+        for position, tokens in enumerate(self.plan.tokens(length)):
+            is_cut = self.plan.paradigm == "hybrid"
+            largest = self.plan.tile_tokens if is_cut and self.plan.tile_tokens else tokens
+            pieces = -(-tokens // largest) if tokens else 0
+            if is_cut and self.plan.both_ways and tokens > 1:
+                pieces = min(pieces + pieces % 2, tokens)  # as many one way as the other
+            for piece in range(pieces):
+                start, stop = at + piece * tokens // pieces, at + (piece + 1) * tokens // pieces
+                tiles.append(Tile(len(tiles), position, start, stop, -1 if is_cut and self.plan.both_ways and piece % 2 else 1))
+            at += tokens
+        return tuple(tiles)
+
+    def _shares(self, which: int) -> tuple[tuple[int, ...], ...]:
+        if self.plan.paradigm in ("hybrid", "tensor"):
+            return tuple(self.plan.cut(shape)[which] for shape in self.stacks)
+        whole = [(shape.num_units, shape.columns)[which] for shape in self.stacks]
+        return tuple((number,) * self.num_positions for number in whole)
+
+
+def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackShape]) -> None:
+    """Raise ScheduleError if the plan lacks what its paradigm needs."""
+    needed = {
+        "hybrid": ("units", "columns", "shares", "schemes"),
+        "tensor": ("units", "columns"),
+        "sequence": ("shares",),
+        "pipeline": ("layers",),
+    }
+    missing = [name for name in needed[plan.paradigm] if not getattr(plan, name)]
+    if missing:
+        raise ScheduleError(asked, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs.")
+    layers = sum(shape.num_layers for shape in stacks)
+    given = len(plan.schemes) if plan.paradigm == "hybrid" else sum(plan.layers) if plan.paradigm == "pipeline" else layers
+    if given != layers:
+        raise ScheduleError(asked, f"The plan speaks of {given} layers, the model has {layers}.", "Plan for this model.")

@@ -1,0 +1,185 @@
+"""One sequence to be split among devices: what planners, simulator and memory check make of it (Galaxy+, section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.timeline import Timeline
+from workbench.planners.galaxy_plus import (
+    algorithm_1,
+    check_inference,
+    edgeshard,
+    galaxy,
+    inference_needs,
+    local,
+    megatron_lm,
+    oracle,
+    plan,
+    sequence_parallel,
+)
+from workbench.profiler.inference import analytic_inference
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
+from workbench.simulator import simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceProblem:
+    """What is to be planned: every operation's cost on every device, the devices, and how long a sequence is.
+
+    decoder_length: tokens of the decoder of an encoder-decoder, 0 for the encoder's.
+    """
+
+    profile: InferenceProfile
+    cluster: Cluster
+    length: int
+    decoder_length: int = 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the tokens of each stack."""
+        return (self.length, self.decoder_length or self.length)[: len(self.profile.stacks)]
+
+    def on(self, cluster: Cluster) -> InferenceProblem:
+        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+
+        Raises ConfigError for a cluster of other devices.
+        """
+        before = {device.name: rank for rank, device in enumerate(self.cluster.devices)}
+        unknown = [device.name for device in cluster.devices if device.name not in before]
+        if unknown:
+            raise ConfigError(
+                f"The problem on cluster '{cluster.name}' was asked for.",
+                f"There are no times for {', '.join(unknown)}, only for {', '.join(before)}.",
+                "Profile that cluster.",
+            )
+        rows = []
+        for device in cluster.devices:
+            rank = before[device.name]
+            factor = self.cluster.devices[rank].flops_per_s / device.flops_per_s
+            rows.append(self.profile.costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.costs[rank]))
+        return replace(self, cluster=cluster, profile=replace(self.profile, costs=tuple(rows)))
+
+    def of_length(self, length: int) -> InferenceProblem:
+        """Return the problem of a sequence of another length."""
+        return replace(self, length=length)
+
+    def one_layer(self) -> InferenceProblem:
+        """Return the problem of a model with one layer in each stack: what the schedule player can show tile by tile."""
+        stacks = tuple(replace(stack, num_layers=1) for stack in self.profile.stacks)
+        return replace(self, profile=replace(self.profile, stacks=stacks))
+
+    def planned(self, planner: str = "Galaxy+") -> InferencePlan:
+        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
+        return PLANNERS[planner](self)
+
+    def with_schemes(self, made: InferencePlan, schemes: Sequence[int]) -> InferencePlan:
+        """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the layers."""
+        if len(schemes) != self.profile.num_layers:
+            raise ConfigError(
+                f"Schemes for {len(schemes)} layers were asked for.", f"The model has {self.profile.num_layers}.", "Give one for each."
+            )
+        return replace(made, method="by hand", schemes=tuple(schemes))
+
+    def need_parts(self, made: InferencePlan) -> dict[int, dict[str, int]]:
+        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
+        return {
+            rank: {
+                "attention": need.attention_bytes,
+                "feed-forward": need.feed_forward_bytes,
+                "embedding, head, norms": need.ends_bytes + need.layer_bytes,
+                "activations": need.working_bytes,
+            }
+            for rank, need in inference_needs(made, self.profile, length=self.length).items()
+        }
+
+    def fullness(self, made: InferencePlan) -> float:
+        """Return the largest share of its budget that a device of the plan needs; above 1: out of memory."""
+        parts = self.need_parts(made)
+        return max(sum(one.values()) / self.cluster.devices[rank].memory_bytes for rank, one in parts.items())
+
+    def refusal(self, made: InferencePlan) -> PlanError | None:
+        """Return why a plan does not fit, naming device and bytes; None if it does."""
+        try:
+            check_inference(made, self.profile, self.cluster, length=self.length)
+        except PlanError as error:
+            return error
+        return None
+
+    def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
+        """Return the timeline of one sequence under a plan, replayed operation by operation; memory left out."""
+        layout = InferenceLayout.build(made, self.profile.stacks, self.lengths)
+        schedule = inference_schedule(layout, self.cluster.world_size)
+        costs = InferenceCosts(self.profile, self.cluster, layout)
+        return simulate(schedule, costs, device_names=[device.name for device in self.cluster.devices], title=title, memory=False)
+
+    def seconds(self, made: InferencePlan) -> float:
+        """Return the simulated latency of one sequence under a plan."""
+        return self.simulated(made).makespan_s
+
+
+def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured.
+
+    The devices are only simulated, so their speed is what the catalogue says (host_share is dropped).
+    """
+    described = replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length, decoder_length=decoder_length)
+
+
+def _settings(problem: InferenceProblem) -> Mapping[str, int]:
+    return {"length": problem.length} | ({"decoder_length": problem.decoder_length} if problem.decoder_length else {})
+
+
+def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
+    return plan(problem.profile, problem.cluster, price=problem.seconds, **_settings(problem))
+
+
+def _algorithm_1(problem: InferenceProblem) -> InferencePlan:
+    return algorithm_1(problem.profile, problem.cluster, **_settings(problem))
+
+
+def _oracle(problem: InferenceProblem) -> InferencePlan:
+    found = oracle(problem.profile, problem.cluster, **_settings(problem))
+    if found is None:
+        raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
+    return found.plan
+
+
+PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
+    "Galaxy+": _galaxy_plus,
+    "Algorithm 1": _algorithm_1,
+    "oracle (Eq. 5-9)": _oracle,
+    "Galaxy": lambda problem: galaxy(problem.profile, problem.cluster, **_settings(problem)),
+    "Megatron-LM": lambda problem: megatron_lm(problem.profile, problem.cluster, **_settings(problem)),
+    "sequence parallel": lambda problem: sequence_parallel(problem.profile, problem.cluster, **_settings(problem)),
+    "EdgeShard": lambda problem: edgeshard(problem.profile, problem.cluster, **_settings(problem)),
+    "one device": lambda problem: local(problem.profile, problem.cluster, **_settings(problem)),
+}
+"""The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceComparison:
+    """One planner's plan and the simulated seconds of a sequence; plan None and `why` if nothing fits."""
+
+    planner: str
+    plan: InferencePlan | None
+    seconds: float
+    why: str = ""
+
+
+def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[InferenceComparison, ...]:
+    """Return what each planner makes of a problem; what does not fit says why."""
+    found = []
+    for name in planners:
+        try:
+            made = problem.planned(name)
+        except PlanError as error:
+            found.append(InferenceComparison(planner=name, plan=None, seconds=0.0, why=str(error)))
+            continue
+        found.append(InferenceComparison(planner=name, plan=made, seconds=problem.seconds(made)))
+    return tuple(found)
