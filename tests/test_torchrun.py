@@ -22,10 +22,10 @@ from workbench.core.report import Report
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
+from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
 from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
-from workbench.methods.pac_plus.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.models.loading import load_stack
 from workbench.models.reference import train_reference
 from workbench.runtime.context import RankContext

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
+from workbench.methods import INFERRING
 from workbench.methods.base import DeviceState, Event
 
 LOSS_DECAY = 0.9
@@ -98,7 +99,7 @@ class RunState:
     """Takes a run's events; any thread may, while another draws `snapshot()`."""
 
     def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._num_epochs = clock, job.epochs
+        self._clock, self._num_epochs = clock, 1 if job.method in INFERRING else job.epochs
         self._lock = threading.Lock()
         self._begin_s = clock()
         self._end_s: float | None = None

@@ -27,6 +27,8 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 EPOCHS = 10
 
+pytestmark = pytest.mark.timeout(600)
+
 
 class Command:
     """`workbench run` of a small job, as a process of its own with a temporary folder of its own."""
@@ -168,7 +170,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> I
         killed = End(returncode=process.returncode, survivors=command.survivors())
 
         process = command.start("--resume", before=without_network(loopback=True))
-        said, told = process.communicate(timeout=120)
+        said, told = process.communicate(timeout=240)
         finished = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
         assert process.returncode == 0, told
         yield Life(
@@ -253,7 +255,7 @@ def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
         if subprocess.run([*nobody, "env", sys.executable, "-c", "import torch"], capture_output=True, env=command.environment).returncode:
             pytest.skip("this Python is closed to other users")
         process = command.start("--epochs", "2", before=nobody)
-        said, told = process.communicate(timeout=120)
+        said, told = process.communicate(timeout=240)
         assert process.returncode == 0, told
         assert "accuracy" in said
         assert command.survivors() == []

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
+from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.session import RankJob, RankResult
+from workbench.methods.pac_plus.session import RankJob
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from workbench.methods.common.session import StepTrace
+from workbench.methods.common.stepwise import EpochLog
 from workbench.methods.fine_tuning.session import RankJob
 from workbench.methods.fine_tuning.worker import run_rank
-from workbench.methods.pac_plus.session import StepTrace
-from workbench.methods.pac_plus.stepwise import EpochLog
 from workbench.runtime.context import RankContext
 
 

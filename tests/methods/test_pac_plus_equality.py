@@ -1,17 +1,24 @@
 """A distributed PAC+ run gives what one plain process gives: losses, gradients, weights."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from one_process import run_schedule
 from safetensors.torch import load_file
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
 from tests.methods.conftest import four_devices
+from workbench.methods.common.session import RankResult
+from workbench.methods.common.steps import plan_steps
+from workbench.methods.pac_plus.building import build_stage
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
+from workbench.methods.pac_plus.handlers import HybridHandlers
+from workbench.methods.pac_plus.layout import HybridStep
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
@@ -127,22 +134,60 @@ def test_a_quantized_backbone_gives_what_it_gives_in_one_process(storage: Storag
     assert losses == {step: pytest.approx(loss, rel=tolerance) for step, loss in train_in_one_process(stack, job.split)[0].items()}
 
 
-@pytest.mark.parametrize("split", PLANS)
-@pytest.mark.parametrize("model", MODELS)
-def test_gradients_equal_one_process(model: str, split: str, engines: EngineCluster, tmp_path: Path) -> None:
-    """AdamW's first moment after one step is a tenth of the gradient."""
-    stack = load_stack(model)
-    job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
-    engines.run(run_rank, [job] * 4)
-    adapter = initial_adapter(stack, job.split).train()
-    (batch,) = epoch_batches(job.split.lengths, 8, 0, 0)
-    reference_loss(stack, adapter, collate(job.split, batch), 0).backward()
-    moments = load_file(tmp_path / "checkpoints" / "epoch-0.safetensors")
+def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, split: TokenizedSplit) -> None:
+    """Compare AdamW's first moments after one step, a tenth of the gradients, with one process's gradients."""
+    adapter = initial_adapter(stack, split).train()
+    (batch,) = epoch_batches(split.lengths, 8, 0, 0)
+    reference_loss(stack, adapter, collate(split, batch), 0).backward()
     gradients = {name: parameter.grad for name, parameter in adapter.named_parameters()}
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
         torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("split", PLANS)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_equal_one_process(model: str, split: str, tmp_path: Path) -> None:
+    """What the ranks compute, in one process: no two ranks of a group differ, and together they have every parameter's gradient."""
+    stack = load_stack(model)
+    job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
+    (planned,) = plan_steps(epoch_batches(job.split.lengths, 8, 0, 0), job.split.lengths, 2)
+    step = HybridStep.build(job.plan, planned.shape, 4, {})
+    handlers = {}
+    for index, stage in enumerate(job.plan.stages):
+        for rank in stage.ranks:
+            compute, optimizer = build_stage(job, index, 1)
+            assert compute is not None and optimizer is not None
+            handlers[rank] = HybridHandlers(
+                rank=rank,
+                step=step,
+                batches=[collate(job.split, micro, 8) for micro in planned.samples],
+                samples=planned.samples,
+                compute=compute,
+                optimizer=optimizer,
+                tape=None,
+                epoch=0,
+                config=job.adapter,
+            )
+    run_schedule(
+        step.schedule,
+        {rank: own.table() for rank, own in handlers.items()},
+        {rank: own.spec for rank, own in handlers.items()},
+    )
+    moments: dict[str, torch.Tensor] = {}
+    for own in handlers.values():
+        for name, tensor in own.optimizer.named_tensors().items():
+            assert torch.equal(moments.setdefault(name, tensor), tensor), name
+    gradients_equal(moments, stack, job.split)
+
+
+@pytest.mark.parametrize(("model", "split"), [("tiny-bert", "[2, 2, 2] on [2-1-1]"), ("all-MiniLM-L6-v2", "[3, 3] on [2-2]")])
+def test_gradients_on_devices_equal_one_process(model: str, split: str, engines: EngineCluster, tmp_path: Path) -> None:
+    stack = load_stack(model)
+    job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
+    engines.run(run_rank, [job] * 4)
+    gradients_equal(load_file(tmp_path / "checkpoints" / "epoch-0.safetensors"), stack, job.split)
 
 
 def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_path: Path) -> None:
@@ -164,16 +209,33 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     assert seen == set(range(SAMPLES))
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_path: Path) -> None:
+WHOLE = PLANS["[3, 3] on [2-2]"]
+
+
+@pytest.fixture(scope="module")
+def whole(engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[int, int], float]]:
+    """The folder of an uninterrupted run of three epochs, and its losses."""
+    folder = tmp_path_factory.mktemp("whole")
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
+    return folder, losses_of(engines.run(run_rank, [job] * 4))
+
+
+def without_its_end(whole: Path, folder: Path) -> Path:
+    """Return a copy of a run that ended after two of its three epochs."""
+    shutil.copytree(whole, folder)
+    (folder / "checkpoints" / "epoch-2.safetensors").unlink()
+    return folder
+
+
+def resume(folder: Path, engines: EngineCluster) -> list[RankResult]:
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2)
+    return engines.run(run_rank, [job] * 4)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_path: Path, whole) -> None:
     """Two of three epochs, then the third from checkpoint and kept cache: the losses go on as if nothing had happened."""
-    model, stages = "tiny-bert", PLANS["[3, 3] on [2-2]"]
-    stack = load_stack(model)
-    whole = make_rank_job(stack, model, stages, four_devices(), tmp_path / "whole", samples=SAMPLES, epochs=3)
-    expected_losses = losses_of(engines.run(run_rank, [whole] * 4))
-    (tmp_path / "whole" / "checkpoints" / "epoch-2.safetensors").unlink()
-    resumed = make_rank_job(stack, model, stages, four_devices(), tmp_path / "whole", samples=SAMPLES, epochs=3, start_epoch=2)
-    results = engines.run(run_rank, [resumed] * 4)
-    assert losses_of(results) == pytest.approx(expected_losses, rel=1e-6)
+    results = resume(without_its_end(whole[0], tmp_path / "run"), engines)
+    assert losses_of(results) == pytest.approx(whole[1], rel=1e-6)
     assert not [note for result in results for note in result.notes]
 
 
@@ -193,19 +255,14 @@ def test_every_epoch_from_a_kept_cache_equals_one_process(engines: EngineCluster
     assert list(losses_of(results).values()) == pytest.approx([loss for _, loss in expected_losses], rel=1e-4)
 
 
-def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, tmp_path: Path) -> None:
+def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, tmp_path: Path, whole) -> None:
     """One flipped byte on one device: the run says so, runs the backbone again, and ends with the same losses."""
-    model, stages = "tiny-bert", PLANS["[3, 3] on [2-2]"]
-    stack = load_stack(model)
-    whole = make_rank_job(stack, model, stages, four_devices(), tmp_path / "whole", samples=SAMPLES, epochs=3)
-    expected_losses = losses_of(engines.run(run_rank, [whole] * 4))
-    (tmp_path / "whole" / "checkpoints" / "epoch-2.safetensors").unlink()
-    data = tmp_path / "whole" / "rank-1" / "cache" / "taps.bin"
+    folder = without_its_end(whole[0], tmp_path / "run")
+    data = folder / "rank-1" / "cache" / "taps.bin"
     content = bytearray(data.read_bytes())
     content[100] ^= 255
     data.write_bytes(content)
-    resumed = make_rank_job(stack, model, stages, four_devices(), tmp_path / "whole", samples=SAMPLES, epochs=3, start_epoch=2)
-    results = engines.run(run_rank, [resumed] * 4)
+    results = resume(folder, engines)
     assert any("checksum" in note for note in results[1].notes)
     assert "filling the cache again" in results[0].phases_s
-    assert losses_of(results) == pytest.approx(expected_losses, rel=1e-6)
+    assert losses_of(results) == pytest.approx(whole[1], rel=1e-6)

@@ -8,9 +8,9 @@ from tests.methods.builders import PLANS, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core.job import Job
 from workbench.methods.base import Event
-from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.reporting import DeviceReporter
-from workbench.methods.pac_plus.session import StepTrace
+from workbench.methods.common import records
+from workbench.methods.common.reporting import DeviceReporter
+from workbench.methods.common.session import StepTrace
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.loading import load_stack
 from workbench.progress import RunState
@@ -28,7 +28,7 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         events.append(event)
         state.update(event)
 
-    results = engines.run(run_rank, [job] * 4, on_event=launch.Progress(job.plan, take))
+    results = engines.run(run_rank, [job] * 4, on_event=records.Progress(job.plan, take))
     phases: dict[int, list[str]] = {rank: [] for rank in range(4)}
     for event in events:
         if event.kind == "device" and event.device is not None and event.device.phase not in phases[event.rank][-1:]:

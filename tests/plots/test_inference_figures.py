@@ -70,7 +70,7 @@ def test_the_drawing_has_the_papers_synchronisations(plan: InferencePlan, scheme
     assert [part.name for part in parts if isinstance(part, Arrow)] == arrows
     assert sum(isinstance(part, Matrix) and part.cut == "copies" for part in parts) == copies
     figure = layer_cut(plan, SHAPE, NAMES, length=60, scheme=scheme)
-    drawn = [one for one in figure.data if one.orientation != "h"]
+    drawn = [box for one in figure.data if one.orientation != "h" for box in one.hovertext]
     strips = sum(sum(count > 0 for count in part.counts) for part in parts if isinstance(part, Matrix))
     assert len(drawn) == strips and "(computed)" in figure.layout.title.text
     assert list(figure.layout.yaxis2.ticktext) == ["gamma ", "alpha ", "beta "]  # by position of the ring
@@ -78,9 +78,10 @@ def test_the_drawing_has_the_papers_synchronisations(plan: InferencePlan, scheme
 
 def test_strips_are_as_wide_as_their_share_and_nobodys_is_left_out() -> None:
     figure = layer_cut(replace(PLAN, units=(5, 1, 0)), SHAPE, NAMES, length=60)
-    heads = [one for one in figure.data if one.hovertext and "W<sub>QKV</sub>" in one.hovertext[0]]
-    assert [one.hovertext[0] for one in heads] == [f"{n}: W<sub>QKV</sub>, {k} of 6 heads" for n, k in (("gamma", 5), ("alpha", 1))]
-    assert heads[0].width[0] == pytest.approx(5 * heads[1].width[0])
+    boxes = {said: width for one in figure.data if one.orientation != "h" for said, width in zip(one.hovertext, one.width, strict=True)}
+    heads = {said: width for said, width in boxes.items() if "W<sub>QKV</sub>" in said}
+    assert set(heads) == {"gamma: W<sub>QKV</sub>, 5 of 6 heads", "alpha: W<sub>QKV</sub>, 1 of 6 heads"}
+    assert heads["gamma: W<sub>QKV</sub>, 5 of 6 heads"] == pytest.approx(5 * heads["alpha: W<sub>QKV</sub>, 1 of 6 heads"])
 
 
 def test_a_decoder_layer_has_a_third_block_and_whole_layers_are_refused() -> None:

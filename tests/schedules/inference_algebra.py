@@ -28,15 +28,15 @@ def whole(stacks: Sequence[StackShape], ids: Sequence[Numbers]) -> Numbers:
             for kind in ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward"):
                 shares = range(shape.columns if kind == "feed_forward" else shape.num_units)
                 keys = memory if kind == "cross" else hidden
-                hidden = tuple(
-                    _connected(number, sum(_term(kind, number, share, h, keys) for share in shares), h) for h in hidden
-                )
+                hidden = tuple(_connected(number, sum(_term(kind, number, share, h, keys) for share in shares), h) for h in hidden)
                 number += 1
         memory = hidden
     return hidden
 
 
-def run(schedule: Schedule, layout: InferenceLayout, ids: Sequence[Numbers], cache: dict[tuple[int, int], Numbers] | None = None) -> Numbers:
+def run(
+    schedule: Schedule, layout: InferenceLayout, ids: Sequence[Numbers], cache: dict[tuple[int, int], Numbers] | None = None
+) -> Numbers:
     """Return `out` of a schedule, executed rank by rank as its values become present.  cache: (rank, block) -> hidden states seen."""
     present: list[dict[Value, Any]] = [{} for _ in schedule.ops]
     for rank, inputs in enumerate(schedule.inputs):

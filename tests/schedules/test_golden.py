@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from inference_algebra import shape
 from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, workers_of
 
+from workbench.core.inference import InferencePlan
 from workbench.core.plan import Share
 from workbench.core.schedule import Schedule
 from workbench.schedules import (
@@ -23,6 +25,18 @@ from workbench.schedules import (
     ring_gemm_reducescatter,
     split_heads,
 )
+from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
+
+
+def inference_layout(paradigm: str, *, is_decoding: bool = False, encoder_decoder: bool = False, **given) -> InferenceLayout:
+    """Return three unequal devices on six tokens: 2, 1 and 1 units, 3, 2 and 1 tokens."""
+    stacks = (shape(1, 4, 6), shape(1, 4, 6, has_cross_attention=True)) if encoder_decoder else (shape(2, 4, 6),)
+    settings = {"units": (2, 1, 1), "columns": (3, 2, 1), "shares": (3, 2, 1), "schemes": (1, 2), "layers": (1, 1, 0), "overlap": True}
+    plan = InferencePlan(method="test", paradigm=paradigm, ranks=(0, 1, 2), **settings | given)
+    if is_decoding:
+        return InferenceLayout.decode(plan, stacks, past=6)
+    return InferenceLayout.build(plan, stacks, (6,) * len(stacks))
+
 
 SCHEDULES = {
     "gpipe_2_stages_3_micro_batches": lambda: insert_transfers(gpipe(equal_plan(2), (1, 1, 1))),
@@ -45,6 +59,14 @@ SCHEDULES = {
     "galaxy_plus_allgather_overlapped": lambda: ring_allgather_gemm(4),
     "galaxy_plus_allgather_sequential": lambda: ring_allgather_gemm(3, overlapped=False),
     "galaxy_plus_reducescatter_overlapped": lambda: ring_gemm_reducescatter(3),
+    "galaxy_plus_hybrid": lambda: inference_schedule(inference_layout("hybrid")),
+    "galaxy_plus_hybrid_pieces_both_ways": lambda: inference_schedule(inference_layout("hybrid", both_ways=True, tile_tokens=2)),
+    "galaxy_plus_hybrid_waiting": lambda: inference_schedule(inference_layout("hybrid", overlap=False)),
+    "galaxy_plus_hybrid_encoder_decoder": lambda: inference_schedule(inference_layout("hybrid", encoder_decoder=True)),
+    "galaxy_plus_decoding": lambda: decode_schedule(inference_layout("hybrid", is_decoding=True)),
+    "megatron_lm": lambda: inference_schedule(inference_layout("tensor")),
+    "sequence_parallel": lambda: inference_schedule(inference_layout("sequence")),
+    "edgeshard": lambda: inference_schedule(inference_layout("pipeline")),
     "p_rge_one_device": lambda: query_step((Share(rank=0, queries=2),)),
     "p_rge_two_devices": lambda: insert_transfers(query_step((Share(rank=0, queries=2), Share(rank=1, queries=1)))),
 }

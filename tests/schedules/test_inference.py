@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from inference_algebra import run, shape, whole
+from schedule_plans import timed
 
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.core.schedule import RECV, SEND
+from workbench.core.schedule import SEND, Op, Schedule
 from workbench.schedules import check
 from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
 
@@ -46,7 +47,7 @@ def random_plan(chance: random.Random, paradigm: str, stacks: tuple[StackShape, 
 @pytest.mark.parametrize("paradigm", ["hybrid", "tensor", "sequence", "pipeline"])
 def test_any_split_gives_the_unsplit_result(paradigm: str, stacks: tuple[StackShape, ...]) -> None:
     """The schedule ends, every value is there once, and the sum over ranks is that of one device, to the last digit."""
-    for seed in range(120 if paradigm == "hybrid" else 25):
+    for seed in range(60 if paradigm == "hybrid" else 12):
         chance = random.Random(seed)
         plan = random_plan(chance, paradigm, stacks)
         lengths = tuple(chance.randint(1, 13) for _ in stacks)
@@ -61,7 +62,7 @@ def test_any_split_gives_the_unsplit_result(paradigm: str, stacks: tuple[StackSh
 @pytest.mark.parametrize("paradigm", ["hybrid", "pipeline"])
 def test_decoding_continues_from_the_cache(paradigm: str, exchange: str) -> None:
     """Token by token with the keys of every position, as one causal pass would have it; of an encoder-decoder the decoder alone."""
-    for seed in range(30):
+    for seed in range(10):
         chance = random.Random(seed)
         for stacks in ((shape(),), ENCODER_DECODER):
             plan = random_plan(chance, paradigm, stacks)
@@ -71,7 +72,114 @@ def test_decoding_continues_from_the_cache(paradigm: str, exchange: str) -> None
             for past, token in enumerate(ids):
                 layout = InferenceLayout.decode(plan, stacks, past=past, memory_length=3)
                 step = check(decode_schedule(layout, exchange=exchange))
-                local = replace(plan, paradigm="pipeline", ranks=(0,), units=(), columns=(), shares=(), layers=(sum(s.num_layers for s in stacks),))
+                local = replace(
+                    plan, paradigm="pipeline", ranks=(0,), units=(), columns=(), shares=(), layers=(sum(s.num_layers for s in stacks),)
+                )
                 alone = InferenceLayout.decode(local, stacks, past=past, memory_length=3)
                 tokens = ((),) * (len(stacks) - 1) + ((token,),)
                 assert run(step, layout, tokens, caches["split"]) == run(decode_schedule(alone), alone, tokens, caches["one"])
+
+
+def even(count: int, **given) -> InferencePlan:
+    """Return an even split of one layer of scheme 1, each position with a tile of one token."""
+    settings = {"schemes": (1,), "overlap": True} | given
+    return InferencePlan(
+        method="test",
+        paradigm="hybrid",
+        ranks=tuple(range(count)),
+        units=(1,) * count,
+        columns=(1,) * count,
+        shares=(1,) * count,
+        **settings,
+    )
+
+
+def feed_forward_block(plan: InferencePlan, *, up: float, down: float, send: float) -> float:
+    """Return the seconds of the feed-forward block alone, with its ring: everything in front of it is free."""
+    count = plan.num_positions
+    layout = InferenceLayout.build(plan, (shape(1, count, count),), count)
+
+    def seconds_of(kind_s: float, per_tile: bool):
+        def seconds(rank: int, op: Op) -> float:
+            tiles = len(op.reads if op.kind == "UP" else op.writes)
+            return kind_s * (tiles if per_tile else 1) if op.stage == 1 else 0.0
+
+        return seconds
+
+    costs = {"UP": seconds_of(up, True), "DOWN": seconds_of(down, True), "SEND": seconds_of(send, False)}
+    return timed(check(inference_schedule(layout)), **costs).makespan_s
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_closed_forms_of_the_ring(count: int) -> None:
+    """All-gather beside GEMM1: N g against (N - 1) s + N g; reduce-scatter behind GEMM2 alike; both rings: 2 N g, or the links' time."""
+    overlapped, waiting = even(count), even(count, overlap=False)
+    rounds = count - 1
+    assert feed_forward_block(overlapped, up=1.0, down=0.0, send=0.0) == count
+    for plan, up, down, send, expected in (
+        (overlapped, 1.0, 1.0, 0.5, 2 * count),  # hidden: two sends under the two products of a tile
+        (overlapped, 1.0, 1.0, 0.125, 2 * count),
+        (overlapped, 0.0, 0.0, 1.0, 2 * rounds),  # nothing to hide behind: both rings in turn on each link
+        (waiting, 1.0, 1.0, 0.5, 2 * (rounds * 0.5 + count)),
+        (waiting, 1.0, 0.0, 0.8, rounds * 0.8 + count + rounds * 0.8),
+    ):
+        assert feed_forward_block(plan, up=up, down=down, send=send) == pytest.approx(expected), (plan.overlap, up, down, send)
+
+
+def sent(schedule: Schedule, name: str) -> list[tuple[int, int]]:
+    """Return the (source, destination) of every transfer of a value's name."""
+    return [op.ranks for ops in schedule.ops for op in ops if op.kind == SEND and op.reads[0].name == name]
+
+
+def test_scheme_2_halves_the_transfers() -> None:
+    """Table II: four transfers of each tile's worth in scheme 1 for two in scheme 2; neighbours only, both ways if asked."""
+    for schemes, times in (((1, 1), 2), ((2, 2), 1)):
+        layout = InferenceLayout.build(even(4, schemes=schemes), (shape(2, 4, 4),), 8)
+        schedule = inference_schedule(layout)
+        assert len(sent(schedule, "sum")) == 4 * 3 * 2 * times
+        assert len(sent(schedule, "hid")) == 4 * 3 * (2 * times - 1) + 3  # the first block's tiles come embedded, the last go to the head
+    neighbours = {(rank, (rank + 1) % 4) for rank in range(4)}
+    assert set(sent(schedule, "sum")) == neighbours
+    both = inference_schedule(InferenceLayout.build(even(4, both_ways=True), (shape(1, 4, 4),), 8))
+    assert set(sent(both, "sum")) == neighbours | {(b, a) for a, b in neighbours}
+
+
+def test_positions_without_a_part_stand_aside() -> None:
+    """No units: not in the ring of attention, but its own tile's sum comes and the tile starts there; no tokens: no tile, no connection."""
+    plan = replace(even(3), units=(2, 0, 1), columns=(1, 1, 1), shares=(1.0, 1.0, 0.0))
+    schedule = check(inference_schedule(InferenceLayout.build(plan, (shape(1, 3, 3),), 6)))
+    kinds = [[op.kind for op in ops] for ops in schedule.ops]
+    assert "QKV" not in kinds[1] and kinds[1].count("CONN") == 2
+    assert "QKV" in kinds[2] and "CONN" not in kinds[2]
+    attention = [op.ranks for ops in schedule.ops for op in ops if op.kind == SEND and op.reads[0][:2] == ("sum", 0)]
+    assert set(attention) == {(2, 0), (0, 1)} and len(attention) == 3  # both tiles begin at 2; that of 1 goes on from 0
+
+
+def test_pieces_are_dealt_to_both_directions() -> None:
+    """Tiles are cut into at most tile_tokens and cover the sequence; halves go either way."""
+    plan = replace(even(3, both_ways=True, tile_tokens=4), shares=(10.0, 3.0, 0.0))
+    tiles = InferenceLayout.build(plan, (shape(1, 3, 3),), 13).tiles[0]
+    assert [(tile.position, tile.tokens, tile.direction) for tile in tiles] == [
+        (0, 2, 1),
+        (0, 3, -1),
+        (0, 2, 1),
+        (0, 3, -1),
+        (1, 1, 1),
+        (1, 2, -1),
+    ]
+    assert [tile.start for tile in tiles[1:]] == [tile.stop for tile in tiles[:-1]]
+
+
+def test_bad_input_is_answered() -> None:
+    """A plan without its parts, of another model, for a smaller cluster, or one that cannot decode."""
+    stacks = (shape(2, 4, 8),)
+    with pytest.raises(ScheduleError, match="does not say its columns"):
+        InferenceLayout.build(replace(even(4, schemes=(1, 1)), columns=()), stacks, 8)
+    with pytest.raises(ScheduleError, match="speaks of 1 layers, the model has 2"):
+        InferenceLayout.build(even(4), stacks, 8)
+    with pytest.raises(ScheduleError, match="at least one token"):
+        InferenceLayout.build(even(4, schemes=(1, 1)), stacks, 0)
+    with pytest.raises(ScheduleError, match="schedule for 2 ranks"):
+        inference_schedule(InferenceLayout.build(even(4, schemes=(1, 1)), stacks, 8), 2)
+    with pytest.raises(ScheduleError, match="cannot be divided"):
+        InferenceLayout.decode(replace(even(4, schemes=(1, 1)), paradigm="sequence"), stacks, past=3)

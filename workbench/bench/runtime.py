@@ -20,11 +20,12 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile
+from workbench.methods.common.session import RankSession
+from workbench.methods.common.steps import plan_steps
 from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.building import build_stage
-from workbench.methods.pac_plus.first_epoch import plan_steps
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.session import RankJob, RankSession
+from workbench.methods.pac_plus.session import RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stack
 from workbench.models.parallel_adapter import ParallelAdapter

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from workbench.core.schedule import Op
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.session import RankSession
+from workbench.methods.common.steps import PlannedStep
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.first_epoch import PlannedStep
 from workbench.methods.pac_plus.handlers import HybridHandlers
 from workbench.methods.pac_plus.layout import HybridStep
-from workbench.methods.pac_plus.prices import layers_seconds
-from workbench.methods.pac_plus.session import RankJob, RankSession
+from workbench.methods.pac_plus.session import RankJob
 from workbench.models.parallel_adapter import task_loss
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer

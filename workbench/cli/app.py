@@ -285,12 +285,14 @@ def _run(job: Job, cluster: str, mode: Literal["simulate", "execute"], **setting
     described = load_cluster(cluster)
     from workbench.cli.progress import RunProgress
     from workbench.experiment import run as run_job
+    from workbench.methods import INFERRING
 
     try:
         with RunProgress(job, described) as progress:
             return run_job(job, described, mode, progress=progress.update, **settings)
     except KeyboardInterrupt:
-        say("Interrupted. To go on where it stopped, give the same command with --resume." if mode == "execute" else "Interrupted.")
+        can_resume = mode == "execute" and job.method not in INFERRING
+        say("Interrupted. To go on where it stopped, give the same command with --resume." if can_resume else "Interrupted.")
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.cli.inference import inference_lines, show_inference_plan
 from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
@@ -37,7 +38,10 @@ def show_cluster(cluster: Cluster) -> None:
 
 
 def show_plan(plan: Plan, cluster: Cluster) -> None:
-    """Print where each layer and each sample goes, and what the planner expects of it."""
+    """Print where each layer and each sample goes (or heads, columns, tokens), and what the planner expects of it."""
+    if plan.inference is not None:
+        show_inference_plan(plan, plan.inference, cluster)
+        return
     rows = [
         (f"{index}", f"{stage.start}-{stage.stop - 1}", ", ".join(f"{cluster.devices[s.rank].name}: {s.samples}" for s in stage.shares))
         for index, stage in enumerate(plan.stages)
@@ -57,8 +61,21 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
 
 def summary(report: Report, *, figures: Path | None = None) -> str:
     """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and measured step."""
+    lines = [f"Devices     {', '.join(_device(report.cluster, rank) for rank in range(report.cluster.world_size))}"]
+    inference = report.plan.inference
+    lines += _training_lines(report) if inference is None else inference_lines(report, inference)
+    if not report.valid and not any(note.startswith("Host too busy") for note in report.notes):
+        lines.append(f"Invalid     host too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine")
+    lines += [f"Note        {note}" for note in report.notes]
+    if "adapter" in report.artifacts:
+        lines.append(f"Adapter     {report.artifacts['adapter']}")
+    if figures is not None:
+        lines.append(f"Figures     {figures / 'index.html'}")
+    return "\n".join(lines)
+
+
+def _training_lines(report: Report) -> list[str]:
     lines = [
-        f"Devices     {', '.join(_device(report.cluster, rank) for rank in range(report.cluster.world_size))}",
         f"Plan        layers {report.plan.partition()} on device groups {report.plan.grouping()}, "
         f"{report.plan.num_micro_batches} micro-batches of {report.plan.micro_batch_size}",
     ]
@@ -71,15 +88,7 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     if cached:
         ratio = f", {_mean(full) / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
         lines.append(f"            {_seconds(cached)} from the activation cache{ratio}")
-    lines += _steps(report)
-    if not report.valid and not any(note.startswith("Host too busy") for note in report.notes):
-        lines.append(f"Invalid     host too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine")
-    lines += [f"Note        {note}" for note in report.notes]
-    if "adapter" in report.artifacts:
-        lines.append(f"Adapter     {report.artifacts['adapter']}")
-    if figures is not None:
-        lines.append(f"Figures     {figures / 'index.html'}")
-    return "\n".join(lines)
+    return lines + _steps(report)
 
 
 def _device(cluster: Cluster, rank: int) -> str:

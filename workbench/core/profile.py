@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.core.errors import ConfigError
+from workbench.core.inference import InferenceProfile
 
 FORWARD_KINDS = ("F", "SF")
 BACKWARD_KINDS = ("B", "SB")
@@ -130,6 +131,7 @@ class Profile:
     """layers[rank][layer] for every device.  optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
+    inference: what the operations inside the layers cost, of methods that split single sequences there.
     """
 
     model: str
@@ -137,6 +139,7 @@ class Profile:
     source: Literal["measured", "scaled", "analytic"]
     layers: tuple[tuple[LayerProfile, ...], ...]
     optimizer_bytes_per_trainable_byte: float = 2.0
+    inference: InferenceProfile | None = None
 
     def __post_init__(self) -> None:
         if not self.layers or not self.layers[0] or len({len(row) for row in self.layers}) != 1:

@@ -37,6 +37,9 @@ COLLECTIVES = frozenset({ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST})
 TRANSFERS = frozenset({SEND, RECV})
 COMMUNICATION = COLLECTIVES | TRANSFERS
 
+RING = "ring"
+"""The stream of sums that come round a ring: a short operation on it runs as soon as what it reads is there, beside the compute stream."""
+
 NONE = -1
 
 

@@ -9,8 +9,13 @@ from workbench.methods.base import Method
 
 METHODS = {
     "pac_plus": "workbench.methods.pac_plus.method:PacPlus",
+    "galaxy_plus": "workbench.methods.galaxy_plus.method:GalaxyPlus",
     "fine_tuning": "workbench.methods.fine_tuning.method:FineTuning",
 }
+
+
+INFERRING = ("galaxy_plus",)
+"""Methods that answer requests, once through the test split, instead of training for epochs."""
 
 
 def load_method(name: str) -> Method:

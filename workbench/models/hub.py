@@ -74,3 +74,21 @@ def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:
         if "is not a" in lines[0] or "not found" in lines[0].lower() or "404" in lines[0]:
             raise ConfigError(asked, f"The hub said: {lines[0]}", todo) from error
         raise MissingDataError(asked, f"The hub said: {lines[0]}", todo) from error
+
+
+def snapshot_of(name: str) -> Path | None:
+    """Return the folder in the hub's local cache that has a hub model's safetensors files, None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    for file in ("model.safetensors.index.json", "model.safetensors"):
+        found = cached_file(
+            name,
+            file,
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        if found is not None:
+            return Path(found).parent
+    return None

@@ -14,7 +14,7 @@ from torch import nn
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
 from workbench.models.families import FAMILIES, family_of
-from workbench.models.hub import from_hub, known_models, locate, suggestion
+from workbench.models.hub import from_hub, known_models, locate, snapshot_of, suggestion
 from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
 from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
 from workbench.models.partial_loading import StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
@@ -137,8 +137,17 @@ def model_from_config(config: Any) -> Any:
 
 
 def stored_weights(name: str) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model's safetensors files, None if it has none on this machine.  Raises as load_stack does."""
-    return _stored(name)
+    """Return the tensors of a model's safetensors files, None if it has none on this machine.  Raises as load_stack does.
+
+    Those of a hub name are looked for in the hub's local cache.
+    """
+    place = None if _is_tiny(name) else locate(name)
+    if not isinstance(place, str):
+        return _stored_in(name, place)
+    try:
+        return _stored_in(name, snapshot_of(place))
+    except MissingDataError:
+        return None  # fetched in part; who loads the model fetches the rest
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -223,10 +232,14 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
 def _stored(name: str) -> dict[str, StoredTensor] | None:
     place = None if _is_tiny(name) else locate(name)
-    if not isinstance(place, Path):
+    return _stored_in(name, place if isinstance(place, Path) else None)
+
+
+def _stored_in(name: str, folder: Path | None) -> dict[str, StoredTensor] | None:
+    if folder is None:
         return None
     try:
-        return stored_tensors(place)
+        return stored_tensors(folder)
     except (OSError, ValueError, KeyError) as error:
         raise MissingDataError(f"The model '{name}' was asked for.", f"Its weights do not load: {error}.", "Check its files.") from error
 

@@ -117,17 +117,21 @@ def _slug(name: str) -> str:
 
 def _facts(report: Report) -> list[tuple[str, Any]]:
     job, plan = report.job, report.plan
+    what = f"fine-tunes {job.model} on {job.task}: {job.epochs} epochs, batch {job.batch_size}, seed {job.seed}"
+    if plan.inference is not None:
+        what = f"answers {len(report.steps)} requests of {job.task} by {job.model}, one sequence at a time, as {plan.inference.method}"
     facts = [
-        ("Job", f"{job.method} fine-tunes {job.model} on {job.task}: {job.epochs} epochs, batch {job.batch_size}, seed {job.seed}"),
+        ("Job", f"{job.method} {what}"),
         ("Cluster", f"{report.cluster.name}: {', '.join(device.name for device in report.cluster.devices)}"),
         (
             "Plan",
-            f"layers {plan.partition()}, device groups {plan.grouping()}, {plan.num_micro_batches} x {plan.micro_batch_size} samples",
+            f"layers {plan.partition()}, device groups {plan.grouping()}"
+            + (f", {plan.num_micro_batches} x {plan.micro_batch_size} samples" if plan.inference is None else ""),
         ),
         ("Numbers", report.label),
     ]
     if report.metrics:
-        facts.append(("Test split", metrics_text(report.metrics)))
+        facts.append(("Test split" if plan.inference is None else "Measured", metrics_text(report.metrics)))
     return facts
 
 

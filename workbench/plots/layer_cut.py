@@ -195,7 +195,7 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
     boxes = []
     if matrix.cut == "copies":
         shift = SHIFT * min(1.0, 4 / size)
-        for position in reversed([position for position in range(size) if matrix.counts[position]]):
+        for position in [position for position in range(size) if matrix.counts[position]]:
             hover = f"{who[position]}: {matrix.name}, {matrix.what}"
             at = left + shift * position + matrix.width / 2
             boxes.append(_Box(at, matrix.width, bottom + shift * (position - (size - 1) / 2), matrix.height, position, "", hover))
@@ -232,26 +232,29 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
         words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", BLACK))
         words.append(_words(_how(part), left + width / 2, -edge, "top", DARK_GREY))
         left += width + GAP
-    figure.add_traces([_bar(box) for box in boxes], rows=1, cols=1)
+    # The first position's copy lies in front, so its boxes come last.
+    positions = sorted({box.position for box in boxes}, reverse=True)
+    figure.add_traces([_strips(position, [box for box in boxes if box.position == position]) for position in positions], rows=1, cols=1)
     figure.update_layout(annotations=[*figure.layout.annotations, *words])
     figure.update_xaxes(visible=False, range=[-0.1, left - GAP + 0.1], row=1, col=1)
     figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.55, tallest / 2 + 0.45], row=1, col=1)
 
 
-def _bar(box: _Box) -> go.Bar:
+def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
+    """Return the boxes of a position, which never overlap."""
     return go.Bar(
-        x=[box.x],
-        width=[box.width],
-        base=[box.bottom],
-        y=[box.height],
-        text=[box.text],
+        x=[box.x for box in boxes],
+        width=[box.width for box in boxes],
+        base=[box.bottom for box in boxes],
+        y=[box.height for box in boxes],
+        text=[box.text for box in boxes],
         textposition="inside",
         insidetextanchor="middle",
         constraintext="none",
         textangle=0,
-        textfont={"size": 11, "color": _text_colour(box.position)},
-        marker={"color": colour_of(box.position), "line": {"width": 1, "color": "white"}},
-        hovertext=[box.hover],
+        textfont={"size": 11, "color": _text_colour(position)},
+        marker={"color": colour_of(position), "line": {"width": 1, "color": "white"}},
+        hovertext=[box.hover for box in boxes],
         hovertemplate="%{hovertext}<extra></extra>",
     )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import BLACK, BLUE, LIGHT_GREY, VERMILLION, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, VERMILLION, finish, time_unit
 
 
 class TradePoint(NamedTuple):
@@ -59,11 +59,12 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simul
             ),
             secondary_y=secondary,
         )
+    most = 108 * max(1.0, mine.fullness, *(point.fullness for point in ordered))
     figure.add_hline(y=100, line={"color": VERMILLION, "width": 1.5, "dash": "dot"}, secondary_y=True)
     figure.update_xaxes(title="layers in scheme 2", zeroline=False)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False, secondary_y=False)
     figure.update_yaxes(
-        title="of its budget (%)", rangemode="tozero", zeroline=False, showgrid=False, tickcolor=LIGHT_GREY, secondary_y=True
+        title="of its budget (%)", range=[0, most], zeroline=False, showgrid=False, tickmode="auto", nticks=6, secondary_y=True
     )
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     said = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))

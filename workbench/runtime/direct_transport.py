@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import RECV, SEND, Op, Value
+from workbench.core.schedule import RECV, RING, SEND, Op, Value
 from workbench.core.timeline import Span
 from workbench.runtime.transport import Mailbox, PacedLinks, TensorSpec, reduce
 
@@ -33,6 +33,14 @@ class _Leaving(NamedTuple):
     op: Op
     content: torch.Tensor
     start_s: float
+
+
+class _Join:
+    """An operation that runs on the thread that brings the last of what it reads."""
+
+    def __init__(self, op: Op, run: Callable[[tuple[Any, ...]], None]) -> None:
+        self.op, self.run = op, run
+        self.contents: dict[Value, Any] = {}
 
 
 class DirectTransport:
@@ -61,6 +69,8 @@ class DirectTransport:
         self._spans: list[Span] = []
         self._outgoing: dict[Value, list[tuple[Op, int]]] = {}
         self._wanted: set[Value] = set()
+        self._joins: dict[Value, _Join] = {}
+        self._joining = threading.Lock()
         self._next_sent: dict[int, int] = {}
         self._next_received: dict[int, int] = {}
         self._leaving: deque[_Leaving] = deque()
@@ -75,10 +85,13 @@ class DirectTransport:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def expect(self, ops: Iterable[Op], spec: Callable[[Value], TensorSpec]) -> None:
-        """Announce the transfers of a step, in order: what is received appears in the mailbox, what is to be sent waits for its value."""
+    def expect(self, ops: Iterable[Op], spec: Callable[[Value], TensorSpec], outputs: Iterable[Value] = ()) -> None:
+        """Announce the transfers of a step, in order: what is received appears in the mailbox, what is to be sent waits for its value.
+
+        outputs: are kept, too; what nobody reads here and only passes through is not.
+        """
         batches: dict[int, list[tuple[Op, TensorSpec, int]]] = {}
-        wanted = set()
+        wanted = set(outputs)
         for op in ops:
             if op.kind == SEND:
                 destination = op.ranks[1]
@@ -90,7 +103,7 @@ class DirectTransport:
                 number = self._next_received.get(source, 0)
                 self._next_received[source] = (number + 1) % _TAGS
                 batches.setdefault(source, []).append((op, spec(op.writes[0]), number))
-            else:
+            elif op.stream != RING:
                 wanted.update(op.reads)
         self._wanted = wanted
         for source, batch in batches.items():
@@ -99,16 +112,29 @@ class DirectTransport:
                 threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True).start()
             self._receives[source].put(batch)
 
-    def want(self, values: Iterable[Value]) -> None:
-        """Keep these values, too, when they arrive: what nobody reads here and only passes through is not kept."""
-        self._wanted.update(values)
+    def join(self, op: Op, run: Callable[[tuple[Any, ...]], None]) -> None:
+        """Call run(contents of op.reads) once all of them are present, on whichever thread brings the last."""
+        join = _Join(op, run)
+        for value in op.reads:
+            self._joins[value] = join
 
     def present(self, value: Value, content: Any) -> None:
-        """Send a value, which is there now, to all that wait for it.  Raises DeviceLostError if a peer has gone."""
-        waiting = self._outgoing.get(value)
-        if waiting is None:
-            return
-        for op, number in waiting:
+        """Take a value that is there now: send it to all that wait for it, and run what it completes.
+
+        Raises DeviceLostError if a peer has gone.
+        """
+        if value in self._outgoing:
+            self._send_out(value, content)
+        join = self._joins.pop(value, None)
+        if join is not None:
+            with self._joining:
+                join.contents[value] = content
+                is_complete = len(join.contents) == len(join.op.reads)
+            if is_complete:
+                join.run(tuple(join.contents[read] for read in join.op.reads))
+
+    def _send_out(self, value: Value, content: Any) -> None:
+        for op, number in self._outgoing[value]:
             if self._paced_links is not None:
                 self._paced.put((op, content, number))
                 continue

@@ -28,7 +28,7 @@ ADDRESS = "commands"
 
 
 class News(NamedTuple):
-    """What came from a device: 'event' (content: what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None or an error)."""
+    """What came from a device: 'event' (what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None, or an error)."""
 
     rank: int
     kind: Literal["event", "ended", "died", "restarted"]
@@ -64,6 +64,11 @@ class EngineService:
     def running(self) -> tuple[int, ...]:
         """Return the ranks whose job has neither ended nor died, as far as it was told by `news`."""
         return tuple(self._replies)
+
+    @property
+    def restarting(self) -> tuple[int, ...]:
+        """Return the ranks whose engines are being started anew."""
+        return tuple(self._restarts)
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, or keep it for `news` to send if it does not listen yet; return False if it has none."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.core.schedule import COLLECTIVES, RECV, RING, SEND, Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.runtime.direct_transport import DirectTransport
 from workbench.runtime.transport import TensorSpec, Transport
@@ -56,14 +56,16 @@ def execute(
     handlers: by operation kind.  spec: shape and type of every value that this rank receives.  inputs: contents of
     schedule.inputs[rank].  full_speed_s: what a compute operation costs on the unslowed host.
     begin_s: when the device became free, if that was before this call (monotonic seconds).
-    Operations of further compute streams run in list order on the same thread.
+    Operations of further compute streams run in list order on the same thread.  With a DirectTransport a value is sent as soon as it is
+    there, one that only passes through without this thread, and the sums of stream RING are added, unpaced, by the thread that brings the
+    last term.
     Raises DeviceLostError when a peer dies or falls silent.
     """
     ops = schedule.ops[rank]
     mailbox = transport.mailbox
     direct = transport if isinstance(transport, DirectTransport) else None
     done = Execution()
-    last_read = _last_reads(schedule, rank, sends=direct is None)
+    last_read = _last_reads(schedule, rank, compute_only=direct is not None)
     live = _LiveBytes(done.memory)
 
     def present(value: Value, content: Any, time_s: float) -> None:
@@ -72,19 +74,32 @@ def execute(
         if direct is not None:
             direct.present(value, content)
 
+    def summed(op: Op, contents: tuple[Any, ...]) -> None:
+        start = time.monotonic()
+        with torch.inference_mode():
+            results = handlers[op.kind](op, contents)
+        end = time.monotonic()
+        done.spans.append(Span(rank, op, start, end))
+        for value, content in zip(op.writes, results, strict=True):
+            present(value, content, end)
+
     free_s = time.monotonic() if begin_s is None else begin_s
-    transport.expect(ops, spec)
     if direct is not None:
-        direct.want(schedule.outputs[rank])
+        for op in ops:
+            if op.stream == RING:
+                direct.join(op, partial(summed, op))
+        direct.expect(ops, spec, schedule.outputs[rank])
+    else:
+        transport.expect(ops, spec)
     for value in schedule.inputs[rank]:
         present(value, inputs[value], free_s)
 
     for index, op in enumerate(ops):
-        if op.kind == RECV or (direct is not None and op.kind == SEND):
+        if op.kind == RECV or (direct is not None and (op.kind == SEND or op.stream == RING)):
             continue
         arrivals = tuple(mailbox.get(value) for value in op.reads)
         contents = tuple(arrival.content for arrival in arrivals)
-        if op.kind == SEND:
+        if isinstance(transport, Transport) and op.kind == SEND:
             transport.send(op, contents[0], lambda: None)
         elif op.kind in COLLECTIVES:
             tensor = handlers[op.kind](op, contents)[0]
@@ -124,9 +139,13 @@ def _write(op: Op, results: tuple[Any, ...], put: Callable[[Value, Any, float], 
         live.seen(value, content)
 
 
-def _last_reads(schedule: Schedule, rank: int, *, sends: bool = True) -> dict[Value, int]:
-    """Return the index of each value's last reader; outputs are never dropped.  sends: SENDs count."""
-    last = {value: index for index, op in enumerate(schedule.ops[rank]) if sends or op.kind != SEND for value in op.reads}
+def _last_reads(schedule: Schedule, rank: int, *, compute_only: bool) -> dict[Value, int]:
+    """Return the index of each value's last reader; outputs are never dropped.
+
+    compute_only: SENDs and the sums of a ring, which the transport sees to, do not count.
+    """
+    counted = [(index, op) for index, op in enumerate(schedule.ops[rank]) if not (compute_only and (op.kind == SEND or op.stream == RING))]
+    last = {value: index for index, op in counted for value in op.reads}
     return last | {value: -1 for value in schedule.outputs[rank]}
 
 

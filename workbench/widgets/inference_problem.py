@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
@@ -22,7 +23,7 @@ from workbench.planners.galaxy_plus import (
     sequence_parallel,
 )
 from workbench.profiler.inference import analytic_inference
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
 from workbench.simulator import simulate
 
 
@@ -30,13 +31,20 @@ from workbench.simulator import simulate
 class InferenceProblem:
     """What is to be planned: every operation's cost on every device, the devices, and how long a sequence is.
 
-    decoder_length: tokens of the decoder of an encoder-decoder, 0 for the encoder's.
+    decoder_length: tokens of the decoder of an encoder-decoder, 0 for the encoder's.  prices: of plans, from simulations of few layers.
     """
 
     profile: InferenceProfile
     cluster: Cluster
     length: int
     decoder_length: int = 0
+    prices: InferencePrices = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        prices = InferencePrices(
+            profile=self.profile, cluster=self.cluster, lengths=self.lengths, build=inference_schedule, simulate=simulate
+        )
+        object.__setattr__(self, "prices", prices)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -117,8 +125,8 @@ class InferenceProblem:
         return simulate(schedule, costs, device_names=[device.name for device in self.cluster.devices], title=title, memory=False)
 
     def seconds(self, made: InferencePlan) -> float:
-        """Return the simulated latency of one sequence under a plan."""
-        return self.simulated(made).makespan_s
+        """Return the latency of one sequence under a plan: simulated, of many alike layers some."""
+        return self.prices(made)
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:
@@ -130,34 +138,36 @@ def described_problem(model: str, cluster: Cluster, *, length: int = 284, decode
     return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length, decoder_length=decoder_length)
 
 
-def _settings(problem: InferenceProblem) -> Mapping[str, int]:
-    return {"length": problem.length} | ({"decoder_length": problem.decoder_length} if problem.decoder_length else {})
+class _Lengths(TypedDict):
+    length: int
+    decoder_length: int | None
+
+
+def _lengths(problem: InferenceProblem) -> _Lengths:
+    return {"length": problem.length, "decoder_length": problem.decoder_length or None}
 
 
 def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    return plan(problem.profile, problem.cluster, price=problem.seconds, **_settings(problem))
-
-
-def _algorithm_1(problem: InferenceProblem) -> InferencePlan:
-    return algorithm_1(problem.profile, problem.cluster, **_settings(problem))
+    found = plan(problem.profile, problem.cluster, price=problem.prices, **_lengths(problem))
+    return choose_tiles(found, problem.prices, profile=problem.profile, cluster=problem.cluster, length=problem.length)
 
 
 def _oracle(problem: InferenceProblem) -> InferencePlan:
-    found = oracle(problem.profile, problem.cluster, **_settings(problem))
+    found = oracle(problem.profile, problem.cluster, **_lengths(problem))
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
-    return found.plan
+    return replace(found.plan, overlap=True)  # Eq. 5-9 know no overlap; the others' plans have it
 
 
 PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
     "Galaxy+": _galaxy_plus,
-    "Algorithm 1": _algorithm_1,
+    "Algorithm 1": lambda problem: algorithm_1(problem.profile, problem.cluster, **_lengths(problem)),
     "oracle (Eq. 5-9)": _oracle,
-    "Galaxy": lambda problem: galaxy(problem.profile, problem.cluster, **_settings(problem)),
-    "Megatron-LM": lambda problem: megatron_lm(problem.profile, problem.cluster, **_settings(problem)),
-    "sequence parallel": lambda problem: sequence_parallel(problem.profile, problem.cluster, **_settings(problem)),
-    "EdgeShard": lambda problem: edgeshard(problem.profile, problem.cluster, **_settings(problem)),
-    "one device": lambda problem: local(problem.profile, problem.cluster, **_settings(problem)),
+    "Galaxy": lambda problem: galaxy(problem.profile, problem.cluster, **_lengths(problem)),
+    "Megatron-LM": lambda problem: megatron_lm(problem.profile, problem.cluster, **_lengths(problem)),
+    "sequence parallel": lambda problem: sequence_parallel(problem.profile, problem.cluster, **_lengths(problem)),
+    "EdgeShard": lambda problem: edgeshard(problem.profile, problem.cluster, **_lengths(problem)),
+    "one device": lambda problem: local(problem.profile, problem.cluster, **_lengths(problem)),
 }
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 

@@ -26,10 +26,11 @@ def inference_table(compared: Sequence[InferenceComparison], problem: InferenceP
     """Return each planner's plan and the simulated latency of a sequence, over that of the first that fits; who lacks what otherwise."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
-    rows = []
+    rows, refused = [], []
     for one in compared:
         if one.plan is None:
-            rows.append((one.planner, "does not fit", one.why, "", "", "", ""))
+            rows.append((one.planner, "out of memory", "", "", "", "", ""))
+            refused.append(f"{one.planner}: {one.why.split(' (')[0]}.")
             continue
         schemes, heads, tokens = split_words(one.plan, problem.length)
         devices = ", ".join(names[rank] for rank in one.plan.ranks)
@@ -41,6 +42,7 @@ def inference_table(compared: Sequence[InferenceComparison], problem: InferenceP
         ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
         rows,
         title=title or f"{problem.profile.model}, {problem.length} tokens on {problem.cluster.name}",
+        note=" ".join(refused),
     )
 
 

@@ -19,7 +19,7 @@ from workbench.widgets.controls import WIDE, FigureBox, Message
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.latest import Latest
 
-MAX_TRADE_POINTS = 5
+MAX_TRADE_POINTS = 7
 """Plans that the curve over all numbers of layers simulates: it is nearly straight."""
 
 
@@ -148,7 +148,7 @@ class SchemeEditor(widgets.VBox):
         if tab == 0:
             box.show(needs(problem.need_parts(plan), problem.cluster, title="What each device holds"))
         elif tab == 1:
-            mine = TradePoint(plan.schemes.count(2), timeline.makespan_s, problem.fullness(plan))
+            mine = TradePoint(plan.schemes.count(2), problem.seconds(plan), problem.fullness(plan))
             box.show(trade(self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"))
         elif tab == 2:
             names = [device.name for device in problem.cluster.devices]
@@ -168,7 +168,7 @@ class SchemeEditor(widgets.VBox):
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
         first, second = plan.configuration
-        seconds, sent = timeline.makespan_s, sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+        seconds, sent = self.problem.seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
         theirs = f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes {_text(self._planned_s)}"
         moved = f"{byte_unit(sent).text(sent)} travel"
         if fits:

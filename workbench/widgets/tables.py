@@ -147,8 +147,10 @@ def report_table(report: Report) -> Table:
     """Return a run in a few lines: plan, epochs with and without cache, steps predicted and measured, metrics, notes."""
     rows = [
         ("Numbers", report.label if report.valid else f"{report.label}; not valid, the host was too busy"),
-        ("Plan", f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"),
+        ("Plan", _split_words(report)),
     ]
+    if report.plan.inference is not None:
+        return Table(("", ""), [*rows, *_request_rows(report), *(("Note", note) for note in report.notes)])
     full = [epoch for epoch in report.epochs if not epoch.cached]
     cached = [epoch for epoch in report.epochs if epoch.cached]
     if full:
@@ -168,6 +170,33 @@ def report_table(report: Report) -> Table:
         rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
     rows += [("Note", note) for note in report.notes]
     return Table(("", ""), rows)
+
+
+def _split_words(report: Report) -> str:
+    """Return what the plan divides, in words."""
+    made = report.plan.inference
+    if made is None:
+        return f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"
+    names = ", ".join(report.cluster.devices[rank].name for rank in made.ranks)
+    if made.paradigm == "pipeline":
+        return f"layers {report.plan.partition()} one after the other on {names}"
+    first, second = made.configuration
+    parts = [f"[{first}, {second}] layers in scheme 1 and 2"] if made.paradigm == "hybrid" else [f"{made.paradigm} parallel"]
+    parts += [f"heads {'-'.join(map(str, made.units))}"] if made.units else []
+    parts += [f"tokens {'-'.join(map(str, made.tokens(made.length)))}"] if made.shares and made.length else []
+    return f"{', '.join(parts)} on {names}{', overlapped' * made.overlap}"
+
+
+def _request_rows(report: Report) -> list[tuple[str, str]]:
+    """Return the latencies of single requests, simulated and measured, and the other metrics."""
+    predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
+    measured = [step.measured_s for step in report.steps if step.measured_s is not None]
+    words = [f"{median(predicted) * 1e3:.1f} ms simulated"] if predicted else []
+    words += [f"{median(measured) * 1e3:.1f} ms measured"] if measured else []
+    rows = [("Request, median", ", ".join(words))] if words else []
+    for name, value in report.metrics.items():
+        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms" if name.endswith(" s") and "per" not in name else f"{value:.3g}"))
+    return rows
 
 
 def _mean(epochs: Sequence[EpochRecord]) -> float:

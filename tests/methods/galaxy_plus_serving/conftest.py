@@ -47,7 +47,14 @@ class World:
         if max(units) > self.most_units:
             raise PlanError("A plan was asked for.", "It does not fit.", "Add a device.")
         plan = InferencePlan(
-            method="galaxy_plus", paradigm="hybrid", ranks=ranks, units=units, columns=units, shares=tuple(weights), schemes=(1, 1), length=16
+            method="galaxy_plus",
+            paradigm="hybrid",
+            ranks=ranks,
+            units=units,
+            columns=units,
+            shares=tuple(weights),
+            schemes=(1, 1),
+            length=16,
         )
         return InferencePlan(
             **{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"predicted_s": self.times(plan, slow_downs).seconds}

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld
@@ -126,7 +128,7 @@ def test_a_device_that_comes_and_goes_is_tried_ever_more_rarely(make_world: Call
     assert report.end_s > 50
     excluded = [event.time_s for event in report.events_of("excluded", rank=2)]
     assert 2 <= len(excluded) <= 6
-    gaps = [later - earlier for earlier, later in zip(excluded, excluded[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(excluded)]
     assert gaps[-1] > 2 * gaps[0]
     without = make_world().serve(2000, *bursts, world=SimulatedWorld(noise=0.1, seed=2), back_off=1.0, **settings)
     assert len(without.events_of("excluded")) >= 2 * len(excluded)
@@ -238,7 +240,7 @@ def test_settings_that_make_no_sense(make: Callable[[], object], match: str) -> 
 _EMPTY = ServingReport(
     source="simulated",
     model="none",
-    cluster=__import__("workbench.core.catalogue", fromlist=["load_cluster"]).load_cluster("laptop"),
+    cluster=load_cluster("laptop"),
     stream=StreamSettings(),
     rescheduling=ReschedulingSettings(),
     plans=(),

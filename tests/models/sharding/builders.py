@@ -23,6 +23,8 @@ def make_lively(model: Any, seed: int = 0) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith(("shared.weight", "words.weight")):
+                noise *= 0.1  # a tied head would say the last word again and again
             is_norm = "norm" in name.lower() or ".ln_" in name or name.startswith("ln_")
             if is_norm and name.endswith("weight"):
                 parameter.copy_(1 + 0.3 * noise)
@@ -101,7 +103,9 @@ def separator_of(layout: ModelLayout) -> int | None:
     return load_tokenizer("tiny-bert").separator_id if layout.family.has_token_types else None
 
 
-def hybrid(case: Case, units: tuple[int, ...], columns: tuple[int, ...], shares: tuple[float, ...], schemes: tuple[int, ...], tile: int = 0):
+def hybrid(
+    case: Case, units: tuple[int, ...], columns: tuple[int, ...], shares: tuple[float, ...], schemes: tuple[int, ...], tile: int = 0
+):
     """Return a plan of Galaxy+; schemes are repeated over the layers."""
     repeated = (schemes * case.layout.num_layers)[: case.layout.num_layers]
     return InferencePlan(

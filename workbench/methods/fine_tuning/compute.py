@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.methods.pac_plus.compute import Targets
+from workbench.methods.common.targets import Targets
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueStage
 

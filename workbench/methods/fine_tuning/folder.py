@@ -1,6 +1,6 @@
 """What a run leaves in its folder after every epoch, stage by stage, and how far an interrupted one has come.
 
-The folder's own files are PAC+'s (pac_plus.folder): whose it is, the steps, the journals, what was trained.
+Whose the folder is, the steps, the journals and what was trained: see common.folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.errors import MissingDataError
-from workbench.methods.pac_plus.folder import CHECKPOINTS, holds_run, is_whole, steps_path
+from workbench.methods.common.folder import CHECKPOINTS, holds_run, is_whole, steps_path
 from workbench.runtime.flat_optimizer import FlatAdamW
 
 WEIGHT = "weight/"

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, Op, Value
+from workbench.methods.common.layers import context_bytes
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext, Targets
 from workbench.methods.fine_tuning.layout import BackpropagationStep, boundary_tokens
-from workbench.methods.pac_plus.prices import context_bytes
 from workbench.models.loading import ModelFacts
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW

@@ -9,9 +9,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.serial import to_json
+from workbench.methods.common.digest import weights_digest
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.methods.fine_tuning.session import RankJob
-from workbench.methods.pac_plus.kept import weights_digest
 from workbench.models.stack import LayerStack
 
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from workbench.core.plan import Plan
 from workbench.core.schedule import Schedule, Value
-from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps
-from workbench.methods.pac_plus.layout import StepShape
+from workbench.methods.common.steps import PlannedStep, StepShape, plan_steps
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
 from workbench.schedules.backpropagation import backpropagation

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import Grid, LayerProfile
+from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext, Targets
 from workbench.methods.fine_tuning.layout import TARGET_LENGTH
-from workbench.methods.pac_plus.measure import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.timing import Call, time_grids

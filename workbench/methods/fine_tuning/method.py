@@ -14,6 +14,12 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common.folder import ADAPTER, CHECKPOINTS, JOURNALS, begin_folder
+from workbench.methods.common.layers import BATCH_SIZES
+from workbench.methods.common.limits import HOST_MODELS, REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.records import Progress, epoch_records, measured_steps, measured_timelines, records_of
+from workbench.methods.common.scaling import describe_facts, scale_to_cluster
+from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.folder import finished_epochs, load_weights
 from workbench.methods.fine_tuning.launch import fingerprint, rank_job
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -23,13 +29,6 @@ from workbench.methods.fine_tuning.prepare import PreparedJob, check_shape, prep
 from workbench.methods.fine_tuning.prices import resident_bytes
 from workbench.methods.fine_tuning.sweep import RankSweep, run_sweep
 from workbench.methods.fine_tuning.worker import run_rank
-from workbench.methods.pac_plus.folder import ADAPTER, CHECKPOINTS, JOURNALS, begin_folder
-from workbench.methods.pac_plus.launch import Progress, epoch_records, measured_steps, measured_timelines
-from workbench.methods.pac_plus.measure import BATCH_SIZES
-from workbench.methods.pac_plus.method import HOST_MODELS, REAL_TIMEOUT_S, SILENT_AFTER_STEPS
-from workbench.methods.pac_plus.scaling import describe_facts, scale_to_cluster
-from workbench.methods.pac_plus.session import RankResult
-from workbench.methods.pac_plus.sweep import records_of
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import TrainedDescription, save_trained, set_trained

@@ -9,10 +9,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.methods.common.limits import MAX_SIMULATIONS
 from workbench.methods.fine_tuning.layout import PlannedStep, planned_epoch
 from workbench.methods.fine_tuning.predict import predictor_of
 from workbench.methods.fine_tuning.prepare import PreparedJob
-from workbench.methods.pac_plus.planning import MAX_SIMULATIONS
 from workbench.planners import PARADIGMS, asteroid, refine
 
 

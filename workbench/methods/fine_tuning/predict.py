@@ -9,10 +9,10 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
+from workbench.methods.common.records import traced_step
 from workbench.methods.fine_tuning.layout import BackpropagationStep, PlannedStep, SharedParameter, planned_epoch, shared_parameters
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.methods.fine_tuning.prices import BackpropagationCosts
-from workbench.methods.pac_plus.predict import traced_step
 from workbench.simulator import simulate
 
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-
-import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.methods.fine_tuning.layout import SharedParameter, shared_parameters
-from workbench.methods.pac_plus.session import RankSession
 from workbench.models.loading import ModelFacts
 from workbench.models.techniques import TechniqueConfig
-from workbench.runtime.context import RankContext
-from workbench.runtime.memory import MemoryBudget
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -47,8 +41,3 @@ class RankJob:
     def shared(self) -> tuple[SharedParameter, ...]:
         """Return the trained parameters of which several stages hold copies."""
         return shared_parameters(self.facts, self.config.technique, self.plan)
-
-
-def open_session(context: RankContext, rank_job: RankJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> RankSession:
-    """Return the rank's open session; a session reads nothing of its job that is PAC+'s alone."""
-    return RankSession(context, cast(Any, rank_job), group, budget)

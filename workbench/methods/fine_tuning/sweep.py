@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.methods.common.records import WARM_UP_STEPS
+from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.layout import PlannedStep
-from workbench.methods.fine_tuning.session import RankJob, open_session
+from workbench.methods.fine_tuning.session import RankJob
 from workbench.methods.fine_tuning.worker import build_stage, prepare_imports, train_epoch
-from workbench.methods.pac_plus.session import RankResult
-from workbench.methods.pac_plus.sweep import WARM_UP_STEPS
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.process_group import group
@@ -29,7 +29,7 @@ def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:
     with (
         group(context, rank_job.timeout_s) as process_group,
         MemoryBudget(context.device.name, context.device.memory_bytes),
-        open_session(context, rank_job, process_group) as session,
+        RankSession(context, rank_job, process_group) as session,
     ):
         result = RankResult(rank=context.rank)
         compute, optimizer = build_stage(rank_job, rank_job.plan.stage_of(context.rank), WARM_UP_STEPS + len(sweep.steps))

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 
 from workbench.core.schedule import Op, Schedule
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.methods.common.folder import steps_path
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
+from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
+from workbench.methods.common.steps import PAD_TO_MULTIPLE
+from workbench.methods.common.stepwise import EpochLog
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.folder import moments_path, restore_stage, save_stage
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.layout import BackpropagationStep, PlannedStep, planned_epoch
-from workbench.methods.fine_tuning.session import RankJob, open_session
-from workbench.methods.pac_plus.folder import steps_path
-from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE
-from workbench.methods.pac_plus.prices import layers_seconds
-from workbench.methods.pac_plus.reporting import DONE, IDLE, LOADING, WAITING
-from workbench.methods.pac_plus.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
-from workbench.methods.pac_plus.stepwise import EpochLog
+from workbench.methods.fine_tuning.session import RankJob
 from workbench.models.loading import import_family, load_stage
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueStage
@@ -41,7 +41,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
         full_disk_told(rank_job.folder),
         group(context, rank_job.timeout_s) as process_group,
         MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
-        open_session(context, rank_job, process_group, budget) as session,
+        RankSession(context, rank_job, process_group, budget) as session,
     ):
         result = _Run(session, rank_job).all()
     return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result

@@ -57,6 +57,5 @@ class ControlChannel:
 
 
 def _lost(error: RuntimeError) -> DeviceLostError:
-    return DeviceLostError(
-        "A message to or from another device was under way.", f"It failed: {str(error).splitlines()[0]}.", "See the first device that failed."
-    )
+    found = f"It failed: {str(error).splitlines()[0]}."
+    return DeviceLostError("A message to or from another device was under way.", found, "See the first device that failed.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,7 +185,9 @@ class InferenceSession:
         program = self.prepare(holding.plan, request)
         with torch.inference_mode():
             run = shard.begin(request.length, request.mask, target_length=max(1, request.decoder_length), cache=cache)
-            handlers = InferenceHandlers(shard, program.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None)
+            handlers = InferenceHandlers(
+                shard, program.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None
+            )
             ids = [request.ids, request.decoder_ids]
             return self._run(program, handlers, ids)
 
@@ -213,7 +216,7 @@ class InferenceSession:
             if is_first:
                 tokens.append(_likeliest(steps[-1].output))
         ends = [prefill.end_s, *(step.end_s for step in steps)]
-        seconds = tuple(end - begin for begin, end in zip(ends, ends[1:], strict=False))
+        seconds = tuple(end - begin for begin, end in itertools.pairwise(ends))
         return Generated(tuple(tokens), prefill, seconds, tuple(steps))
 
     def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.core.plan import Plan
+from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.folder import INITIAL
 from workbench.methods.pac_plus.session import RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_language_model_head, load_stage

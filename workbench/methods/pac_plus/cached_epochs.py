@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from workbench.core.plan import Stage
 from workbench.core.schedule import Op
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.session import RankSession, StepTrace, trace_of
+from workbench.methods.common.steps import PAD_TO_MULTIPLE
 from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches, TapSource
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import CachedHandlers
-from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, CachedStep
-from workbench.methods.pac_plus.prices import layers_seconds
-from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
+from workbench.methods.pac_plus.layout import CachedStep
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 from workbench.tasks.tokenize import collate, padded_length

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.methods.common.targets import Targets
 from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
@@ -29,16 +30,6 @@ class SideContext:
     nbytes: int = 0
     fast: FastContext | None = None
     head: HeadContext | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """The last stage's view of some samples.  labels: (n,).  sample_ids: (n,), for the dropout.  total: the mini-batch's samples."""
-
-    labels: Tensor
-    sample_ids: Tensor
-    epoch: int
-    total: int
 
 
 class StageCompute:

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from workbench.core.plan import Plan
 from workbench.core.schedule import Op, Schedule
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.session import RankSession, StepTrace, trace_of
+from workbench.methods.common.steps import PAD_TO_MULTIPLE, PlannedStep
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.layout import PAD_TO_MULTIPLE, HybridStep, StepShape, cut_mini_batch
-from workbench.methods.pac_plus.prices import layers_seconds
-from workbench.methods.pac_plus.session import RankSession, StepTrace, trace_of
+from workbench.methods.pac_plus.layout import HybridStep
 from workbench.methods.pac_plus.taps import stage_taps
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.tasks.tokenize import collate, padded_length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
-    """samples[m]: the positions in the split that micro-batch m holds."""
-
-    samples: tuple[tuple[int, ...], ...]
-    shape: StepShape
-
-
-def plan_steps(mini_batches: Sequence[Sequence[int]], lengths: Sequence[int], micro_batches: int) -> tuple[PlannedStep, ...]:
-    """Cut every mini-batch into micro-batches and note their padded lengths."""
-    steps = []
-    for mini_batch in mini_batches:
-        samples = cut_mini_batch(mini_batch, micro_batches)
-        padded = tuple(padded_length([lengths[sample] for sample in micro], PAD_TO_MULTIPLE) for micro in samples)
-        steps.append(PlannedStep(samples=samples, shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded)))
-    return tuple(steps)
+from workbench.tasks.tokenize import collate
 
 
 def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[int, ...]:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, Op, Value
+from workbench.methods.common.layers import context_bytes
+from workbench.methods.common.targets import Targets
 from workbench.methods.pac_plus.cached_batches import CachedBatches
-from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
+from workbench.methods.pac_plus.compute import SideContext, StageCompute
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
-from workbench.methods.pac_plus.prices import context_bytes
 from workbench.methods.pac_plus.taps import boundary_tokens
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.activation_cache import ActivationCache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from workbench.core.errors import ConfigError
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event, Notify, ignore
-from workbench.methods.pac_plus.kept import weights_digest
+from workbench.methods.common.digest import weights_digest
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled

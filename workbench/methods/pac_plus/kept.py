@@ -6,23 +6,13 @@ import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from workbench.core.errors import CacheError
-from workbench.methods.pac_plus.folder import rank_folders
+from workbench.methods.common.digest import weights_digest
+from workbench.methods.common.folder import rank_folders
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.runtime.kept_caches import KeptCache, KeptCaches, KeptDescription
-
-
-def weights_digest(module: nn.Module) -> str:
-    """Return a digest of a module's parameters and buffers: names, types and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        if isinstance(tensor, torch.Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def activation_key(prepared: PreparedJob, backbone: nn.Module) -> str:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
-from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.schedule import RECV, SEND
 from workbench.core.serial import to_json
-from workbench.core.timeline import MemorySample, Span, Timeline
-from workbench.methods.base import DeviceState, Event, Notify, Prediction
-from workbench.methods.pac_plus.folder import INITIAL, checkpoint_path
-from workbench.methods.pac_plus.kept import weights_digest
-from workbench.methods.pac_plus.predict import traced_step
+from workbench.methods.common.digest import weights_digest
+from workbench.methods.common.folder import INITIAL
+from workbench.methods.pac_plus.folder import checkpoint_path
 from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.session import RankJob, RankResult, StepTrace
+from workbench.methods.pac_plus.session import RankJob
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.runtime.kept_caches import KeptCaches
@@ -82,155 +75,3 @@ def load_checkpoint(prepared: PreparedJob, folder: Path, epoch: int) -> Parallel
     state |= {name.removeprefix("weight/"): tensor for name, tensor in tensors.items() if name.startswith("weight/")}
     adapter.load_state_dict(state)
     return adapter.eval()
-
-
-class Progress:
-    """Passes on what each device does, adds up the ranks' parts of each step's loss, and passes whole steps on."""
-
-    def __init__(self, plan: Plan, notify: Notify) -> None:
-        self._notify = notify
-        last = plan.stages[-1]
-        self._expected = {False: len(last.shares), True: len(plan.cached.shares) if plan.cached else 0}
-        self._reporters = {False: set(last.ranks), True: set(plan.cached.ranks) if plan.cached else set()}
-        self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
-
-    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an engine's event (see reporting.DeviceReporter)."""
-        if "phase" in event:
-            self._notify(_device_event(rank, event))
-        cached = bool(event.get("cached"))
-        if "loss" not in event or rank not in self._reporters[cached]:
-            return
-        epoch, step = event["epoch"], event["step"]
-        losses = self._losses[epoch, step]
-        losses.append(event["loss"])
-        if len(losses) == self._expected[cached]:
-            loss = sum(self._losses.pop((epoch, step)))
-            self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
-
-
-def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
-    """Return what a device said in the words of every method.  Between phases it is at no step."""
-    at_step = "num_steps" in event
-    step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
-    state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
-    message = f"{state.phase}, step {step + 1} of {num_steps}" if at_step else state.phase
-    return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
-
-
-def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the predicted steps with what was measured: loss, and the time from one step's end to the next's."""
-    by_step: dict[tuple[int, int], list[StepTrace]] = defaultdict(list)
-    for result in results:
-        for trace in result.steps:
-            by_step[trace.epoch, trace.step].append(trace)
-    # What passed between the interruption and the resumption belongs to no step.
-    resumed = {result.resumed_at for result in results}
-    records, previous = [], None
-    for record in predicted:
-        traces = by_step.get((record.epoch, record.step))
-        if not traces:
-            continue
-        end = max(trace.end_s for trace in traces)
-        follows = record.step > 0 and (record.epoch, record.step) not in resumed
-        begin = previous if previous is not None and follows else min(trace.start_s for trace in traces)
-        previous = end
-        records.append(
-            StepRecord(
-                epoch=record.epoch,
-                step=record.step,
-                samples=record.samples,
-                cached=record.cached,
-                predicted_s=record.predicted_s,
-                measured_s=end - begin,
-                loss=sum(trace.loss for trace in traces),
-            )
-        )
-    return tuple(records)
-
-
-def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
-    """Return the epochs' seconds and mean losses."""
-    records = []
-    for epoch in sorted({step.epoch for step in steps}):
-        own = [step for step in steps if step.epoch == epoch]
-        samples = sum(step.samples for step in own)
-        records.append(
-            EpochRecord(
-                epoch=epoch,
-                cached=own[0].cached,
-                seconds=sum(step.measured_s or 0.0 for step in own),
-                loss=sum((step.loss or 0.0) * step.samples for step in own) / samples,
-            )
-        )
-    return tuple(records)
-
-
-def measured_timelines(
-    results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
-) -> dict[str, Timeline]:
-    """Return the timelines of the same steps that the prediction shows.  resident[cached][rank]: bytes that stay."""
-    timelines = {}
-    for name, cached in (("first epoch", False), ("cached epoch", True)):
-        epoch = min((step.epoch for step in prediction.steps if step.cached == cached), default=-1)
-        count = sum(1 for step in prediction.steps if step.epoch == epoch)
-        chosen = [
-            [trace for trace in result.steps if (trace.epoch, trace.step) == (epoch, traced_step(count)) and trace.spans]
-            for result in results
-        ]
-        if not any(chosen):
-            continue
-        begin = min(trace.start_s for traces in chosen for trace in traces)
-        spans, memory = [], []
-        for rank, traces in enumerate(chosen):
-            for trace in traces:
-                spans += [span._replace(start_s=span.start_s - begin, end_s=span.end_s - begin) for span in trace.spans]
-            own = [MemorySample(0.0, resident[cached][rank])]
-            own += [
-                MemorySample(max(0.0, sample.time_s - begin), sample.nbytes + resident[cached][rank])
-                for trace in traces
-                for sample in trace.memory
-            ]
-            memory.append(tuple(own))
-        timelines[f"{name}, measured"] = Timeline(
-            source="real" if fidelity == "real" else "emulated",
-            fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
-            device_names=tuple(device.name for device in cluster.devices),
-            spans=tuple(sorted(without_waiting(spans), key=_span_order)),
-            memory=tuple(memory),
-            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
-            title=prediction.timelines[f"{name}, predicted"].title,
-        )
-    return timelines
-
-
-def without_waiting(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with communication beginning when the last of its parties was there, as the simulator counts it.
-
-    A receive is posted long before its value is sent, and the first member of a collective waits for the last.
-    """
-    begins: dict[tuple, float] = {}
-    for span in spans:
-        if span.op.is_communication:
-            key = _party_key(span)
-            begins[key] = max(begins.get(key, 0.0), span.start_s)
-    return [span._replace(start_s=min(begins[_party_key(span)], span.end_s)) if span.op.is_communication else span for span in spans]
-
-
-def _party_key(span: Span) -> tuple:
-    op = span.op
-    return (op.ranks, *(op.reads or op.writes)[:1]) if op.kind in (SEND, RECV) else (op.ranks, op.kind, op.stage)
-
-
-def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:
-    """Return each phase's seconds from the first rank's begin to the last rank's end."""
-    names = {name: None for result in results for name in result.phases_s}
-    return {
-        name: max(result.phases_s[name][1] for result in results if name in result.phases_s)
-        - min(result.phases_s[name][0] for result in results if name in result.phases_s)
-        for name in names
-    }
-
-
-def _span_order(span: Span) -> tuple[int, float]:
-    return span.rank, span.start_s

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from workbench.core.plan import Plan, Stage, proportional_ranges
+from workbench.core.plan import Plan, Stage
 from workbench.core.schedule import RECV, SEND, Op, Schedule, Value
+from workbench.methods.common.steps import StepShape
 from workbench.schedules.cached import cached_step
 from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import Piece, boundary_pieces
-
-PAD_TO_MULTIPLE = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepShape:
-    """sizes[m]: samples of micro-batch m.  lengths[m]: its padded sequence length in tokens."""
-
-    sizes: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-    @property
-    def samples(self) -> int:
-        """Return the samples of the mini-batch."""
-        return sum(self.sizes)
-
-
-def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """Cut a mini-batch into `micro_batches` runs of samples of nearly equal size; empty ones are left out."""
-    ranges = proportional_ranges(len(mini_batch), (1,) * micro_batches)
-    return tuple(tuple(mini_batch[first:end]) for first, end in ranges if end > first)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import Grid, LayerProfile
-from workbench.methods.pac_plus.compute import SideContext, StageCompute, Targets
+from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.common.targets import Targets
+from workbench.methods.pac_plus.compute import SideContext, StageCompute
 from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapterStage
@@ -20,9 +22,6 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.timing import Call, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
-SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
 
 def measure_layers(

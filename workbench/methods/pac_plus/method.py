@@ -14,17 +14,21 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common import records
+from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, disk_bytes, rank_folders
+from workbench.methods.common.layers import BATCH_SIZES
+from workbench.methods.common.limits import HOST_MODELS, REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.scaling import describe_facts, scale_to_cluster
+from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.folder import ADAPTER, JOURNALS, begin_folder, disk_bytes, finished_epochs, rank_folders
+from workbench.methods.pac_plus.folder import finished_epochs
 from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.kept import activation_key, find_kept, keep
-from workbench.methods.pac_plus.measure import BATCH_SIZES, measure_layers
+from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.planning import plan_job
 from workbench.methods.pac_plus.predict import predict
 from workbench.methods.pac_plus.prepare import PreparedJob, check_shape, prepare, require_known
 from workbench.methods.pac_plus.prices import resident_bytes
-from workbench.methods.pac_plus.scaling import describe_facts, scale_to_cluster
-from workbench.methods.pac_plus.session import RankResult
 from workbench.methods.pac_plus.sweep_plans import sweep_plans
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.evaluation import Predictions
@@ -42,14 +46,6 @@ from workbench.runtime.kept_caches import require_fits
 from workbench.runtime.work_folder import full_disk_told
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
-
-SILENT_AFTER_STEPS = 10
-HOST_MODELS = ("", "laptop-core")
-"""Makes of devices that are defined by their share of this host."""
-
-
-REAL_TIMEOUT_S = 300.0
-"""How long a real device waits for a silent one: another may take so long to load its layers.  A lost connection is noticed at once."""
 
 
 class PacPlus:
@@ -216,13 +212,13 @@ class PacPlus:
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         message = replace(message, timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s))
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
-        results = engines.run(run_rank, [message] * cluster.world_size, on_event=launch.Progress(plan, notify))
+        results = engines.run(run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
 
         notes = prepared.notes
         if resume:
             notes += (_resumed(finished, _resumed_step(results), job.epochs),)
-        steps = launch.measured_steps(results, prediction.steps)
-        epochs = list(launch.epoch_records(steps))
+        steps = records.measured_steps(results, prediction.steps)
+        epochs = list(records.epoch_records(steps))
         notify(Event("phase", message="Scoring every epoch on the validation split"))
         adapters = [launch.load_checkpoint(prepared, folder, epoch) for epoch in range(job.epochs)]
         for epoch, predictions in enumerate(predict_split(stack, adapters, evaluation_batches(prepared.validation))):
@@ -247,9 +243,9 @@ class PacPlus:
             fidelity=engines.fidelity,
             steps=steps,
             epochs=tuple(epochs),
-            timelines=launch.measured_timelines(results, cluster, prediction, engines.fidelity, resident),
+            timelines=records.measured_timelines(results, cluster, prediction, engines.fidelity, resident),
             metrics=metrics | {"chosen epoch": best + 1},
-            phases_s={name: seconds for name, seconds in launch.phase_seconds(results).items() if name.startswith(("sharing", "filling"))},
+            phases_s={name: seconds for name, seconds in records.phase_seconds(results).items() if name.startswith(("sharing", "filling"))},
             bytes=_bytes(results, cluster),
             overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
             notes=(*notes, *(note for result in results for note in result.notes)),

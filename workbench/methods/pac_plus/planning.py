@@ -8,14 +8,13 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
+from workbench.methods.common.limits import MAX_SIMULATIONS
 from workbench.methods.pac_plus.predict import Predictor
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.sweep import sweep_steps
 from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 
 PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
-MAX_SIMULATIONS = 200
-"""Steps that the refinement of a plan may simulate: a second or two."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:

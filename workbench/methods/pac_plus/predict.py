@@ -11,8 +11,9 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
+from workbench.methods.common.records import traced_step
+from workbench.methods.common.steps import PlannedStep, plan_steps
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
-from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.prices import CachedCosts, HybridCosts, RedistributionCosts
@@ -56,11 +57,6 @@ class Predictor:
         if key not in self._cached_s:
             self._cached_s[key] = self.cached(step, memory=False).makespan_s
         return self._cached_s[key]
-
-
-def traced_step(num_steps: int) -> int:
-    """Return the step of an epoch whose timeline a report shows: the middle one."""
-    return num_steps // 2
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:

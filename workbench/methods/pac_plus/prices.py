@@ -9,21 +9,12 @@ from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Value
+from workbench.methods.common.layers import layers_seconds
 from workbench.methods.pac_plus.layout import CachedStep, HybridStep
-
-
-def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequence_length: int) -> float:
-    """Return the seconds of an operation kind over some layers."""
-    return sum(layer.seconds(kind, batch, sequence_length) for layer in layers)
 
 
 def _trainable_bytes(layers: tuple[LayerProfile, ...]) -> int:
     return sum(layer.trainable_bytes for layer in layers)
-
-
-def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
-    """Return the bytes that the side network's backward pass needs of its forward pass, taps left out."""
-    return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
 
 
 def _kept_bytes(layers: tuple[LayerProfile, ...], value: Value, samples: int, length: int) -> int:

@@ -12,8 +12,9 @@ from torch import Tensor
 from workbench.core.plan import Plan
 from workbench.core.schedule import BROADCAST, Schedule, Value
 from workbench.core.timeline import Span
-from workbench.methods.pac_plus.first_epoch import PlannedStep, taped_samples
-from workbench.methods.pac_plus.session import RankSession
+from workbench.methods.common.session import RankSession
+from workbench.methods.common.steps import PlannedStep
+from workbench.methods.pac_plus.first_epoch import taped_samples
 from workbench.methods.pac_plus.taps import StageTaps, rank_taps
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout

@@ -1,33 +1,16 @@
-"""What a rank holds while it works on a PAC+ job: its group, its links, its pacing, its data."""
+"""What an engine is told of a PAC+ job."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
-from workbench.core.schedule import Op, Schedule, Value
-from workbench.core.timeline import MemorySample, Span
-from workbench.methods.pac_plus.reporting import DeviceReporter
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.quantization.config import QuantizationConfig
-from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Execution, Handler, execute
-from workbench.runtime.memory import MemoryBudget
-from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -62,167 +45,3 @@ class RankJob:
     def checkpoints(self) -> Path:
         """Return the folder of the checkpoints."""
         return self.folder / "checkpoints"
-
-
-class StepTrace(NamedTuple):
-    """One step on one rank, monotonic seconds.  loss: this rank's part of the mini-batch's mean loss.  busy_s: spent computing."""
-
-    epoch: int
-    step: int
-    samples: int
-    start_s: float
-    end_s: float
-    loss: float
-    spans: tuple[Span, ...] = ()
-    memory: tuple[MemorySample, ...] = ()
-    busy_s: float = 0.0
-
-
-@dataclass(kw_only=True)
-class RankResult:
-    """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name.
-
-    resumed_at: (epoch, step) with which a resumed run began.
-    """
-
-    rank: int
-    steps: list[StepTrace] = field(default_factory=list)
-    phases_s: dict[str, tuple[float, float]] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-    redistribution: list[Span] = field(default_factory=list)
-    overrun_share: float = 0.0
-    resumed_at: tuple[int, int] | None = None
-    late_s: float = 0.0
-    paced_s: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-
-def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
-    """Return the result with every moment moved by this rank's clock offset, so that ranks of several machines compare."""
-
-    def moved(spans: Iterable[Span]) -> list[Span]:
-        return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
-
-    steps = [
-        step._replace(
-            start_s=step.start_s + offset_s,
-            end_s=step.end_s + offset_s,
-            spans=tuple(moved(step.spans)),
-            memory=tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory),
-        )
-        for step in result.steps
-    ]
-    phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
-    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution))
-
-
-class RankSession:
-    """An open group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
-
-    def __init__(self, context: RankContext, rank_job: RankJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
-        self.context, self.rank_job, self.split = context, rank_job, rank_job.split
-        self.rank = context.rank
-        self._group = group
-        self._free_s: float | None = None
-        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
-        self._open_subgroups()
-        # A rank that a plan leaves idle waits here for whole epochs: a dead peer still fails it at once, a long epoch must not.
-        self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
-        self.progress = DeviceReporter(context, budget)
-        share = context.device.host_share or 1.0
-        self.slows_down = rank_job.host_layers is not None and context.fidelity != "real"
-        self.pacer = Pacer(share if self.slows_down else 1.0, clock=time.monotonic)
-        paced = context.fidelity == "paced" and self.slows_down
-        self.transport = Transport(
-            group,
-            self.rank,
-            subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=rank_job.cluster, rank=self.rank) if paced else None,
-            timeout_s=rank_job.timeout_s,
-        )
-
-    def __enter__(self) -> RankSession:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.transport.close()
-
-    def run(
-        self,
-        schedule: Schedule,
-        handlers: dict[str, Handler],
-        spec: Callable[[Value], TensorSpec],
-        full_speed_s: Callable[[Op], float],
-        inputs: dict[Value, Any] | None = None,
-    ) -> Execution:
-        """Run this rank's part of a schedule; inputs that are not given are tokens."""
-        contents = {value: None for value in schedule.inputs[self.rank]} | (inputs or {})
-        done = execute(
-            schedule,
-            self.rank,
-            handlers=handlers,
-            transport=self.transport,
-            spec=spec,
-            inputs=contents,
-            pacer=self.pacer,
-            full_speed_s=full_speed_s if self.slows_down else _free,
-            begin_s=self._free_s,
-        )
-        self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)
-        return done
-
-    def keeps_trace(self, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""
-        first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
-        return first <= step < first + self.rank_job.trace_steps
-
-    def barrier(self) -> None:
-        """Wait for all ranks, however long they take."""
-        self.sum(torch.zeros(1))
-        self._free_s = None
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
-        self._patient.allreduce([tensor]).wait()
-
-    def _open_subgroups(self) -> None:
-        # torch asks every rank to take part in making every group, in one order.
-        plan, everyone = self.rank_job.plan, range(self.context.world_size)
-        wanted = {frozenset(stage.ranks) for stage in plan.stages}
-        wanted |= {frozenset({stage.ranks[0], *everyone} - {*stage.ranks[1:]}) for stage in plan.stages}
-        if plan.cached is not None:
-            wanted.add(frozenset(plan.cached.ranks))
-        for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):
-            if len(ranks) > 1 and ranks not in self._subgroups:
-                self._subgroups[ranks] = dist.new_group(list(ranks), backend="gloo")
-
-    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        return self._subgroups[tuple(sorted(ranks))]
-
-
-def _free(op: Op) -> float:
-    return 0.0
-
-
-def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:
-    """Return a step's record: its spans only if this step is one of those that are kept.  Raises ConfigError for a loss that is none."""
-    loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
-    if not math.isfinite(loss):
-        raise ConfigError(
-            f"Training with learning_rate = {session.rank_job.job.learning_rate:g} was asked for.",
-            f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
-            "Lower learning_rate.",
-        )
-    compute = [span for span in done.spans if not span.op.is_communication]
-    keep = session.keeps_trace(step, num_steps)
-    return StepTrace(
-        epoch=epoch,
-        step=step,
-        samples=samples,
-        start_s=min((span.start_s for span in done.spans), default=0.0),
-        end_s=max((span.end_s for span in compute), default=0.0),
-        loss=loss,
-        spans=tuple(done.spans) if keep else (),
-        memory=tuple(done.memory) if keep else (),
-        busy_s=sum(span.end_s - span.start_s for span in compute),
-    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.core.report import StepRecord
+from workbench.methods.common.records import WARM_UP_STEPS
+from workbench.methods.common.session import RankResult, RankSession, StepTrace
+from workbench.methods.common.steps import PlannedStep, plan_steps
 from workbench.methods.pac_plus.building import build_stage
-from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, train_first_epoch
+from workbench.methods.pac_plus.first_epoch import train_first_epoch
 from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace
+from workbench.methods.pac_plus.session import RankJob
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.process_group import group
 from workbench.tasks.batching import epoch_batches
-
-WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +33,6 @@ def sweep_steps(prepared: PreparedJob, num_steps: int) -> tuple[PlannedStep, ...
     whole = [step for step in steps if step.shape.samples == job.batch_size] or list(steps)
     typical = prepared.typical_length
     return tuple(sorted(whole, key=lambda step: abs(max(step.shape.lengths) - typical))[:num_steps])
-
-
-def records_of(steps: Sequence[PlannedStep], predicted_s: Sequence[float]) -> tuple[StepRecord, ...]:
-    """Return the steps' records with what was predicted; the warm-up comes first and is dropped later."""
-    return tuple(
-        StepRecord(epoch=0, step=number, samples=step.shape.samples, cached=False, predicted_s=seconds)
-        for number, (step, seconds) in enumerate(zip(steps, predicted_s, strict=True))
-    )
 
 
 def run_sweep(context: RankContext, sweep: RankSweep) -> RankResult:

@@ -12,12 +12,13 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines
+from workbench.methods.common.folder import begin_folder
+from workbench.methods.common.records import measured_steps, records_of
 from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.folder import begin_folder
 from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.predict import Predictor
 from workbench.methods.pac_plus.prepare import PreparedJob, check_shape
-from workbench.methods.pac_plus.sweep import RankSweep, records_of, run_sweep, sweep_steps
+from workbench.methods.pac_plus.sweep import RankSweep, run_sweep, sweep_steps
 from workbench.models.loading import load_stack
 
 
@@ -48,7 +49,7 @@ def sweep_plans(
         if engines is not None:
             message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity="sweep", start_epoch=0)
             results = engines.run(run_sweep, [RankSweep(rank_job=message, steps=steps)] * cluster.world_size)
-            records = launch.measured_steps(results, records_of(steps, predicted))
+            records = measured_steps(results, records_of(steps, predicted))
             paced = sum(result.paced_s for result in results)
             point = replace(
                 point,

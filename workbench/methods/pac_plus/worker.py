@@ -12,15 +12,18 @@ from safetensors.torch import load_file, save_file
 
 from workbench.core.errors import CacheError
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.methods.common.folder import steps_path
+from workbench.methods.common.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
+from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock
+from workbench.methods.common.steps import PlannedStep, plan_steps
+from workbench.methods.common.stepwise import EpochLog
 from workbench.methods.pac_plus.building import build_stage, make_adapter, make_optimizer, stage_slots
 from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.first_epoch import PlannedStep, plan_steps, tape_manifest, train_first_epoch
-from workbench.methods.pac_plus.folder import checkpoint_path, steps_path
+from workbench.methods.pac_plus.first_epoch import tape_manifest, train_first_epoch
+from workbench.methods.pac_plus.folder import checkpoint_path
 from workbench.methods.pac_plus.redistribution import chunks_of, share_adapter, share_cache
-from workbench.methods.pac_plus.reporting import CACHED_EPOCH, DONE, FIRST_EPOCH, IDLE, LOADING, WAITING
-from workbench.methods.pac_plus.session import RankJob, RankResult, RankSession, StepTrace, on_rank_zeros_clock
-from workbench.methods.pac_plus.stepwise import EpochLog
+from workbench.methods.pac_plus.session import RankJob
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.loading import import_family
 from workbench.models.quantization import held_bytes

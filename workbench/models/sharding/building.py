@@ -30,12 +30,14 @@ class Norms:
     """Where a family keeps its layers' norms, in the order of the blocks, and what its activation is called in the configuration.
 
     is_pre: whether a block's norm stands in front of it, or behind the residual addition; the name of a setting if that depends.
+    has_head_bias: whether the language model head has one ('final_logits_bias').
     """
 
     encoder: tuple[str, ...]
     decoder: tuple[str, ...] = ()
     is_pre: bool | str
     activation: str
+    has_head_bias: bool = False
 
 
 NORMS: dict[str, Norms] = {
@@ -56,6 +58,7 @@ NORMS: dict[str, Norms] = {
         decoder=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
         is_pre=False,
         activation="activation_function",
+        has_head_bias=True,
     ),
 }
 
@@ -95,6 +98,7 @@ def layout_of(base: Any, name: str = "") -> ModelLayout:
         stored_names=stored_under(base, family),
         embeddings=tuple(modules for modules in (stack.embedding, stack.decoder_embedding) if modules is not None),
         rotary=stack.rotary,
+        has_head_bias=norms.has_head_bias,
         output_projection="decoder.project_out.weight" if "decoder.project_out.weight" in sizes else "",
         max_length=_max_length(config, positions, family),
     )

@@ -79,7 +79,7 @@ class Ends:
 
     def _head(self, source: WeightSource) -> Tensor | None:
         layout = self.layout
-        if not (layout.has_decoder or layout.family.is_causal):
+        if not layout.generates:
             return None
         if source.shape("lm_head.weight") is not None:
             return self._read("lm_head.weight", source)

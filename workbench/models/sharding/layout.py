@@ -89,7 +89,8 @@ class ModelLayout:
 
     sizes: parameters by name -> shape, of the base model.  stored_names: those under which a checkpoint's files may keep each.
     embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None without.
-    activation: its name in transformers.  output_projection: name of OPT-350m's matrix behind the last layer, '' without.
+    activation: its name in transformers.  has_head_bias: the language model head's.
+    output_projection: name of OPT-350m's matrix behind the last layer, '' without.
     max_length: tokens that its table of positions has room for, 0 without one.
     """
 
@@ -104,6 +105,7 @@ class ModelLayout:
     stored_names: Mapping[str, tuple[str, ...]]
     embeddings: tuple[nn.ModuleDict, ...]
     rotary: nn.Module | None
+    has_head_bias: bool
     output_projection: str
     max_length: int
 
@@ -131,6 +133,26 @@ class ModelLayout:
     def is_tied(self) -> bool:
         """Return whether the head is the word embedding, as the configuration has it."""
         return bool(getattr(self.config, "tie_word_embeddings", True))
+
+    @property
+    def generates(self) -> bool:
+        """Return whether the family has a language model head."""
+        return self.has_decoder or self.family.is_causal
+
+    @property
+    def embedding_names(self) -> set[str]:
+        """Return the names of the embeddings' parameters, of all stacks."""
+        paths = [*self.family.embedding.values(), *([] if self.family.decoder is None else self.family.decoder.embedding.values())]
+        return {name for name in self.sizes for path in paths if name.startswith(f"{path}.")}
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names of all parameters that are used, but for a head of its own."""
+        used = self.embedding_names | {part.position_bias for part in self.parts} | {self.output_projection}
+        for block in self.blocks:
+            cuts = [cut for group in block.inputs for cut in group] + [block.output]
+            used |= {name for cut in cuts for name in (cut.weight, cut.bias or "")} | set(norm_names(block.norm))
+        return (used | {name for part in self.parts for name in norm_names(part.final)}) - {""}
 
     def layer_blocks(self, layer: int) -> tuple[Block, ...]:
         """Return the blocks of a layer in order."""

@@ -44,8 +44,7 @@ def open_weights(name: str, dtype: torch.dtype = torch.float32, *, layout: Model
     tensors = loading.stored_weights(name)
     if tensors is not None:
         source = FileWeights(tensors, layout.stored_names, dtype)
-        wanted = {cut.weight for block in layout.blocks for cut in (*(cut for group in block.inputs for cut in group), block.output)}
-        if all(source.shape(one) == layout.sizes[one] for one in wanted):
+        if all(source.shape(one) == layout.sizes[one] for one in layout.names):
             return source
         source.close()
     return weights_of(loading.load_model(name, dtype), dtype)
@@ -58,11 +57,9 @@ def end_bytes(model: Any, dtype: torch.dtype = torch.float32) -> tuple[int, int]
     model head, where the configuration does not tie it to the word embedding.
     """
     layout = model if isinstance(model, ModelLayout) else model_layout(model)
-    paths = [layout.family.embedding] if layout.family.decoder is None else [layout.family.embedding, layout.family.decoder.embedding]
-    tables = [part.position_bias for part in layout.parts if part.position_bias]
-    first = {name for name in layout.sizes for places in paths for path in places.values() if name.startswith(f"{path}.")} | {*tables}
-    last = {name for part in layout.parts for name in norm_names(part.final)}
-    last |= {layout.output_projection} if layout.output_projection else set()
-    head = 0 if layout.is_tied or not (layout.has_decoder or layout.family.is_causal) else layout.config.vocab_size * layout.hidden_size
+    first = layout.embedding_names | {part.position_bias for part in layout.parts if part.position_bias}
+    last = {name for part in layout.parts for name in norm_names(part.final)} | ({layout.output_projection} - {""})
+    vocabulary = layout.config.vocab_size if layout.generates else 0
+    head = vocabulary * (layout.hidden_size * (not layout.is_tied) + layout.has_head_bias)
     counts = [sum(math.prod(layout.sizes[name]) for name in names) for names in (first, last)]
     return counts[0] * dtype.itemsize, (counts[1] + head) * dtype.itemsize

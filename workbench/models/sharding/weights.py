@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from workbench.models.families import Family
 from workbench.models.partial_loading import StoredTensor
 
 Span = tuple[int, int]
+
+_BUFFER_BYTES = 1 << 20
 
 
 class WeightSource(Protocol):
@@ -88,31 +91,36 @@ class FileWeights:
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
         """Read a rectangle: its rows at once where they are whole, else row by row, which needs no memory beyond the rectangle."""
         stored = self._found[name]
-        width = 1
-        for extent in stored.shape[1:]:
-            width *= extent
-        itemsize = stored.dtype.itemsize
+        width = math.prod(stored.shape[1:])
         start, stop = (0, width) if columns is None else columns
-        whole = columns is None or columns == (0, width)
-        target = out
-        if stored.dtype != out.dtype or not (out.is_contiguous() if whole else out.stride(-1) == 1):
-            target = torch.empty(out.shape, dtype=stored.dtype)
-        at = stored.offset + rows[0] * width * itemsize
-        if whole:
-            self._read(stored.path, at, memoryview(target.reshape(-1).view(torch.uint8).numpy()))
-        else:
-            raw = target.view(torch.uint8).numpy()
-            for index in range(rows[1] - rows[0]):
-                self._read(stored.path, at + (index * width + start) * itemsize, memoryview(raw[index]))
-        if target is not out:
-            out.copy_(target)
-        self.bytes_read += (rows[1] - rows[0]) * (stop - start) * itemsize
+        is_whole = (start, stop) == (0, width)
+        count, itemsize = rows[1] - rows[0], stored.dtype.itemsize
+        is_direct = stored.dtype == out.dtype and (out.is_contiguous() if is_whole else out.stride(-1) == 1)
+        # What has to be converted or turned goes through a small buffer, some rows at a time.
+        band = count if is_direct else max(1, _BUFFER_BYTES // max(1, (stop - start) * itemsize))
+        for first in range(0, count, band):
+            part = out[first : first + band]
+            target = part if is_direct else torch.empty(part.shape, dtype=stored.dtype)
+            self._read_rows(stored, target, rows[0] + first, width, (start, stop))
+            if target is not part:
+                part.copy_(target)
+        self.bytes_read += count * (stop - start) * itemsize
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _read_rows(self, stored: StoredTensor, target: Tensor, row: int, width: int, columns: Span) -> None:
+        itemsize = stored.dtype.itemsize
+        at = stored.offset + row * width * itemsize
+        if columns == (0, width):
+            self._read(stored.path, at, memoryview(target.view(-1).view(torch.uint8).numpy()))
+            return
+        raw = target.view(torch.uint8).numpy()
+        for index in range(len(target)):
+            self._read(stored.path, at + (index * width + columns[0]) * itemsize, memoryview(raw[index]))
 
     def _read(self, path: Path, at: int, view: memoryview) -> None:
         file = self._files.get(path)
@@ -125,6 +133,10 @@ class FileWeights:
                 raise OSError(f"'{path}' ends within a tensor")
             view = view[got:]
 
+    def __del__(self) -> None:
+        """Close the files of a source that was dropped."""
+        self.close()
+
 
 def weights_of(model: Any, dtype: torch.dtype | None = None) -> MemoryWeights:
     """Return the weights of a Hugging Face model in memory, with its language model head if it has one.
@@ -133,6 +145,7 @@ def weights_of(model: Any, dtype: torch.dtype | None = None) -> MemoryWeights:
     """
     base: Any = getattr(model, "base_model", model)
     tensors = {name: parameter.detach() for name, parameter in base.named_parameters(remove_duplicate=False)}
+    tensors.pop("lm_head.weight", None)  # T5 with a head is its own base model
     head = getattr(model, "lm_head", None)
     if head is not None and head.weight is not model.get_input_embeddings().weight:
         tensors["lm_head.weight"] = head.weight.detach()

@@ -29,9 +29,10 @@ def brute_force(
     chosen = checked_ranks(profile, cluster, ranks)
     shape = profile.stacks[0]
     n = len(chosen)
-    cuts = [list(_compositions(total, n)) for total in (shape.num_units, shape.columns, length)]
-    if math.prod(len(found) for found in cuts) * (shape.num_layers + 1) > MOST_PARTITIONS:
+    totals = (shape.num_units, shape.columns, length)
+    if math.prod(math.comb(total + n - 1, n - 1) for total in totals) * (shape.num_layers + 1) > MOST_PARTITIONS:
         raise ConfigError("Trying every partition was asked for.", f"There are more than {MOST_PARTITIONS}.", "Use fewer of everything.")
+    cuts = [list(_compositions(total, n)) for total in totals]
     best: tuple[float, InferencePlan] | None = None
     compared = 0
     for q in range(shape.num_layers + 1):

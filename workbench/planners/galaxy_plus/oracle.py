@@ -57,11 +57,13 @@ def oracle(
     ranks: Sequence[int] | None = None,
     memory: MemoryRule = HELD,
     gap: float = 1e-4,
+    below_s: float = math.inf,
     time_limit_s: float = 20.0,
 ) -> Optimum | None:
-    """Return the optimum of Eq. 9 on the ring of these ranks, None if no plan fits.
+    """Return the optimum of Eq. 9 on the ring of these ranks, None if no plan fits, or none takes less than `below_s`.
 
-    gap: relative, within which HiGHS proves the optimum.  time_limit_s: of one programme; what it leaves open lowers bound_s.
+    gap: relative, within which HiGHS proves the optimum.  below_s: to prove of a plan that no other is much better, which is quicker.
+    time_limit_s: of one programme; what it leaves open lowers bound_s.
     With two stacks both must be cut alike: as many units and columns, as many tokens.  Raises ConfigError otherwise.
     """
     chosen = checked_ranks(profile, cluster, ranks)
@@ -78,10 +80,10 @@ def oracle(
     relaxed = [(programme.solve(q, integer=False), q) for q in numbers]
     waiting = sorted((found.fun, q) for found, q in relaxed if found.x is not None)
     best: tuple[float, InferencePlan] | None = None
-    bound, solved = math.inf, 0
+    bound, solved, unsolved = math.inf, 0, 0
     for lower, q in waiting:
         # Only what is better than the best by more than the gap is of interest: HiGHS proves most of the rest infeasible at once.
-        cutoff = math.inf if best is None else best[0] * (1 - gap)
+        cutoff = below_s if best is None else best[0] * (1 - gap)
         if lower >= cutoff:
             break
         found = programme.solve(q, integer=True, gap=gap, time_limit_s=time_limit_s, cutoff=cutoff)
@@ -91,11 +93,18 @@ def oracle(
             continue
         bound = min(bound, max(lower, found.mip_dual_bound if found.mip_dual_bound is not None else lower))
         if found.x is None:
+            unsolved += 1
             continue
         plan = programme.plan(found.x, q)
         value = price_plan(plan, profile, cluster, length=length, decoder_length=decoder_length).layers_s
         if best is None or value < best[0]:
             best = value, plan
+    if best is None and unsolved:
+        raise ConfigError(
+            f"The optimum for '{profile.model}' was asked for.",
+            f"HiGHS neither found nor excluded a plan in {time_limit_s} s, {unsolved} times.",
+            "Raise time_limit_s, or use fewer devices.",
+        )
     if best is None:
         return None
     rest = waiting[solved][0] if solved < len(waiting) else math.inf
@@ -181,7 +190,9 @@ class _Programme:
                 self.rows.append(({ends[step, i]: 1.0, last: -1.0}, 0.0))
         return last
 
-    def solve(self, q: tuple[int, ...], *, integer: bool, gap: float = 1e-4, time_limit_s: float = 20.0, cutoff: float = math.inf):  # type: ignore[no-untyped-def]
+    def solve(  # type: ignore[no-untyped-def]
+        self, q: tuple[int, ...], *, integer: bool, gap: float = 1e-4, time_limit_s: float = 20.0, cutoff: float = math.inf
+    ):
         """Return HiGHS's answer for so many scheme-2 layers in each stack."""
         n, stacks = self.count, self.profile.stacks
         price = np.zeros(self.width)

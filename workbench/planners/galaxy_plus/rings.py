@@ -64,13 +64,9 @@ def estimate_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> float
     best = math.inf
     full = tables.feed_forward_bytes(tables.layers)[2]
     attention = tables.num_units * tables.unit_bytes
-    # The most scheme-2 layers that every device can hold, in proportion through all stacks.
-    most = 1.0
-    if full > 0:
-        most = min(1.0, min(room) / full)
-        spare = sum(room) - attention - full
-        most = min(most, spare / (full * (len(ranks) - 1)) + 1.0 if spare < full * (len(ranks) - 1) and len(ranks) > 1 else most)
-        most = max(0.0, min(most, (sum(room) - total) / (full * max(1, len(ranks) - 1))))
+    # The part of all layers that can be scheme 2: none on a device too small, and n - 1 networks more in all for each.
+    extra = full * (len(ranks) - 1)
+    most = max(0.0, min(1.0, min(room) / full if full else 1.0, (sum(room) - total) / extra if extra else 1.0))
     for part in (0.0, most):
         second = tuple(int(part * layers) for layers in tables.layers)
         own, _, held = tables.feed_forward_bytes(second)
@@ -83,7 +79,10 @@ def estimate_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> float
         equal = proportional_parts(tables.num_tokens, [1.0] * len(ranks))
         rounds = tables.rings(second)
         ring = min(
-            sum(count * tables.ring_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack) for stack, count in enumerate(rounds))
+            sum(
+                count * tables.quick_ring_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack)
+                for stack, count in enumerate(rounds)
+            )
             for tokens in (speed, equal)
         )
         best = min(best, compute + ring)
@@ -94,16 +93,13 @@ def _filled(speeds: Sequence[float], caps: Sequence[float]) -> float:
     """Return the seconds of work 1 shared by speed, no device more than its cap; inf if the caps do not hold it."""
     if sum(caps) < 1 - 1e-9:
         return math.inf
-    open_, left = list(range(len(speeds))), 1.0
-    slowest = 0.0
-    while open_:
-        seconds = left / sum(speeds[i] for i in open_)
-        over = [i for i in open_ if speeds[i] * seconds > caps[i]]
-        if not over:
-            return max(slowest, seconds)
+    able, left = list(range(len(speeds))), 1.0
+    while able:
+        seconds = left / sum(speeds[i] for i in able)
+        over = [i for i in able if speeds[i] * seconds > caps[i]]
+        if not over or left <= 1e-12:
+            return seconds
         for i in over:
             left -= caps[i]
-            open_.remove(i)
-        if left <= 1e-12:
-            return seconds
-    return math.inf if left > 1e-9 else slowest
+            able.remove(i)
+    return seconds

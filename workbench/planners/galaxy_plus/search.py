@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from workbench.core.inference import proportional_parts
 from workbench.planners.galaxy_plus.cuts import best_columns, cuts
 from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
-from workbench.planners.galaxy_plus.tokens import polish_tokens, token_cuts
+from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, token_cuts, without_tokens
 
 MOST_NUMBERS = 64
 
@@ -57,12 +58,14 @@ def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None 
         return []
     numbers = scheme_numbers(tables.layers, most, schemes)
     starts = []
-    for holders in holder_sets(tables, room, every=every):
+    sets = holder_sets(tables, room, every=every)
+    for holders in sets:
         holds = tuple(tables.memory.full_everywhere or holder for holder in holders)
         found = cuts(tables, ranks, holds, room, numbers)
         if not found:
             continue
-        ends = [min(found), max(found)]
+        # The linear programme of the first stage: one for each set of holders; at both ends of the schemes where more is at stake.
+        ends = [max(found)] if len(sets) > 1 or not every else [min(found), max(found)]
         pool = token_cuts(tables, ranks, holders, ends)
         for second, cut in found.items():
             seconds, tokens = min((tables.tokens_s(ranks, tokens, second), tokens) for tokens in pool)
@@ -92,6 +95,7 @@ def refine(tables: Tables, found: Found, *, schemes: int | None = None, rounds: 
     for _ in range(rounds):
         better = _with_tokens(tables, found, polish_tokens(tables, found.ranks, found.tokens, found.second, first_step=step))
         step = 1
+        better = _refine_holders(tables, better, room)
         better = _refine_units(tables, better, room)
         if schemes is None:
             better = _refine_schemes(tables, better, room)
@@ -105,13 +109,55 @@ def _with_tokens(tables: Tables, found: Found, tokens: Parts) -> Found:
     return found._replace(tokens=tokens, seconds=tables.seconds(found.ranks, found.units, found.columns, tokens, found.second))
 
 
+def _refine_holders(tables: Tables, found: Found, room: Sequence[float]) -> Found:
+    """Return the plan with other positions holding tokens, where that saves time and their memory allows it."""
+    if len(found.ranks) > MOST_IN_PROGRAMME:
+        return found
+    moved = True
+    while moved:
+        moved = False
+        for tokens in _other_holders(tables, found):
+            seconds = tables.tokens_s(found.ranks, tokens, found.second)
+            if seconds >= tables.tokens_s(found.ranks, found.tokens, found.second) * (1 - 1e-12):
+                continue
+            columns: Parts | None = found.columns
+            if any(found.second) and any(now and not before for now, before in zip(tokens, found.tokens, strict=True)):
+                columns = best_columns(tables, found.ranks, found.units, tables.holds(tokens), room, found.second)
+            if columns is None:
+                continue
+            one = _with_tokens(tables, found._replace(columns=columns), tokens)
+            if one.seconds < found.seconds * (1 - 1e-12):
+                found, moved = one, True
+                break
+    return found
+
+
+def _other_holders(tables: Tables, found: Found) -> Iterator[Parts]:
+    """Yield tokens with one position relieved, one that had none given its part, or two that change places."""
+    ranks, tokens, n = found.ranks, found.tokens, len(found.ranks)
+    with_tokens = sum(1 for count in tokens if count)
+    for position in sorted(range(n), key=lambda at: tokens[at]):
+        if tokens[position] and with_tokens > 1:
+            yield without_tokens(tables, ranks, tokens, found.second, position)
+        if not tokens[position]:
+            part = max(1, sum(tokens) // (with_tokens + 1))
+            rest = proportional_parts(sum(tokens) - part, tokens)
+            joined = tuple(part if at == position else count for at, count in enumerate(rest))
+            yield polish_tokens(tables, ranks, joined, found.second)
+    for first, other in itertools.combinations(range(n), 2):
+        if tokens[first] != tokens[other]:
+            swapped = list(tokens)
+            swapped[first], swapped[other] = swapped[other], swapped[first]
+            yield tuple(swapped)
+
+
 def _refine_units(tables: Tables, found: Found, room: Sequence[float]) -> Found:
-    holds, n = tables.holds(found.tokens), len(found.ranks)
+    holds = tables.holds(found.tokens)
     fixed = tables.tokens_s(found.ranks, found.tokens, found.second)
     moved = True
     while moved:
         moved = False
-        for giver, taker in itertools.permutations(range(n), 2):
+        for giver, taker in moves(found.units):
             if not found.units[giver]:
                 continue
             parts = list(found.units)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.memory import MemoryRule
-from workbench.planners.galaxy_plus.times import attention_s, con_s, mlp_sequence_s, mlp_tensor_s, num_blocks, ring_chain_s
+from workbench.planners.galaxy_plus.times import MOST_IN_LISTS, attention_s, con_s, mlp_sequence_s, mlp_tensor_s, num_blocks, ring_chain_s
 
 Line = tuple[float, float]
 """Fixed seconds and seconds for each more, of a time that is 0 for nothing."""
@@ -136,14 +138,29 @@ class Tables:
         n = len(ranks)
         if n < 2:
             return 0.0
-        gather, scatter = [], []
-        for i, rank in enumerate(ranks):
-            to = ranks[(i + 1) % n]
-            latency, each = self.hop(rank, to, stack)
-            add = self.line("add", to, stack)
-            gather.append([latency + each * count if count else 0.0 for count in tokens])
-            scatter.append([latency + add[0] + (each + add[1]) * count if count else 0.0 for count in tokens])
-        return ring_chain_s(gather, 0) + ring_chain_s(scatter, 1)
+        hops = [self.hop(rank, ranks[(i + 1) % n], stack) for i, rank in enumerate(ranks)]
+        adds = [self.line("add", ranks[(i + 1) % n], stack) for i in range(n)]
+        if n > MOST_IN_LISTS:
+            sent, hop, add = np.array(tokens), np.array(hops), np.array(adds)
+            gather = np.where(sent > 0, hop[:, :1] + hop[:, 1:] * sent, 0.0)
+            return ring_chain_s(gather, 0) + ring_chain_s(gather + np.where(sent > 0, add[:, :1] + add[:, 1:] * sent, 0.0), 1)
+        gathered = [[hop[0] + hop[1] * count if count else 0.0 for count in tokens] for hop in hops]
+        summed = [
+            [seconds + add[0] + add[1] * count if count else 0.0 for seconds, count in zip(row, tokens, strict=True)]
+            for row, add in zip(gathered, adds, strict=True)
+        ]
+        return ring_chain_s(gathered, 0) + ring_chain_s(summed, 1)
+
+    def quick_ring_s(self, ranks: Ranks, tokens: Parts, stack: int) -> float:
+        """Return about the same, as twice the larger of the busiest link's time and the slowest tile's journey."""
+        n = len(ranks)
+        if n < 2:
+            return 0.0
+        hops = [self.hop(rank, ranks[(i + 1) % n], stack) for i, rank in enumerate(ranks)]
+        latency, each = sum(hop[0] for hop in hops), sum(hop[1] for hop in hops)
+        total = sum(tokens)
+        busy = max((n - 1) * hop[0] + hop[1] * (total - tokens[(i + 1) % n]) for i, hop in enumerate(hops))
+        return 2 * max(busy, max(latency - hops[i - 1][0] + (each - hops[i - 1][1]) * count for i, count in enumerate(tokens)))
 
     def seconds(self, ranks: Ranks, units: Parts, columns: Parts, tokens: Parts, second: Sequence[int]) -> float:
         """Return Eq. 9: T_scheme-1 + T_scheme-2."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, StackShape
+
+MOST_IN_LISTS = 16
+"""Rings of more devices are summed as arrays, which is slower for few."""
 
 
 def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
@@ -142,8 +147,19 @@ def ring_chain_s(hops: Sequence[Sequence[float]], shift: int) -> float:
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
     n = len(hops)
+    if n > MOST_IN_LISTS:
+        return _wide_ring_chain_s(np.asarray(hops), shift)
     done = [0.0] * n
     for step in range(n - 1):
         # What goes out now came in during the step before, over the link that was busy until then.
         done = [max(done[i], done[i - 1] if step else 0.0) + hops[i][(i - step - shift) % n] for i in range(n)]
     return max(done, default=0.0)
+
+
+def _wide_ring_chain_s(hops: np.ndarray, shift: int) -> float:
+    n = len(hops)
+    at, done = np.arange(n), np.zeros(n)
+    for step in range(n - 1):
+        before = np.maximum(done, np.roll(done, 1)) if step else done
+        done = before + hops[at, (at - step - shift) % n]
+    return float(done.max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ def token_cuts(tables: Tables, ranks: Ranks, holders: Sequence[bool], seconds: S
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
         weights = [part * one / whole + (1 - part) * holds / count for one, holds in zip(speed, holders, strict=True)]
         found[proportional_parts(n, weights)] = None
-    if 1 < len(ranks) <= MOST_IN_PROGRAMME:
+    if 2 < len(ranks) <= MOST_IN_PROGRAMME:
         for second in dict.fromkeys(seconds):
             best = _programme(tables, ranks, holders, second)
             if best is not None:
@@ -98,7 +99,7 @@ def polish_tokens(tables: Tables, ranks: Ranks, tokens: Parts, second: Sequence[
     best, step = tables.tokens_s(ranks, tokens, second), first_step
     while step:
         moved = False
-        for giver, taker in ((g, t) for g in range(len(ranks)) for t in range(len(ranks)) if g != t):
+        for giver, taker in moves(tokens):
             if tokens[giver] <= step or not tokens[taker]:
                 continue
             parts = list(tokens)
@@ -110,3 +111,18 @@ def polish_tokens(tables: Tables, ranks: Ranks, tokens: Parts, second: Sequence[
         if not moved:
             step //= 2
     return tokens
+
+
+def moves(parts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return pairs of a giver and a taker: all of few positions, of many those from the two largest parts to the eight smallest."""
+    n = len(parts)
+    if n <= MOST_IN_PROGRAMME:
+        return list(itertools.permutations(range(n), 2))
+    by_size = sorted(range(n), key=lambda position: -parts[position])
+    return [(giver, taker) for giver in by_size[:2] for taker in by_size[-8:] if giver != taker]
+
+
+def without_tokens(tables: Tables, ranks: Ranks, tokens: Parts, second: Sequence[int], position: int) -> Parts:
+    """Return the tokens with those of one position handed to the others in proportion."""
+    others = [0 if at == position else count for at, count in enumerate(tokens)]
+    return polish_tokens(tables, ranks, proportional_parts(sum(tokens), others), second)

@@ -21,8 +21,8 @@ from workbench.planners.galaxy_plus import (
     sequence_parallel,
     stack_lengths,
 )
-from workbench.reproduce.galaxy_plus.latency import sequence_s
-from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, profile
+from workbench.reproduce.galaxy_plus.printed import printed_s
+from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
 
 OURS, GALAXY, MEGATRON, SEQUENCE, EDGESHARD, LOCAL = "Galaxy+", "Galaxy", "M-LM", "SP", "ES", "Local"
 PLANNERS: dict[str, InferencePlanner] = {
@@ -35,7 +35,7 @@ PLANNERS: dict[str, InferencePlanner] = {
 }
 BASELINES = (MEGATRON, SEQUENCE, EDGESHARD, GALAXY)
 Reading = Literal["latency", "balanced", "equal"]
-"""Of EdgeShard: its dynamic programme for latency; stages in proportion to speed; as many layers on every device."""
+"""Of EdgeShard: its programme for latency; a pipeline whose slowest stage is as fast as can be; as many layers on every device."""
 READINGS: tuple[Reading, ...] = ("latency", "balanced", "equal")
 
 
@@ -55,7 +55,7 @@ def run_system(
     environment: str,
     system: str,
     mbit_per_s: float | None = None,
-    reading: Reading = "latency",
+    reading: Reading = "balanced",
 ) -> Run:
     """Return a method's plan and simulated seconds for a model in an environment."""
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
@@ -66,7 +66,10 @@ def run_system(
     except PlanError as error:
         return Run(reason=str(error))
     lengths = stack_lengths(costs, length, decoder_length)
-    return Run(plan=plan, seconds=sequence_s(plan, costs, on, lengths, constants.message_s))
+    seconds = printed_s(
+        plan, costs, on, lengths, message_s=constants.message_s, handling_s_per_byte=handling(constants, on)
+    )
+    return Run(plan=plan, seconds=seconds)
 
 
 def _plan(
@@ -82,13 +85,29 @@ def _plan(
     rule = constants.memory_rule
     if system != EDGESHARD or reading == "latency":
         return PLANNERS[system](costs, on, length=length, decoder_length=decoder_length, memory=rule)
-    speeds = [capacity(costs, rank, stack_lengths(costs, length, decoder_length)) for rank in range(on.world_size)]
+    return _staged(constants, costs, on, length, decoder_length, is_equal=reading == "equal")
+
+
+def _staged(
+    constants: Constants, costs: InferenceProfile, on: Cluster, length: int, decoder_length: int, *, is_equal: bool
+) -> InferencePlan:
+    """Return a pipeline through all devices: as many layers on each, or so that its slowest stage is as fast as can be.
+
+    The latter is what EdgeShard's programme for throughput aims at; of equally good stages those on fast devices are filled first.
+    """
+    shares = list(proportional_parts(costs.num_layers, (1,) * on.world_size))
+    if not is_equal:
+        layer_s = [1 / capacity(costs, rank, stack_lengths(costs, length, decoder_length)) for rank in range(on.world_size)]
+        slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
+        rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
+        room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
+        left, shares = costs.num_layers - on.world_size, [1] * on.world_size
+        for rank in sorted(range(on.world_size), key=lambda each: layer_s[each]):
+            more = min(left, room[rank] - 1)
+            shares[rank] += more
+            left -= more
     plan = InferencePlan(
-        method="edgeshard",
-        paradigm="pipeline",
-        ranks=tuple(range(on.world_size)),
-        layers=proportional_parts(costs.num_layers, speeds if reading == "balanced" else (1,) * on.world_size),
-        length=length,
+        method="edgeshard", paradigm="pipeline", ranks=tuple(range(on.world_size)), layers=tuple(shares), length=length
     )
-    check_inference(plan, costs, on, length=length, decoder_length=decoder_length, memory=rule)
+    check_inference(plan, costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
     return plan

@@ -20,6 +20,7 @@ PAPER = "galaxy_plus"
 GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have three more layers of scheme 2 in Env. A
 GIB = 2**30  # Table I's: GPT2-L's 774 million fp32 parameters are 2.88 of these and 3.10 of the others
 ENVIRONMENTS = ("Env. A", "Env. B")
+FIG_16 = "Fig. 16"  # two RPi-L and one RPi-M (section IV-F)
 CLUSTERS = {"Env. A": "galaxy-env-a", "Env. B": "galaxy-env-b", "Env. C": "galaxy-env-c", "Env. D": "galaxy-env-d"}
 
 # The paper counts 16 heads in OPT-L, the published model has 32; T5-L's 'hidden size 2048' is its 16 heads' width twice, 740 million
@@ -45,6 +46,7 @@ class Constants:
     operation_s: float
     ring_efficiency: float
     collective_efficiency: float
+    handling_s_per_byte: float
     message_s: float
     embedding_share: float
     pi_weight_bytes_per_s: float
@@ -93,12 +95,21 @@ def cluster(
     mbit_per_s: nominal, its own if not given.  count: so many of its first device.  collectives: links as a library's collectives
     use them, not a ring of one's own.
     """
-    made = load_cluster(CLUSTERS.get(environment, environment))
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
+    made = _described(environment)
     devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in made.devices)
     if count is not None:
         devices = tuple(replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count))
     return Cluster(name=environment, devices=devices, description=made.description)
+
+
+@lru_cache(maxsize=8)
+def _described(environment: str) -> Cluster:
+    """Return an environment as the catalogue has it; sensitivities ask for it often."""
+    if environment == FIG_16:
+        known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
+        return Cluster(name=FIG_16, devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
+    return load_cluster(CLUSTERS[environment])
 
 
 def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_efficiency: float) -> Device:
@@ -140,3 +151,11 @@ def _overheads(constants: Constants, device: Device) -> tuple[float, float]:
         return constants.gpu_operation_s, constants.gtx_memory_bytes_per_s
     share = device.flops_per_s / (constants.speed_factor * 8.8e9)  # of an RPi-M
     return constants.operation_s / share, constants.pi_memory_bytes_per_s * share
+
+
+def handling(constants: Constants, on: Cluster) -> tuple[float, ...]:
+    """Return what a byte sent beside a computation takes of each device's processor, in seconds: in proportion to the clock; of GPUs none."""
+    return tuple(
+        constants.handling_s_per_byte * 8.8e9 * constants.speed_factor / device.flops_per_s if device.model.startswith("rpi") else 0.0
+        for device in on.devices
+    )

@@ -55,7 +55,9 @@ def _products(builder: Builder, block: Block, position: int, exchange: Exchange)
     kind, name = _ENTER[block.kind]
     entered, context = Value(name, number, NONE, 0), Value("ctx", number, NONE, 0)
     if block.kind == "cross" and not builder.layout.is_decoding:
-        builder.add(position, "CKV", number, 0, [Value("mem", builder.layout.first_blocks[block.stack], NONE, 0)], [Value("kv", number, NONE, 0)])
+        builder.add(
+            position, "CKV", number, 0, [Value("mem", builder.layout.first_blocks[block.stack], NONE, 0)], [Value("kv", number, NONE, 0)]
+        )
     builder.add(position, kind, number, 0, _hidden(number)[:1], [entered])
     if block.kind == "attention":
         builder.add(position, "ATT", number, 0, [entered], [context])
@@ -85,7 +87,7 @@ def _sum(builder: Builder, block: Block, exchange: Exchange) -> None:
         terms = [total]
     elif exchange == "direct":
         for position in members:
-            for other in after(everywhere, position, 1, layout.num_positions):
+            for other in after(tuple(everywhere), position, 1, layout.num_positions):
                 builder.send(products[position], position, other)
     elif exchange == "star":
         for position in members:
@@ -101,19 +103,11 @@ def _sum(builder: Builder, block: Block, exchange: Exchange) -> None:
 
 def sequence_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
     """Return sequence parallelism: every position has all weights and its own tokens; keys and values go round the ring in each layer."""
-    if any(shape.has_cross_attention for shape in layout.stacks) or len(layout.stacks) > 1:
-        builder = _Sequence(layout, with_memory=True)
-    else:
-        builder = _Sequence(layout, with_memory=False)
-    return builder.build(world_size)
+    return _Sequence(layout).build(world_size)
 
 
 class _Sequence(Builder):
     """One group of tiles for each position, in token order."""
-
-    def __init__(self, layout: InferenceLayout, *, with_memory: bool) -> None:
-        super().__init__(layout)
-        self._with_memory = with_memory
 
     def build(self, world_size: int | None) -> Schedule:
         """Return the schedule."""
@@ -129,7 +123,9 @@ class _Sequence(Builder):
                     self.send(Value("emb", first, NONE, tile.number), 0, tile.position)
             for tile in tiles:
                 names = ("hid", "res")
-                self.add(tile.position, "ENTER", first, tile.number, [Value("emb", first, NONE, tile.number)], self._values(names, first, tile))
+                self.add(
+                    tile.position, "ENTER", first, tile.number, [Value("emb", first, NONE, tile.number)], self._values(names, first, tile)
+                )
             for block in layout.blocks[first:end]:
                 self._block(block, tiles)
         self.head([Value("hid", layout.end, NONE, tile.number) for tile in layout.tiles[-1]])
@@ -179,7 +175,7 @@ class _Sequence(Builder):
             self._start("mem", number, tile, layout.tiles[block.stack + 1])
 
     def _ring(self, tile: Tile, receivers: tuple[Tile, ...]) -> tuple[int, ...]:
-        positions = sorted({other.position for other in receivers})
+        positions = tuple(sorted({other.position for other in receivers}))
         return after(positions, tile.position, 1, self.layout.num_positions)
 
     def _start(self, name: str, number: int, tile: Tile, receivers: tuple[Tile, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from workbench.core.collector import paused_collector
 from workbench.core.errors import ScheduleError
@@ -10,7 +11,8 @@ from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
 from workbench.schedules.inference.layout import InferenceLayout
 
 
-def after(positions: Sequence[int], first: int, direction: int, num_positions: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def after(positions: tuple[int, ...], first: int, direction: int, num_positions: int) -> tuple[int, ...]:
     """Return the positions other than `first` in the order in which the ring meets them from there on (direction +1 or -1)."""
     others = [position for position in positions if position != first]
     return tuple(sorted(others, key=lambda position: (position - first) * direction % num_positions))
@@ -72,7 +74,8 @@ class Builder:
 @paused_collector()
 def insert_receives(schedule: Schedule) -> Schedule:
     """Return the schedule with the RECV of every SEND: before the first operation that reads the value, or earlier where a value that
-    comes later on the same channel is read earlier, so that both sides of a channel have one order."""
+    comes later on the same channel is read earlier, so that both sides of a channel have one order.
+    """
     first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
     for rank, ops in enumerate(schedule.ops):
         reads = first_reads[rank]

@@ -132,5 +132,3 @@ class InferenceCosts:
         if block.kind == "cross" and not self._layout.is_decoding:
             total += self._piece_s(costs, "CKV", block, self._layout.memory_length, width)
         return total
-
-

@@ -10,7 +10,7 @@ Positions without a part of a block's weights do not stand in its ring; those wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from workbench.core.schedule import NONE, Schedule, Value
@@ -53,6 +53,8 @@ class _Hybrid(Builder):
         super().__init__(layout)
         positions = range(layout.num_positions)
         self._own: list[list[Group]] = [[tuple(t for t in tiles if t.position == i) for i in positions] for tiles in layout.tiles]
+        self._firsts = [[own[0].number if own else 0 for own in by_position] for by_position in self._own]
+        self._chains: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
 
     def embed_tiles(self, stack: int) -> None:
         """Embed a stack's tokens on the first position; the tiles go down the ring to all who compute."""
@@ -66,7 +68,7 @@ class _Hybrid(Builder):
     def relay_memory(self, block: Block) -> None:
         """Send the encoder's output round to all who compute cross-attention; block: the decoder's first."""
         for position in range(self.layout.num_positions):
-            for tile, following in self._arriving(self.layout.tiles[block.stack - 1], self._memory_path, position):
+            for tile, following in self._arriving(block.stack - 1, self._memory_path, position):
                 if following is not None:
                     self.send(_value("mem", block.number, tile), position, following)
 
@@ -80,7 +82,7 @@ class _Hybrid(Builder):
             present = () if position else tiles if is_member else own
             for tile in present:
                 self._enter_stack(block, position, tile)
-        arriving = self._arriving(tiles, lambda tile: self._path(block, tile), position, keep_order=is_first)
+        arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
@@ -118,7 +120,7 @@ class _Hybrid(Builder):
         """Return the positions that a tile of the block's input visits, in order, without the one where it starts."""
         layout = self.layout
         if block.number in layout.first_blocks:  # from where it was embedded
-            return after(sorted({*layout.members(block), tile.position}), 0, 1, layout.num_positions)
+            return after(tuple(sorted({*layout.members(block), tile.position})), 0, 1, layout.num_positions)
         return after(layout.members(block), tile.position, tile.direction, layout.num_positions)
 
     def _memory_path(self, tile: Tile) -> tuple[int, ...]:
@@ -128,31 +130,31 @@ class _Hybrid(Builder):
 
     def _chain(self, block: Block, tile: Tile) -> tuple[int, ...]:
         """Return the positions whose products make a tile's sum, in order; its owner's last."""
-        members = self.layout.members(block)
-        others = after(members, tile.position, tile.direction, self.layout.num_positions)
-        return (*others, tile.position) if tile.position in members else others
+        key = (block.stack, block.kind, tile.position, tile.direction)
+        if key not in self._chains:
+            members = self.layout.members(block)
+            others = after(members, tile.position, tile.direction, self.layout.num_positions)
+            self._chains[key] = (*others, tile.position) if tile.position in members else others
+        return self._chains[key]
 
-    def _arriving(self, tiles: Group, path_of, position: int, *, keep_order: bool = False) -> list[tuple[Tile, int | None]]:
-        """Return the tiles that come to a position, in ring order, and where each goes next."""
+    def _arriving(
+        self, stack: int, path_of: Callable[[Tile], tuple[int, ...]], position: int, *, keep_order: bool = False
+    ) -> list[tuple[Tile, int | None]]:
+        """Return a stack's tiles that come to a position, in ring order, and where each goes next."""
         found = []
-        for tile in tiles:
+        for tile in self.layout.tiles[stack]:
             path = path_of(tile)
             if position in path:
                 step = path.index(position)
                 following = path[step + 1] if step + 1 < len(path) else None
-                order = (0, tile.number) if keep_order else (step, self._piece(tile, tiles))
+                order = (0, tile.number) if keep_order else (step, tile.number - self._firsts[stack][tile.position])
                 found.append((order, tile, following))
         return [(tile, following) for _, tile, following in sorted(found, key=lambda entry: entry[0])]
 
     def _in_sum_order(self, block: Block, position: int, tiles: Sequence[Tile]) -> list[Tile]:
         """Return tiles in the order in which the ring needs this position's products."""
-        whole = self.layout.tiles[block.stack]
-        return sorted(tiles, key=lambda tile: (self._chain(block, tile).index(position), self._piece(tile, whole)))
-
-    @staticmethod
-    def _piece(tile: Tile, tiles: Group) -> int:
-        """Return the tile's number among its owner's."""
-        return tile.number - next(other.number for other in tiles if other.position == tile.position)
+        firsts = self._firsts[block.stack]
+        return sorted(tiles, key=lambda tile: (self._chain(block, tile).index(position), tile.number - firsts[tile.position]))
 
     # What happens at one position.
 

@@ -105,7 +105,9 @@ class InferenceLayout:
         blocks: list[Block] = []
         layer = 0
         for stack, shape in enumerate(self.stacks):
-            kinds: tuple[BlockKind, ...] = ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward")
+            kinds: tuple[BlockKind, ...] = (
+                ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward")
+            )
             for _ in range(shape.num_layers):
                 scheme = self.plan.schemes[layer] if self.is_hybrid else 1
                 for kind in kinds:
@@ -141,8 +143,7 @@ class InferenceLayout:
 
     def members(self, block: Block) -> tuple[int, ...]:
         """Return the positions that compute a block with their part of the weights, in ring order."""
-        shares = self.columns[block.stack] if block.kind == "feed_forward" else self.units[block.stack]
-        return tuple(position for position, share in enumerate(shares) if share > 0)
+        return self._members[block.kind == "feed_forward"][block.stack]
 
     def width(self, block: Block, position: int) -> int:
         """Return the units or columns with which a position computes a block."""
@@ -164,6 +165,13 @@ class InferenceLayout:
         if op.kind == "ENTER":
             last = first
         return self.past + first.start, self.past + last.stop
+
+    @cached_property
+    def _members(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(
+            tuple(tuple(position for position, share in enumerate(shares) if share > 0) for shares in by_stack)
+            for by_stack in (self.units, self.columns)
+        )
 
     def _stack_of_op(self, op: Op) -> int:
         if op.kind == "LAYER":

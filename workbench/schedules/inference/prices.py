@@ -114,7 +114,7 @@ def choose_tiles(
     for tile_tokens in dict.fromkeys(sizes):
         for both_ways in (False, True):
             tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
-            if both_ways and (plan.num_positions < 3 or (largest / 2 if not tile_tokens else tile_tokens) < smallest):
+            if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
                 continue
             seconds = price(tried)
             if seconds < 0.998 * best_s:

@@ -10,6 +10,14 @@ from workbench.widgets.exercises.algorithm import (
     check_trainable_share,
 )
 from workbench.widgets.exercises.devices import check_cluster, check_share, check_transfer
+from workbench.widgets.exercises.inference import (
+    break_even,
+    check_break_even,
+    check_faster_inference,
+    check_most_scheme_2,
+    check_ring_time,
+    check_travelling_bytes,
+)
 from workbench.widgets.exercises.pipeline import (
     check_bubble,
     check_faster_split,
@@ -24,11 +32,14 @@ from workbench.widgets.exercises.verdict import BY_EYE, Verdict
 __all__ = [
     "BY_EYE",
     "Verdict",
+    "break_even",
     "check_backward_share",
+    "check_break_even",
     "check_bubble",
     "check_cache_bytes",
     "check_cluster",
     "check_down_projection",
+    "check_faster_inference",
     "check_faster_plan",
     "check_faster_split",
     "check_grouping",
@@ -36,12 +47,15 @@ __all__ = [
     "check_idlest",
     "check_live_contexts",
     "check_memory_floor",
+    "check_most_scheme_2",
     "check_pipeline_time",
     "check_quantization_step",
     "check_quantized_bytes",
+    "check_ring_time",
     "check_share",
     "check_side_layer_width",
     "check_speedup",
     "check_trainable_share",
     "check_transfer",
+    "check_travelling_bytes",
 ]

@@ -15,7 +15,9 @@ def bytes_to_read(old: InferencePlan | None, new: InferencePlan, profile: Infere
     before, after = _layers(old, profile, rank), _layers(new, profile, rank)
     if not before:
         before = [(0, 0, 0)] * len(after)
-    missing = sum(max(0, new_part - old_part) for old, new in zip(before, after, strict=False) for old_part, new_part in zip(old, new, strict=True))
+    missing = sum(
+        max(0, new_part - old_part) for old, new in zip(before, after, strict=False) for old_part, new_part in zip(old, new, strict=True)
+    )
     return missing + max(0, _ends(new, profile, rank) - _ends(old, profile, rank))
 
 

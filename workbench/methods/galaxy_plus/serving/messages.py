@@ -12,11 +12,15 @@ from workbench.methods.galaxy_plus.requests import Request
 
 
 class Load(NamedTuple):
-    """Read the weights of a plan in the background, keeping what is held.  specs: what every device of the plan keeps (ShardSpec)."""
+    """Read the weights of a plan in the background, keeping what is held.  specs: what every device of the plan keeps (ShardSpec).
+
+    lengths: of the sequences to come, for which the schedule is made ready, too.
+    """
 
     plan: int
     made: InferencePlan
     specs: Mapping[int, Any]
+    lengths: tuple[int, ...]
 
 
 class Join(NamedTuple):

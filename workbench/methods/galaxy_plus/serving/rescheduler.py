@@ -48,7 +48,10 @@ class _Device:
 
 
 class Rescheduler:
-    """current: index of the plan that serves, -1 if none can (since a device of the last one was lost).  wanted: of the one that should, -1 while none fits."""
+    """current: index of the plan that serves, -1 if none can (since a device of the last one was lost).
+
+    wanted: of the one that should, -1 while none fits.
+    """
 
     def __init__(self, settings: ReschedulingSettings, world_size: int, planner: Planner, times: Times, log: ServingLog) -> None:
         """Make the first plan, for all devices.  Raises PlanError if none fits."""

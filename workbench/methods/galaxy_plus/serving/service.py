@@ -25,7 +25,11 @@ def planner_of(
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
     def prices(seen: InferenceProfile) -> InferencePrices | None:
-        return InferencePrices(profile=seen, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate) if is_priced else None
+        return (
+            InferencePrices(profile=seen, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate)
+            if is_priced
+            else None
+        )
 
     if first is None:
         first = make_plan(profile, cluster, length=lengths[0], decoder_length=decoder_length, price=prices(profile))

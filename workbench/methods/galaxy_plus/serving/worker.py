@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.methods.galaxy_plus.programs import Programs
 from workbench.methods.galaxy_plus.requests import Answer
 from workbench.methods.galaxy_plus.serving.messages import (
     Abort,
@@ -41,7 +42,7 @@ from workbench.runtime.process_group import close_group, open_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """What a device is told once.  address: of the portal's commands.  join_timeout_s: for forming a group.
+    """What a device is told once.  address: of the portal's commands.  timeout_s: for forming a group, and for a message in it.
 
     slow_down: the injected factor in force, for a device that comes back.  storage_bytes_per_s: at which an emulated device reads its
     disk; 0: as fast as the host does.
@@ -49,7 +50,7 @@ class WorkerSetup:
 
     session: SessionSetup
     address: str
-    join_timeout_s: float = 8.0
+    timeout_s: float = 20.0
     slow_down: float = 1.0
     storage_bytes_per_s: float = 0.0
 
@@ -76,6 +77,14 @@ class _Worker:
         self._source: Any = None
         self._loading = threading.Lock()
         self._wanted = -1
+        first = self._layout.parts[0]
+        self._programs = Programs(  # outlive the groups
+            context.rank,
+            setup.session.cluster,
+            self._layout.stacks,
+            setup.session.host if self._is_paced else None,
+            kv_width=2 * first.num_units * first.head_size,
+        )
         self._fastest_probe_s: float | None = None
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._listener = CommandListener(context, setup.address, self._take)
@@ -149,6 +158,7 @@ class _Worker:
         read_bytes = self._source.bytes_read - before
         if self._is_paced and self._setup.storage_bytes_per_s:
             time.sleep(max(0.0, begin_s + read_bytes / self._setup.storage_bytes_per_s - time.monotonic()))
+        self._programs.sequence(command.made, command.lengths)
         self._newest = shard
         self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
         return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes)
@@ -171,11 +181,12 @@ class _Worker:
         members = command.members
         context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members))
         try:
-            group = open_group(context, self._setup.join_timeout_s, name=f"epoch-{command.epoch}")
+            group = open_group(context, self._setup.timeout_s, name=f"epoch-{command.epoch}")
             session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout)
         except (RuntimeSetupError, RuntimeError) as error:
             self._leave()
             return Joined(command.epoch, str(error).splitlines()[0])
+        session.programs = self._programs
         session.slow_down(self._slow_down)
         self._session, self._epoch = session, command.epoch
         session.slow_down(self._slow_down)  # a change in between is not lost
@@ -209,7 +220,7 @@ class _Worker:
             command.attempt,
             command.plan,
             None if answer.output is None else answer.output.numpy(),
-            answer.busy_s(),
+            _report(answer),
             answer.start_s,
             answer.end_s,
             session.pacer.late_s - late_s,
@@ -226,10 +237,18 @@ class _Worker:
         if self._is_paced and host is not None:
             costs = host.costs[0][0]
             full_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
-        begin_s = time.monotonic()
-        Pacer(self._share / self._slow_down).run(lambda: (hidden @ up) @ up.T, full_s)
-        seconds = time.monotonic() - begin_s
+        paced = Pacer(self._share / self._slow_down).run(lambda: (hidden @ up) @ up.T, full_s)
+        seconds = paced.end_s - paced.start_s
         if full_s > 0:
-            return Probed(seconds / (full_s / self._share))
+            return Probed((seconds - paced.late_s) * self._share / full_s)
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return Probed(seconds / self._fastest_probe_s)
+
+
+def _report(answer: Answer) -> dict[int, float]:
+    """Return the seconds of computation by block.  By what a busy host was late is not the emulated device's doing, and left out."""
+    seconds: dict[int, float] = {}
+    for span in answer.spans:
+        if not span.op.is_communication:
+            seconds[span.op.stage] = seconds.get(span.op.stage, 0.0) + span.end_s - span.start_s - span.late_s
+    return seconds

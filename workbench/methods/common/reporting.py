@@ -8,14 +8,14 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
 
 if TYPE_CHECKING:
-    from workbench.methods.pac_plus.session import StepTrace
+    from workbench.methods.common.session import StepTrace
 
 LOADING, WAITING, IDLE, DONE = "loading", "waiting for the others", "idle", "done"
 FIRST_EPOCH, CACHED_EPOCH = "first epoch", "cached epoch"
 
 
 class DeviceReporter:
-    """Publishes one dict for each phase and each step; launch.Progress takes them.
+    """Publishes one dict for each phase and each step; records.Progress takes them.
 
     epoch and step are in every message once there are any, so that the error for a lost device can name them.
     """

@@ -8,8 +8,8 @@ import torch
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
-from workbench.methods.pac_plus.folder import journal_path, steps_log_path
-from workbench.methods.pac_plus.session import RankSession, StepTrace
+from workbench.methods.common.folder import journal_path, steps_log_path
+from workbench.methods.common.session import RankSession, StepTrace
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.step_journal import StepJournal
 

@@ -1,0 +1,59 @@
+"""Distributed answers are the whole model's, on one process: every paradigm, family, uneven split, one to four devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.methods.conftest import four_devices
+from tests.methods.galaxy_plus.ranks import Case, Cases, answer_cases, plans_for, request_for
+from workbench.methods.galaxy_plus.local import local_hidden, local_texts
+from workbench.models.sharding import model_layout
+from workbench.runtime.engines import EngineCluster
+
+MODELS = ("tiny-distilbert-2", "tiny-bert-2", "tiny-vit-2", "tiny-gpt2-2", "tiny-opt-2", "tiny-llama-2", "tiny-t5-4")
+WRITERS = ("tiny-gpt2-2", "tiny-opt-2", "tiny-llama-2", "tiny-t5-4")
+NEW_TOKENS = 6
+
+
+def answers_of(engines: EngineCluster, cases: Cases) -> list[torch.Tensor]:
+    """Return each case's answer, which the plan's first device has and no other."""
+    by_rank = engines.run(answer_cases, [cases] * 4)
+    for number, case in enumerate(cases.cases):
+        assert [rank for rank, answers in enumerate(by_rank) if answers[number] is not None] == [case.plan.ranks[0]]
+    return [by_rank[case.plan.ranks[0]][number] for number, case in enumerate(cases.cases)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hidden_states_are_the_local_models(model: str, engines: EngineCluster) -> None:
+    layout = model_layout(model)
+    whole, padded = request_for(layout), request_for(layout, padding=0 if layout.family.reads_images else 4)
+    plans = plans_for(layout)
+    cases = [Case(plan=plan, request=whole) for plan in plans.values()]
+    cases += [Case(plan=plans[name], request=padded) for name in ("overlapped tiles", "Megatron-LM", "sequence parallelism")]
+    answers = answers_of(engines, Cases(model=model, cluster=four_devices(), cases=tuple(cases)))
+    expected = dict(zip((id(whole), id(padded)), local_hidden(model, [whole, padded]), strict=True))
+    for name, case, answer in zip((*plans, *("padded",) * 3), cases, answers, strict=True):
+        right, real = expected[id(case.request)], slice(None)
+        if case.request.mask is not None and not layout.has_decoder:
+            real = slice(int(case.request.mask.sum()))  # what stands for padding means nothing
+        answer, right = answer[:, real], right[:, real]
+        assert float((answer - right).abs().max() / right.abs().max()) < 1e-5, name
+        assert torch.equal(answer.argmax(-1), right.argmax(-1)), name
+
+
+@pytest.mark.parametrize("model", WRITERS)
+def test_texts_are_the_local_models(model: str, engines: EngineCluster) -> None:
+    layout = model_layout(model)
+    request = request_for(layout)
+    if layout.has_decoder:
+        assert request.decoder_ids is not None
+        request = request._replace(decoder_length=1, decoder_ids=request.decoder_ids[:, :1])
+    plans = plans_for(layout)
+    names = ("overlapped tiles", "scheme 2 on four", "two", "alone", "Megatron-LM", "EdgeShard")
+    cases = tuple(Case(plan=plans[name], request=request, tokens=NEW_TOKENS) for name in names)
+    (expected,) = local_texts(model, [request], NEW_TOKENS)
+    for exchange in ("direct", "star", "allreduce") if model == "tiny-gpt2-2" else ("direct",):
+        answers = answers_of(engines, Cases(model=model, cluster=four_devices(), cases=cases, exchange=exchange))
+        for name, answer in zip(names, answers, strict=True):
+            assert answer.tolist() == expected.tolist(), (name, exchange)

@@ -1,0 +1,76 @@
+"""What cannot be cut, or does not fit, is said in words."""
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
+from workbench.models.sharding import load_shard, model_layout, run_plan, shard_spec, weights_of
+from workbench.models.sharding.building import require_support
+
+from .builders import hybrid, shards_of, tiny_case
+
+
+def test_partitions_have_to_add_up():
+    case = tiny_case("bert")
+    with pytest.raises(ConfigError, match=r"on 5 devices.*has 4 attention units, the partition 5.*a device may get none"):
+        shard_spec(hybrid(case, (1,) * 5, (64, 0, 0, 0, 0), (1.0,) * 5, (1,)), 0, case.layout.stacks)
+    with pytest.raises(ConfigError, match="has 64 columns, the partition 60"):
+        shard_spec(hybrid(case, (4,), (60,), (1.0,), (1,)), 0, case.layout.stacks)
+    with pytest.raises(ConfigError, match="schemes for 0 layers"):
+        shard_spec(
+            InferencePlan(method="x", paradigm="hybrid", ranks=(0,), units=(4,), columns=(64,), shares=(1.0,)), 0, case.layout.stacks
+        )
+    with pytest.raises(ConfigError, match="The model has 3"):
+        shard_spec(InferencePlan(method="x", paradigm="pipeline", ranks=(0, 1), layers=(3, 1)), 0, case.layout.stacks)
+    with pytest.raises(ConfigError, match="position 3 was asked for"):
+        shard_spec(hybrid(case, (4,), (64,), (1.0,), (1,)), 3, case.layout.stacks)
+
+
+def test_more_devices_than_heads_work_if_some_get_none():
+    case = tiny_case("llama")  # two groups of heads
+    plan = hybrid(case, (1, 0, 1, 0), (16, 16, 16, 16), (0.25,) * 4, (1,))
+    assert run_plan(plan, shards_of(case, plan), case.ids, case.mask).shape == (3, 13, 32)
+
+
+def test_families_without_support():
+    with pytest.raises(ConfigError, match="Known families are bert"):
+        require_support("mamba")
+    with pytest.raises(ConfigError, match="Known are"):
+        model_layout("tiny-mamba")
+    with pytest.raises(ConfigError, match="meta device"), torch.device("meta"):
+        weights_of(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("family", "ids", "message"),
+    [
+        ("vit", torch.zeros(1, 10, 4, dtype=torch.uint8), r"A picture of 16 patches of 4 values.*\(1, 10, 4\)"),
+        ("vit", torch.zeros(1, 9, dtype=torch.int64), "A picture of 16 patches"),
+        ("bert", torch.zeros(1, 17, 4, dtype=torch.uint8), "as of pictures"),
+        ("gpt2", torch.zeros(1, 200, dtype=torch.int64), "knows 128 positions"),
+        ("t5", torch.zeros(1, 0, dtype=torch.int64), "at least one token"),
+    ],
+)
+def test_inputs_that_do_not_fit(family, ids, message):
+    case = tiny_case(family)
+    plan = hybrid(case, (4,), (64,), (1.0,), (1,))
+    with pytest.raises(ConfigError, match=message):
+        run_plan(plan, shards_of(case, plan), ids)
+
+
+@pytest.mark.parametrize("mask", [[[0, 1, 1]], [[1, 0, 1]], [[0, 0, 0]], [[1, 1, 0, 0]]])
+def test_padding_on_the_left_is_refused(mask):
+    case = tiny_case("bert")
+    plan = hybrid(case, (4,), (64,), (1.0,), (1,))
+    with pytest.raises(ConfigError, match="Pad on the right"):
+        run_plan(plan, shards_of(case, plan), torch.ones(1, 3, dtype=torch.int64), torch.tensor(mask))
+
+
+def test_only_the_first_position_has_the_ends():
+    case = tiny_case("bert")
+    plan = hybrid(case, (2, 2), (32, 32), (0.5, 0.5), (1,))
+    shard = load_shard(case.layout, shard_spec(plan, 1, case.layout.stacks), weights_of(case.model))
+    with pytest.raises(ConfigError, match="first device of the plan"):
+        shard.embed(0, case.ids)

@@ -1,0 +1,109 @@
+"""Texts made token by token over keys and values that stay with their units are those of the whole model."""
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
+from workbench.models.loading import model_config
+from workbench.models.sharding import generate, run_plan
+
+from .builders import assert_equal_to, case_of, hybrid, shards_of, tiny_case
+
+FAMILIES = ("gpt2", "opt", "llama", "t5", "bart")
+
+
+def expected_of(case, ids, count):
+    """Return what transformers generates, without an end before the last token."""
+    options = {} if not case.layout.has_decoder else {"decoder_start_token_id": case.layout.config.decoder_start_token_id}
+    settings = {"forced_eos_token_id": None, "forced_bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    found = case.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=count, min_new_tokens=count, use_cache=True,
+        **settings, **options,
+    )  # fmt: skip
+    return found[:, 1:] if case.layout.has_decoder else found[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_equals_transformers(family):
+    case = tiny_case(family)
+    units = case.layout.stacks[0].num_units
+    ids = case.ids[:2, :3] if case.layout.has_decoder else case.ids[:2, :7]
+    expected = expected_of(case, ids, 12)
+    assert len(set(expected[0].tolist())) > 2  # no text of one word
+    plans = (
+        hybrid(case, (1, 0, units - 1), (24, 40, 0), (0.2, 0.5, 0.3), (1, 2)),
+        hybrid(case, (0, units), (30, 34), (1.0, 0.0), (2,), 2),
+        hybrid(case, (units,), (64,), (1.0,), (1,)),
+        InferencePlan(method="megatron_lm", paradigm="tensor", ranks=(0, 1), units=(1, units - 1), columns=(32, 32)),
+    )
+    for plan in plans:
+        assert torch.equal(generate(plan, shards_of(case, plan), ids, 12), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_given_tokens_one_by_one(family):
+    """Read token by token behind a prompt, a text has the logits that it has at once."""
+    case = tiny_case(family)
+    texts = case.ids[:1] if case.decoder_ids is None else case.decoder_ids
+    start = 4 if case.decoder_ids is None else 1
+    arguments = {"input_ids": texts} if case.decoder_ids is None else {"input_ids": case.ids, "attention_mask": case.mask}
+    with torch.no_grad():
+        expected = case.model(**arguments, **({} if case.decoder_ids is None else {"decoder_input_ids": texts})).logits
+    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))
+    shards = shards_of(case, plan)
+    caches = [shard.new_cache(len(texts), texts.shape[1]) for shard in shards]
+    stack = len(case.layout.parts) - 1
+    if stack:
+        found = [run_plan(plan, shards, case.ids, case.mask, texts[:, :start], what="last", caches=caches)]
+    else:
+        found = [run_plan(plan, shards, texts[:, :start], what="last", caches=caches)]
+    with torch.inference_mode():
+        for at in range(start, texts.shape[1]):
+            steps = [shard.step(cache) for shard, cache in zip(shards, caches, strict=True)]
+            residual = shards[0].embed_step(texts[:, at], steps[0])
+            hidden = shards[0].enter(stack, residual)
+            for block in case.layout.blocks[case.layout.parts[stack].first_block :]:
+                total = sum(shard.decode(block.number, hidden, step) for shard, step in zip(shards, steps, strict=True))
+                residual, hidden = shards[1].connect(block.number, total, residual)
+            for cache in caches:
+                cache.advance()
+            found.append(shards[0].head(hidden, "last"))
+    assert_equal_to(torch.stack(found, dim=1), expected[:, start - 1 :])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_of_unequal_length(family):
+    """Each text is what it is alone: padding is neither seen nor counted."""
+    case = tiny_case(family)
+    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))
+    shards = shards_of(case, plan)
+    together = generate(plan, shards, case.ids, 6, case.mask)
+    for index, length in enumerate(case.mask.sum(1).tolist()):
+        assert torch.equal(together[index : index + 1], generate(plan, shards, case.ids[index : index + 1, :length], 6))
+
+
+def test_the_cache_holds_own_units_alone():
+    case = tiny_case("llama")
+    plan = hybrid(case, (2, 0), (24, 40), (0.5, 0.5), (1,))
+    shards = shards_of(case, plan)
+    caches = [shard.new_cache(1, 20) for shard in shards]
+    run_plan(plan, shards, case.ids[:1], what="last", caches=caches)
+    part = case.layout.parts[0]
+    assert [cache.nbytes for cache in caches] == [3 * 2 * 2 * 20 * part.head_size * 4, 0]
+    assert [cache.length for cache in caches] == [13, 13]
+
+
+def test_bad_prompts_are_answered_clearly():
+    case = tiny_case("gpt2")
+    plan = hybrid(case, (4,), (64,), (1.0,), (1,))
+    shards = shards_of(case, plan)
+    with pytest.raises(ConfigError, match=r"knows 128 positions.*Shorten the prompt"):
+        generate(plan, shards, case.ids[:1], 120)
+    with pytest.raises(ConfigError, match="The prompt has 13"):
+        run_plan(plan, shards, case.ids[:1], caches=[shards[0].new_cache(1, 5)])
+    config = model_config("tiny-bert-2")
+    bert = case_of(config)
+    plan = hybrid(bert, (4,), (64,), (1.0,), (1,))
+    with pytest.raises(ConfigError, match="has no language model head"):
+        run_plan(plan, shards_of(bert, plan), bert.ids, bert.mask, what="last")

@@ -1,0 +1,239 @@
+"""A device reads what it keeps and nothing else, and after a re-plan only what it lacks (Galaxy+, sections III-B and III-E)."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.core.inference import InferencePlan
+from workbench.models.hub import snapshot_of
+from workbench.models.loading import load_tokenizer, stored_weights
+from workbench.models.sharding import (
+    end_bytes,
+    load_shard,
+    missing_bytes,
+    model_layout,
+    open_weights,
+    reload_shard,
+    run_plan,
+    shard_spec,
+    stack_shapes,
+    weights_of,
+)
+from workbench.models.sharding.slices import deal, size
+from workbench.models.sharding.weights import FileWeights
+
+from .builders import CUT_FAMILIES, assert_equal_to, hybrid, separator_of, shards_of, tiny_case
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a function that gives the folder of a saved tiny model, in two safetensors files."""
+    made = {}
+
+    def of(family):
+        if family not in made:
+            made[family] = path = tmp_path_factory.mktemp(family)
+            tiny_case(family).model.save_pretrained(path, max_shard_size="30KB")
+            tokenizer = load_tokenizer(f"tiny-{family}")
+            if hasattr(tokenizer, "backend"):
+                tokenizer.backend.save(str(path / "tokenizer.json"))
+        return made[family]
+
+    return of
+
+
+@pytest.mark.parametrize("family", CUT_FAMILIES)
+def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
+    """No byte is read twice or for nothing, and what is held is what the shapes say, to the byte."""
+    monkeypatch.setattr("workbench.models.loading.load_model", None)  # the whole model is never loaded
+    case, path = tiny_case(family), folder(family)
+    layout = model_layout(str(path))
+    shapes = stack_shapes(layout)
+    shape = shapes[0]
+    plan = hybrid(case, (0, 1, shape.num_units - 1), (40, 0, 24), (0.0, 0.5, 0.5), (1, 2, 1))
+    ends, total = sum(end_bytes(layout)), 0
+    for position in range(3):
+        source = open_weights(str(path), layout=layout)
+        assert isinstance(source, FileWeights)
+        spec = shard_spec(plan, position, shapes)
+        shard = load_shard(layout, spec, source, separator_id=separator_of(layout))
+        expected = layer = 0
+        for stack in shapes:
+            units, columns = plan.cut(stack)
+            for _ in range(stack.num_layers):
+                is_whole = plan.schemes[layer] == 2 and plan.shares[position] > 0
+                expected += units[position] * (stack.unit_bytes + stack.cross_unit_bytes) + stack.layer_bytes
+                expected += (stack.columns if is_whole else columns[position]) * stack.column_bytes
+                layer += 1
+        # Everyone holds the norms behind the stacks, and T5's tables, which count as the ends'.
+        everywhere = sum(final.nbytes for final in shard.finals if final) + sum(table.nbytes for table in shard.tables if table is not None)
+        expected += ends if position == 0 else everywhere
+        assert shard.held_bytes == source.bytes_read == expected
+        source.close()
+        total += shard.held_bytes
+    assert total > 0
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "vit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shards_from_files_are_those_from_memory(family, dtype, folder):
+    case = tiny_case(family)
+    units = case.layout.stacks[0].num_units
+    plan = hybrid(case, (1, units - 1), (40, 24), (0.5, 0.5), (2, 1))
+    for position in range(2):
+        spec = shard_spec(plan, position, case.layout.stacks)
+        one = load_shard(case.layout, spec, weights_of(case.model, dtype))
+        other = load_shard(case.layout, spec, open_weights(str(folder(family)), dtype, layout=case.layout))
+        for number, held in one.held.items():
+            theirs = other.held[number]
+            pairs = [
+                *zip(held.inputs, theirs.inputs, strict=True),
+                *zip(held.biases, theirs.biases, strict=True),
+                (held.output, theirs.output),
+            ]
+            for ours, read in pairs:
+                assert (ours is None and read is None) or torch.equal(ours, read)
+                assert ours is None or (ours.dtype == dtype and ours.is_contiguous())
+    assert other.held_bytes == one.held_bytes
+
+
+def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path):
+    """One read for whole rows, one for each row of a column slice; every read is of what was asked for."""
+    matrix = torch.randn(50, 64)
+    save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
+    from workbench.models.partial_loading import stored_tensors
+
+    source = FileWeights(stored_tensors(tmp_path), {"weight": ("absent", "w")}, torch.float32)
+    reads = []
+    original = source._read
+    source._read = lambda path, at, view: (reads.append(len(view)), original(path, at, view))
+    rows, columns = torch.empty(10, 64), torch.empty(50, 40)
+    source.fill(rows, "weight", (20, 30))
+    source.fill(columns[:, 8:24], "weight", (0, 50), (16, 32))
+    assert torch.equal(rows, matrix[20:30]) and torch.equal(columns[:, 8:24], matrix[:, 16:32])
+    assert reads == [10 * 64 * 4] + [16 * 4] * 50 and source.bytes_read == sum(reads)
+    half = torch.empty(64, 3, dtype=torch.bfloat16)
+    source.fill(half.t(), "weight", (4, 7))
+    assert torch.equal(half, matrix[4:7].t().bfloat16())
+    source.close()
+
+
+def plans_of(case):
+    """Return plans one after the other as devices come and go, and schemes change."""
+    units = case.layout.stacks[0].num_units
+    yield hybrid(case, (1, units - 1, 0), (20, 20, 24), (0.3, 0.3, 0.4), (1, 1, 2))
+    yield hybrid(case, (units, 0, 0), (0, 30, 34), (0.5, 0.0, 0.5), (2, 1, 1))
+    yield hybrid(case, (units - 1, 0, 1), (24, 16, 24), (0.0, 0.4, 0.6), (1, 2, 1))
+    yield InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1, 2), layers=(1, 0, 2))
+    yield hybrid(case, (0, 1, units - 1), (64, 0, 0), (0.2, 0.2, 0.6), (1, 1, 1))
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
+    case = tiny_case(family)
+    layout, path = case.layout, str(folder(family))
+    expected = case.local()[case.real]
+    shards, specs = None, [None] * 3
+    for plan in plans_of(case):
+        specs = [shard_spec(plan, position, layout.stacks, held=specs) for position in range(3)]
+        if shards is None:
+            shards = [load_shard(layout, spec, open_weights(path, layout=layout), separator_id=separator_of(layout)) for spec in specs]
+            continue
+        changed = []
+        for shard, spec in zip(shards, specs, strict=True):
+            source, missing, before = open_weights(path, layout=layout), missing_bytes(shard, spec), dict(shard.held)
+            norms = {number for number in range(len(layout.blocks)) if number not in shard.connections}
+            finals = sum(final is not None for final in shard.finals)
+            changed.append(reload_shard(shard, spec, source, release=release))
+            same = [number for number, held in before.items() if changed[-1].held[number] is held]
+            assert same == [number for number, held in before.items() if changed[-1].held[number].ranges == held.ranges]
+            if not norms and finals == sum(final is not None for final in changed[-1].finals):
+                assert source.bytes_read == missing
+            assert source.bytes_read >= missing
+            assert bool(shard.held) != release
+        assert_equal_to(run_plan(plan, changed, case.ids, case.mask, case.decoder_ids)[case.real], expected)
+        if not release:  # the old ones still work
+            old = shards if plan.paradigm != "pipeline" else None
+            assert old is None or all(shard.held for shard in old)
+        shards = changed
+
+
+def test_slices_move_as_little_as_can_be():
+    """A lost device's units go to the others; what they hold stays where it is (Fig. 11)."""
+    before = deal(12, (3, 3, 3, 3))
+    assert before == [((0, 3),), ((3, 6),), ((6, 9),), ((9, 12),)]
+    after = deal(12, (4, 4, 4), before[:3])
+    assert [size(ranges) for ranges in after] == [4, 4, 4]
+    assert after == [((0, 3), (9, 10)), ((3, 6), (10, 11)), ((6, 9), (11, 12))]
+    back = deal(12, (3, 3, 3, 3), [*after, ()])
+    assert sorted(unit for ranges in back for start, stop in ranges for unit in range(start, stop)) == list(range(12))
+    kept = [size(tuple((s, e) for s, e in new if any(a <= s and e <= b for a, b in old))) for new, old in zip(back, after, strict=False)]
+    assert kept == [3, 3, 3]
+    # Who held everything (scheme 2) leaves the others what they have.
+    assert deal(8, (4, 4), [((0, 8),), ((0, 3),)]) == [((3, 7),), ((0, 3), (7, 8))]
+
+
+def test_weights_under_unknown_names_are_loaded_whole(tmp_path):
+    """A checkpoint that transformers can load, but whose names are others', is sliced in memory."""
+    case = tiny_case("bert")
+    case.model.save_pretrained(tmp_path)
+    load_tokenizer("tiny-bert").backend.save(str(tmp_path / "tokenizer.json"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = open_weights(str(tmp_path))
+    assert not isinstance(source, FileWeights)
+    plan = hybrid(case, (1, 3), (40, 24), (0.5, 0.5), (1,))
+    shards = [
+        load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source, separator_id=separator_of(case.layout))
+        for position in range(2)
+    ]
+    source.close()  # what was cut out lives on
+    assert_equal_to(run_plan(plan, shards, case.ids, case.mask)[case.real], case.local()[case.real])
+
+
+def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
+    case = tiny_case("llama")
+    snapshot = tmp_path / "models--someone--model" / "snapshots" / ("a" * 40)
+    case.model.save_pretrained(snapshot, max_shard_size="60KB")
+    (tmp_path / "models--someone--model" / "refs").mkdir()
+    (tmp_path / "models--someone--model" / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert snapshot_of("someone/else") is None
+    source = open_weights("someone/model")
+    assert isinstance(source, FileWeights)
+    plan = hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2))
+    shards = [load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source) for position in range(2)]
+    assert_equal_to(run_plan(plan, shards, case.ids, case.mask)[case.real], case.local()[case.real])
+    source.close()
+    for file in sorted(snapshot.glob("*.safetensors"))[1:]:
+        file.unlink()
+    assert stored_weights("someone/model") is None  # the rest has to be fetched
+
+
+def test_specs_travel_between_processes():
+    import pickle
+
+    case = tiny_case("llama")
+    spec = shard_spec(hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2)), 1, case.layout.stacks)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    json.dumps([[layer.units, layer.columns] for layer in spec.layers])
+
+
+@pytest.mark.parametrize("family", CUT_FAMILIES)
+def test_shapes_count_every_weight_once(family):
+    """Units, columns, connections and ends together are the model's parameters (but for a pooler, which nothing here reads)."""
+    case = tiny_case(family)
+    shapes = stack_shapes(case.layout, torch.bfloat16)
+    layers = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes) for shape in shapes)
+    named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
+    named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
+    assert layers + sum(end_bytes(case.layout, torch.bfloat16)) == 2 * sum(named.values())
+    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(case.layout.num_layers,))
+    assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())

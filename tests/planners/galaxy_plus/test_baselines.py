@@ -1,0 +1,125 @@
+import itertools
+
+import pytest
+from galaxy_plus_builders import instance, shape, unequal
+
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan
+from workbench.planners.galaxy_plus import (
+    INFERENCE_SYSTEMS,
+    check_inference,
+    edgeshard,
+    galaxy,
+    local,
+    megatron_lm,
+    price_plan,
+    sequence_parallel,
+)
+from workbench.planners.galaxy_plus.edgeshard import _Problem
+from workbench.planners.galaxy_plus.memory import HELD
+
+STACK = shape(4, 8, unit_width=16)
+WHOLE = 4 * (STACK.attention_bytes + STACK.feed_forward_bytes + STACK.layer_bytes)
+
+
+@pytest.mark.parametrize("name", INFERENCE_SYSTEMS)
+@pytest.mark.parametrize("stacks", [(STACK,), (STACK, shape(3, 8, unit_width=16, cross=True))])
+def test_every_system_plans_prices_and_fits(name, stacks):
+    profile, cluster = instance([4e9, 2e9, 1e9, 1e9], stacks)
+    made = INFERENCE_SYSTEMS[name].plan(profile, cluster, length=32)
+    assert (made.method, made.paradigm, made.length) == (name, INFERENCE_SYSTEMS[name].paradigm, 32)
+    assert made.predicted_s == pytest.approx(price_plan(made, profile, cluster).total_s)
+    assert made.predicted_s > 0
+    check_inference(made, profile, cluster)
+    assert set(INFERENCE_SYSTEMS[name].plan(profile, cluster, length=32, ranks=(1, 2)).ranks) <= {1, 2}
+
+
+def test_local_takes_the_fastest_device_that_fits():
+    profile, cluster = instance([4e9, 2e9, 1e9], (STACK,), memory_bytes=[WHOLE - 1, WHOLE, 10 * WHOLE])
+    assert local(profile, cluster, length=32).ranks == (1,)
+    assert local(profile, cluster, length=32, check_memory=False).ranks == (0,)
+    with pytest.raises(PlanError, match="'d0'"):
+        local(profile, cluster, length=32, ranks=(0,))
+
+
+def test_megatron_cuts_equally_or_not_at_all():
+    profile, cluster = instance([4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[WHOLE, WHOLE, WHOLE, WHOLE // 4])
+    with pytest.raises(PlanError, match=r"'d3'.*missing"):  # oblivious of memory: out of memory
+        megatron_lm(profile, cluster, length=32)
+    made = megatron_lm(profile, cluster, length=32, check_memory=False)
+    assert (made.units, made.columns) == ((2, 2, 2, 2), (128, 128, 128, 128))
+    with pytest.raises(PlanError, match=r"8 units, which 3 does not divide.*Use 2 of the devices"):
+        megatron_lm(profile, cluster, length=32, ranks=(0, 1, 2))
+
+
+def test_sequence_parallelism_holds_all_weights_everywhere():
+    profile, cluster = instance([4e9, 2e9], (STACK,), memory_bytes=[WHOLE, WHOLE - 1])
+    with pytest.raises(PlanError, match="'d1'"):
+        sequence_parallel(profile, cluster, length=32)
+    assert sequence_parallel(profile, cluster, length=33, check_memory=False).tokens(33) == (17, 16)
+    with pytest.raises(PlanError, match="1 tokens on 2 devices"):
+        sequence_parallel(profile, cluster, length=1)
+
+
+def test_galaxy_has_no_scheme_2():
+    profile, cluster = instance([4e9, 2e9], (STACK,))
+    made = galaxy(profile, cluster, length=32)
+    assert (made.configuration, made.overlap) == ((4, 0), True)
+
+
+def every_pipeline(profile, cluster, length):
+    for count in range(1, cluster.world_size + 1):
+        for ranks in itertools.permutations(range(cluster.world_size), count):
+            for cuts in itertools.combinations(range(1, profile.num_layers), count - 1):
+                edges = (0, *cuts, profile.num_layers)
+                layers = tuple(b - a for a, b in itertools.pairwise(edges))
+                yield InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=length)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_edgeshard_is_the_best_of_all_pipelines(seed):
+    stack = shape(5, 8, unit_width=16)
+    profile, cluster, length = unequal(seed, world_size=3, stack=stack)
+    prices = []
+    for made in every_pipeline(profile, cluster, length):
+        try:
+            check_inference(made, profile, cluster)
+        except PlanError:
+            continue
+        prices.append(price_plan(made, profile, cluster).total_s)
+    if not prices:
+        with pytest.raises(PlanError, match=r"missing|fits"):
+            edgeshard(profile, cluster, length=length)
+        return
+    assert edgeshard(profile, cluster, length=length).predicted_s == pytest.approx(min(prices))
+
+
+def test_the_published_programme_is_never_better_than_the_exact_one():
+    for seed in range(10):
+        profile, cluster, length = unequal(seed, world_size=4, stack=shape(6, 8, unit_width=16))
+        problem = _Problem(profile, cluster, (0, 1, 2, 3), (length,), HELD)
+        exact, published = problem.exact(), problem.published()
+        if published is None:
+            continue
+        assert exact is not None
+        seconds = [
+            price_plan(
+                InferencePlan(
+                    method="edgeshard",
+                    paradigm="pipeline",
+                    ranks=tuple(rank for rank, _ in path),
+                    layers=tuple(count for _, count in path),
+                    length=length,
+                ),
+                profile,
+                cluster,
+            ).total_s
+            for path in (exact, published)
+        ]
+        assert seconds[0] <= seconds[1] * (1 + 1e-9)
+
+
+def test_edgeshard_on_more_devices_than_the_exact_programme_takes():
+    profile, cluster = instance([1e9] * 10, (shape(12, 8, unit_width=16),), memory_bytes=2 * WHOLE // 4)
+    made = edgeshard(profile, cluster, length=32)
+    assert (sum(made.layers), max(made.layers)) == (12, 2)

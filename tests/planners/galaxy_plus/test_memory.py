@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+from galaxy_plus_builders import instance, shape
+
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan
+from workbench.planners.galaxy_plus import HELD, PAPER, MemoryRule, check_inference, inference_needs
+
+STACK = shape(4, 4)
+PLAN = InferencePlan(
+    method="hand", paradigm="hybrid", ranks=(1, 0), units=(3, 1), columns=(1024, 0), shares=(1, 0), schemes=(2, 1, 1, 1), length=6
+)
+
+
+def made():
+    profile, cluster = instance([1e9, 1e9], (STACK,), first_bytes=500)
+    return replace(profile, working_bytes_per_token=7, last_bytes=60), cluster
+
+
+def test_equation_8_and_what_it_leaves_out():
+    profile, _ = made()
+    needs = inference_needs(PLAN, profile)
+    first, second = needs[1], needs[0]
+    assert first.attention_bytes == 4 * 3 * STACK.unit_bytes
+    assert first.feed_forward_bytes == 4 * STACK.feed_forward_bytes
+    assert (first.ends_bytes, second.ends_bytes) == (560, 0)
+    assert first.working_bytes == second.working_bytes == 42
+    assert second.feed_forward_bytes == 0  # no tokens: no scheme-2 layer in full
+    printed = inference_needs(PLAN, profile, memory=PAPER)
+    assert printed[0].total_bytes == 4 * STACK.unit_bytes + STACK.feed_forward_bytes
+    assert printed[1].total_bytes == first.attention_bytes + first.feed_forward_bytes
+    shared = replace(PAPER, embedding="each", embedding_share=0.25)
+    assert inference_needs(PLAN, profile, memory=shared)[0].ends_bytes == 140
+
+
+@pytest.mark.parametrize(
+    ("paradigm", "parts", "layers_held"),
+    [
+        ("sequence", {"shares": (1, 1)}, (4, 4)),
+        ("pipeline", {"layers": (3, 1)}, (3, 1)),
+        ("tensor", {"units": (2, 2), "columns": (512, 512)}, (2, 2)),
+    ],
+)
+def test_other_paradigms(paradigm, parts, layers_held):
+    profile, _ = made()
+    needs = inference_needs(InferencePlan(method="hand", paradigm=paradigm, ranks=(0, 1), length=6, **parts), profile)
+    each = STACK.attention_bytes + STACK.feed_forward_bytes
+    assert tuple(need.attention_bytes + need.feed_forward_bytes for need in needs.values()) == tuple(count * each for count in layers_held)
+
+
+def test_the_error_names_the_device_and_what_is_missing():
+    profile, cluster = made()
+    need = inference_needs(PLAN, profile)[1].total_bytes
+    small = replace(cluster, devices=tuple(replace(one, memory_bytes=need - 2_000_000) for one in cluster.devices))
+    with pytest.raises(PlanError, match=r"Device 'd1' has .*needs .*: 2.0 MB are missing\.") as caught:
+        check_inference(PLAN, profile, small)
+    assert "'d0'" not in str(caught.value)
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=1000) for one in cluster.devices))
+    with pytest.raises(PlanError, match=r"In all .* are missing: 'd1' .*, 'd0' "):
+        check_inference(PLAN, profile, tight)
+    exact = replace(cluster, devices=tuple(replace(one, memory_bytes=need) for one in cluster.devices))
+    check_inference(PLAN, profile, exact)
+    with pytest.raises(PlanError, match="1 bytes are missing"):
+        check_inference(PLAN, profile, exact, memory=replace(HELD, strict=True))
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ConfigError, match="first, each, none"):
+        MemoryRule(embedding="nowhere")

@@ -1,0 +1,59 @@
+import pytest
+from galaxy_plus_builders import instance, shape
+
+from workbench.core.errors import ConfigError, PlanError
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, algorithm_1, check_inference, plan, price_plan, replan, slowed
+
+STACK = shape(6, 12, unit_width=16)
+
+
+def made():
+    profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,), memory_bytes=8_000_000)
+    return profile, cluster, plan(profile, cluster, length=48)
+
+
+def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
+    profile, cluster, old = made()
+    new = replan(old, profile, cluster, lost=[1], excluded=[3])
+    assert set(new.ranks) == {0, 2}
+    assert (new.method, new.length, new.overlap) == ("galaxy_plus", 48, True)
+    check_inference(new, profile, cluster)
+    gone = replan(old, profile, cluster, lost=[old.ranks[0]])
+    assert old.ranks[0] not in gone.ranks
+    assert set(replan(new, profile, cluster).ranks) == set(old.ranks)  # both are back
+
+
+def test_the_portal_stays_first():
+    profile, cluster, old = made()
+    for portal in (0, 2):
+        assert replan(old, profile, cluster, portal=portal, lost=[1]).ranks[0] == portal
+    assert replan(old, profile, cluster, lost=[3]).ranks[0] == old.ranks[0]
+
+
+def test_a_slow_device_gets_less_or_nothing():
+    profile, cluster, old = made()
+    new = replan(old, profile, cluster, slowdowns={1: 4.0})
+    share = new.units[new.position_of(1)] if new.position_of(1) is not None else 0
+    assert share < old.units[old.position_of(1)]
+    seen = slowed(profile, {1: 4.0})
+    assert price_plan(new, seen, cluster).layers_s < price_plan(old, seen, cluster).layers_s
+    assert price_plan(new, seen, cluster).layers_s <= price_plan(algorithm_1(seen, cluster, length=48), seen, cluster).layers_s
+    with pytest.raises(ConfigError, match="factor above 0"):
+        replan(old, profile, cluster, slowdowns={1: 0.0})
+
+
+@pytest.mark.parametrize("name", INFERENCE_SYSTEMS)
+def test_every_system_is_planned_anew_by_its_own_planner(name):
+    profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,))
+    old = INFERENCE_SYSTEMS[name].plan(profile, cluster, length=48)
+    new = replan(old, profile, cluster, lost=[0])
+    assert new.method == name
+    assert 0 not in new.ranks
+
+
+def test_what_is_left_may_be_too_little():
+    profile, cluster, old = made()
+    with pytest.raises(PlanError, match="missing in all"):
+        replan(old, profile, cluster, lost=[0, 1, 2])
+    with pytest.raises(PlanError, match="no other device"):
+        replan(old, profile, cluster, lost=[0, 1], excluded=[2, 3])

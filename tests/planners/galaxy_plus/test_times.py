@@ -1,0 +1,91 @@
+import pytest
+from galaxy_plus_builders import instance, shape
+
+from workbench.core.cluster import Link
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.planners.galaxy_plus import (
+    all_gather_s,
+    capacity,
+    con_s,
+    mha_s,
+    mlp_sequence_s,
+    mlp_tensor_s,
+    price_plan,
+    reduce_scatter_s,
+    stack_lengths,
+)
+
+STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
+
+
+def by_hand() -> InferenceProfile:
+    """Device 0 takes 1 s a token and unit or column, device 1 twice as long; attention 0.1 s a pair and unit."""
+
+    def row(factor):
+        each = PieceCost(token_unit_s=1.0 * factor)
+        pieces = {kind: each for kind in ("QKV", "OUT", "UP", "DOWN")}
+        pieces |= {"ATT": PieceCost(token_unit_s=0.1 * factor), "CONN": PieceCost(token_s=3.0 * factor)}
+        return (StackCosts(pieces=pieces),)
+
+    return InferenceProfile(model="hand", source="analytic", stacks=(STACK,), costs=(row(1), row(2)))
+
+
+def hybrid(schemes, **parts):
+    given = {"units": (3, 1), "columns": (10, 6), "shares": (6.0, 4.0)} | parts
+    return InferencePlan(method="hand", paradigm="hybrid", ranks=(0, 1), schemes=schemes, length=10, **given)
+
+
+def test_equations_5_to_7_and_10_by_hand():
+    profile = by_hand()
+    _, cluster = instance([1.0, 1.0], (STACK,), mbit_per_s=8e-3, latency_s=0.0)  # 1000 bytes/s: a token takes 0.1 s
+    lengths = stack_lengths(profile, 10)
+    assert mha_s(profile, 0, 0, 3, lengths) == pytest.approx(2 * 10 * 3 + 0.1 * 100 * 3)
+    assert mlp_tensor_s(profile, 1, 0, 6, lengths) == pytest.approx(2 * 2 * 10 * 6)
+    assert mlp_sequence_s(profile, 1, 0, 4) == pytest.approx(2 * 2 * 4 * 16)
+    assert con_s(profile, 0, 0, 6) == pytest.approx(2 * 3 * 6)
+    assert 1 / capacity(profile, 1, lengths) == pytest.approx(2 * (80 + 40 + 320 + 60))
+    found = price_plan(hybrid((2, 1, 1)), profile, cluster)
+    mha, tensor, sequence, con, ring = 90.0, 240.0, 256.0, 48.0, 2 * 0.6
+    assert found.scheme_1_s == pytest.approx(2 * (mha + tensor + con + 2 * ring))
+    assert found.scheme_2_s == pytest.approx(mha + sequence + con + ring)
+    assert found.layers_s == pytest.approx(found.scheme_1_s + found.scheme_2_s)
+    assert found.ends_s == pytest.approx(2 * 0.4)
+
+
+def test_nothing_takes_no_time():
+    profile = by_hand()
+    assert mha_s(profile, 0, 0, 0, (10,)) == mlp_tensor_s(profile, 0, 0, 0, (10,)) == mlp_sequence_s(profile, 0, 0, 0) == 0
+    with pytest.raises(ConfigError, match="at least one token"):
+        stack_lengths(profile, 0)
+
+
+def test_a_ring_of_equal_links_takes_n_less_1_hops_of_the_largest_part():
+    _, cluster = instance([1.0] * 4, (shape(1, 4),), mbit_per_s=8.0, latency_s=0.05)  # 1e6 bytes/s, 0.1 s a hop
+    ranks = (0, 1, 2, 3)
+    assert all_gather_s(cluster, ranks, (5, 5, 5, 5), 1000) == pytest.approx(3 * (0.1 + 0.005))
+    assert reduce_scatter_s(cluster, ranks, (2, 9, 2, 2), 1000) == pytest.approx(3 * (0.1 + 0.009))
+    assert all_gather_s(cluster, (2,), (15,), 1000) == 0
+    # The one tile goes round; the others have nothing to send.
+    assert all_gather_s(cluster, ranks, (0, 7, 0, 0), 1000) == pytest.approx(3 * 0.107)
+
+
+def test_a_slow_link_is_busy_with_every_tile_but_one():
+    _, cluster = instance([1.0] * 3, (shape(1, 3),), mbit_per_s=8e6, latency_s=0.0, pairs={"d0>d1": Link(bytes_per_s=1000.0)})
+    # Over 0 -> 1 go the tiles of 0 and 2, never that of 1: tokens behind the slow link are cheap.
+    assert all_gather_s(cluster, (0, 1, 2), (1, 8, 1), 100) == pytest.approx(0.2, rel=1e-3)
+    assert all_gather_s(cluster, (0, 1, 2), (8, 1, 1), 100) == pytest.approx(0.9, rel=1e-3)
+    # Of partial sums the tiles of 2 and 1 pass it, not that of 0, which starts at 1.
+    assert reduce_scatter_s(cluster, (0, 1, 2), (8, 1, 1), 100) == pytest.approx(0.2, rel=1e-3)
+
+
+def test_a_decoder_has_two_attention_blocks_and_three_rings():
+    profile, cluster = instance([1e9, 1e9], (shape(2, 4), shape(2, 4, cross=True)))
+    plan = InferencePlan(
+        method="hand", paradigm="hybrid", ranks=(0, 1), units=(2, 2), columns=(512, 512), shares=(1, 1), schemes=(1, 1, 2, 2), length=8
+    )
+    found = price_plan(plan, profile, cluster, decoder_length=4)
+    ring = all_gather_s(cluster, (0, 1), (4, 4), 1024)
+    short = all_gather_s(cluster, (0, 1), (2, 2), 1024)
+    assert found.all_gather_s == pytest.approx(2 * 2 * ring + 2 * 2 * short)
+    assert mha_s(profile, 0, 1, 2, (8, 4)) > mha_s(profile, 0, 0, 2, (4, 4))

@@ -1,0 +1,269 @@
+"""`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
+
+Devices are as slow as the Raspberry Pis of Galaxy+'s environments A and B by the catalogue; links have kernel fidelity where there is any.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from workbench.bench.inference_blocks import overlap_point
+from workbench.bench.inference_models import CLUSTERS, SIZES, VOCABULARY, emulated_cluster, host_flops_per_s, host_profile, save_model
+from workbench.bench.inference_scaling import scaling_points
+from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, run_sides, scheme_1
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.profiler.inference import scaled_to
+from workbench.runtime.engines import EngineCluster
+from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule
+from workbench.simulator import simulate
+
+MODELS = ("MiniLM", "BERT-base")
+SCALED = "GPT2-L layer"
+MBIT_PER_S = (125, 250, 500, 1000)
+LENGTH = 284
+ROUNDS, FEW_ROUNDS, OVERLAP_ROUNDS = 3, 1, 3
+SLOW_SIDES = ("edgeshard", "local")
+"""Timed FEW_ROUNDS times: one device after the other takes long, and what little crosses links hardly varies."""
+BUSY_SHARE = 0.05
+"""Of the paced time that may be late before a point is invalid: host too busy."""
+LARGEST_GAP = 1e-4
+PARTS = ("latency", "overlap", "scaling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What is measured."""
+
+    models: tuple[str, ...] = MODELS
+    clusters: tuple[str, ...] = tuple(CLUSTERS)
+    mbit_per_s: tuple[int, ...] = MBIT_PER_S
+    parts: tuple[str, ...] = PARTS
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Selection:
+        """Return the points that words name: of each kind of which none is named, all.  Raises ConfigError for an unknown word."""
+        known: dict[str, Mapping[str, Any]] = {
+            "models": {name.lower(): name for name in MODELS},
+            "clusters": {name: name for name in CLUSTERS},
+            "mbit_per_s": {str(mbit): mbit for mbit in MBIT_PER_S},
+            "parts": {name: name for name in PARTS},
+        }
+        every = [word for words_of in known.values() for word in words_of]
+        for word in words:
+            if word.lower() not in every:
+                raise ConfigError(f"The points '{word}' were asked for.", f"There are {', '.join(every)}.", "Name some of these.")
+        chosen = {
+            kind: tuple(value for word, value in values.items() if word in {given.lower() for given in words})
+            for kind, values in known.items()
+        }
+        return cls(**{kind: values for kind, values in chosen.items() if values})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchModel:
+    """A model on disk, and what it costs on this host."""
+
+    name: str
+    folder: Path
+    host: InferenceProfile
+
+    def setup(self, cluster: Cluster) -> SessionSetup:
+        """Return what every rank is told."""
+        return SessionSetup(model=str(self.folder), cluster=cluster, host=self.host, timeout_s=120.0)
+
+    def prices(self, cluster: Cluster, length: int) -> InferencePrices:
+        """Return what prices plans on the emulated devices."""
+        return InferencePrices(
+            profile=scaled_to(self.host, cluster), cluster=cluster, lengths=(length,), build=inference_schedule, simulate=simulate
+        )
+
+    def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
+        """Return Galaxy+'s plan, with the tiles that suit it."""
+        price = self.prices(cluster, length)
+        made = INFERENCE_SYSTEMS["galaxy_plus"].plan(price.profile, cluster, length=length, ranks=ranks, price=price)  # type: ignore[call-arg]
+        return self.tiled(made, price, length)
+
+    def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
+        """Return a plan with the tiles that take the least time."""
+        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length)
+
+
+def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, and the scaling.
+
+    only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling'.
+    """
+    selection = Selection.of(only)
+    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, _one_thread():
+        models = list(_models(selection, Path(folder), progress))
+        points: list[dict[str, Any]] = []
+        overlaps: list[dict[str, Any]] = []
+        scaling: dict[str, Any] = {}
+        fidelity = ""
+        speed = host_flops_per_s(models[-1].host, LENGTH)
+        for name in selection.clusters:
+            for mbit in selection.mbit_per_s:
+                cluster = emulated_cluster(name, mbit, speed)
+                with EngineCluster.start(cluster) as engines:
+                    fidelity = engines.fidelity
+                    for model in models:
+                        if model.name == SCALED:
+                            if name == "homogeneous" and mbit == max(MBIT_PER_S):
+                                scaling = scaling_points(model, cluster, engines, progress)
+                            continue
+                        point, overlap = _point(model, name, mbit, cluster, engines, selection)
+                        if point:
+                            points.append(point)
+                            progress(_line(point))
+                        if overlap:
+                            overlaps.append(overlap)
+                            progress(_overlap_line(overlap))
+    return _result(points, overlaps, scaling, fidelity)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _models(selection: Selection, folder: Path, progress: Callable[[str], None]) -> Iterator[BenchModel]:
+    wanted = [*selection.models] if {"latency", "overlap"} & set(selection.parts) else []
+    scales = "scaling" in selection.parts and "homogeneous" in selection.clusters and max(MBIT_PER_S) in selection.mbit_per_s
+    for name in [*([SCALED] if scales else []), *(wanted or ["MiniLM"] * (not scales))]:
+        path = folder / name.replace(" ", "-")
+        save_model(SIZES[name], path)
+        host, note = host_profile(path, SIZES[name], LENGTH if name != SCALED else 384)
+        progress(f"{name}: {host_flops_per_s(host, LENGTH) / 1e9:.1f} GFLOP/s on one core of this host ({note})")
+        yield BenchModel(name=name, folder=path, host=host)
+
+
+def _point(
+    model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 taken apart."""
+    price = model.prices(cluster, LENGTH)
+    chance = random.Random(0)
+    ids = torch.tensor([[chance.randrange(4, VOCABULARY) for _ in range(LENGTH)]])
+    ours = model.plan(cluster)
+    sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS)]
+    if "latency" in selection.parts:
+        for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
+            plan = INFERENCE_SYSTEMS[system].plan(price.profile, cluster, length=LENGTH)
+            sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
+        if engines.fidelity == "kernel":  # nobody but the kernel can slow down torch's own messages
+            sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
+    split = model.tiled(scheme_1(replace(ours, overlap=True)), price, LENGTH)
+    overlap = {"scheme 1": split} if "overlap" in selection.parts else {}
+    job = SidesJob(
+        setup=model.setup(cluster), sides=tuple(sides), rounds=ROUNDS if "latency" in selection.parts else 0,
+        overlap=overlap, overlap_rounds=OVERLAP_ROUNDS,
+    )  # fmt: skip
+    results = engines.run(run_sides, [job] * cluster.world_size)
+    where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}
+    point = where | _latencies(results, sides, price) if "latency" in selection.parts else {}
+    taken_apart = where | overlap_point(split, price, results) if overlap else {}
+    return point, taken_apart
+
+
+def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: InferencePrices) -> dict[str, Any]:
+    seconds = {side.name: next(r.seconds[side.name] for r in results if side.name in r.seconds) for side in sides}
+    outputs = {side.name: next(r.outputs[side.name] for r in results if side.name in r.outputs) for side in sides}
+    expected = outputs["local"]
+    gap = max(float((output - expected).abs().max() / expected.abs().max()) for output in outputs.values())
+    if gap > LARGEST_GAP:
+        raise AssertionError(f"the sides do not compute the same: hidden states differ by {gap:.1e}")
+    ours = sides[0].plan
+    assert ours is not None
+    point: dict[str, Any] = {"galaxy_plus_s": median(seconds["galaxy_plus"])}
+    for side in sides[1:]:
+        pairs = list(zip(seconds[side.name], seconds["galaxy_plus"], strict=False))
+        ratios = [theirs / (mine if len(pairs) > 1 else point["galaxy_plus_s"]) for theirs, mine in pairs]
+        point[side.name] = median(ratios)
+        point[f"{side.name} from, to"] = (round(min(ratios), 3), round(max(ratios), 3))
+    late = sum(sum(result.late_s.values()) for result in results) / sum(sum(result.paced_s.values()) for result in results)
+    point |= {
+        "predicted_s": price(ours),
+        "predicted": {side.name: price(side.plan) / price(ours) for side in sides[1:] if side.plan is not None},
+        "schemes": ours.configuration,
+        "ranks": ours.ranks,
+        "units": ours.units,
+        "tile_tokens": ours.tile_tokens,
+        "both_ways": ours.both_ways,
+        "overrun_share": late,
+        "is_valid": late <= BUSY_SHARE,
+        "gap": gap,
+    }
+    return point
+
+
+def _result(points: list[dict[str, Any]], overlaps: list[dict[str, Any]], scaling: dict[str, Any], fidelity: str) -> dict[str, Any]:
+    """Return the summary: the least ratio of each kind that is asked for, and all points."""
+    baselines = ("galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local", DTENSOR)
+
+    def least(names: Sequence[str], **where: Any) -> float | None:
+        chosen = [point for point in points if all(point[key] == value for key, value in where.items())]
+        return min((point[name] for point in chosen for name in names if name in point), default=None)
+
+    summary = {
+        "name": "galaxy_plus",
+        "label": f"emulated, {fidelity} links",
+        "what": "latency of each baseline over Galaxy+'s, one sequence of 284 tokens, random weights; Raspberry Pis of Env. A and B",
+        "M-LM over Galaxy+, homogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="homogeneous", mbit_per_s=500),
+        "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
+        "DTensor over Galaxy+, least": least((DTENSOR,)),
+        "any baseline over Galaxy+, least": least(baselines),
+        "overlapped block over the longer of computation and communication, most": max((o["most"] for o in overlaps), default=None),
+        **scaling,
+        "invalid points (host too busy)": sum(not point["is_valid"] for point in points),
+        "points": points,
+        "overlap": overlaps,
+    }
+    return {key: value for key, value in summary.items() if value is not None}
+
+
+def _line(point: dict[str, Any]) -> str:
+    ratios = ", ".join(
+        f"{label} {point[name]:.2f}"
+        for name, label in (
+            ("galaxy", "Galaxy"),
+            ("megatron_lm", "M-LM"),
+            ("sequence_parallel", "SP"),
+            ("edgeshard", "EdgeShard"),
+            ("local", "Local"),
+            (DTENSOR, DTENSOR),
+        )
+        if name in point
+    )
+    return (
+        f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s: Galaxy+ {point['galaxy_plus_s'] * 1e3:.0f} ms "
+        f"(predicted {point['predicted_s'] * 1e3:.0f}), {list(point['schemes'])}, tiles of {point['tile_tokens'] or 'a share'}"
+        f"{', both ways' if point['both_ways'] else ''}; {ratios}; late {point['overrun_share']:.1%}"
+        f"{'' if point['is_valid'] else ', INVALID: host too busy'}"
+    )
+
+
+def _overlap_line(point: dict[str, Any]) -> str:
+    parts = "; ".join(
+        f"{kind} {point[kind]['both_s'] * 1e3:.1f} ms = {point[kind]['ratio']:.2f} of the longer of {point[kind]['computation_s'] * 1e3:.1f} and "
+        f"{point[kind]['communication_s'] * 1e3:.1f}"
+        for kind in ("attention", "feed_forward")
+    )
+    return f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s, overlapped block: {parts}"

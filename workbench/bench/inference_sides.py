@@ -1,0 +1,220 @@
+"""One rank of the single-shot inference benchmark: every system's plan on the same weights, links and pacing, turn by turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.bench.tensor_parallel import TensorParallelBert
+from workbench.core.inference import InferencePlan
+from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
+from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.handlers import InferenceHandlers
+from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.models.loading import import_family
+from workbench.runtime.context import RankContext
+from workbench.runtime.executor import execute
+from workbench.runtime.process_group import group
+
+DTENSOR = "DTensor"
+"""The side that is torch's own tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One thing to time.  plan: None for DTensor.  ids: (1, t).  rounds: how often, of all rounds the first so many."""
+
+    name: str
+    plan: InferencePlan | None
+    ids: Tensor
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidesJob:
+    """What every rank is told.  setup.model: a folder with random weights.  overlap: also take its blocks apart, so often."""
+
+    setup: SessionSetup
+    sides: tuple[Side, ...]
+    rounds: int
+    overlap: Mapping[str, InferencePlan] = field(default_factory=dict)
+    overlap_rounds: int = 0
+
+
+@dataclass(kw_only=True)
+class SidesResult:
+    """What a rank sends back.  seconds: of each side, on the first device of its plan; nothing elsewhere.
+
+    outputs: of each side's warm-up, there alone.  late_s, paced_s: of each side.  spans: of each side's last turn.
+    blocks[name][what]: of each round, seconds by block, see `block_times`.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    late_s: dict[str, float] = field(default_factory=dict)
+    paced_s: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
+    blocks: dict[str, dict[str, list[dict[int, float]]]] = field(default_factory=dict)
+
+
+def run_sides(context: RankContext, job: SidesJob) -> SidesResult:
+    """Load every side, warm it up, and time all of them in turn; who goes first changes from round to round."""
+    import_family(job.setup.model)
+    torch.set_grad_enabled(False)
+    result = SidesResult()
+    try:
+        with group(context, job.setup.timeout_s) as process_group, InferenceSession(context, job.setup, process_group) as session:
+            run = {side.name: _runner(session, side) for side in job.sides}
+            session.barrier()
+            for side in job.sides:
+                output, _, _ = run[side.name]()
+                session.barrier()
+                if output is not None:
+                    result.outputs[side.name] = output.clone()
+            for turn in range(job.rounds):
+                for side in job.sides if turn % 2 else reversed(job.sides):
+                    if turn < side.rounds:
+                        _time(session, side, run[side.name], result)
+            for name, plan in job.overlap.items():
+                result.blocks[name] = _blocks(session, plan, job.sides[0].ids, job.overlap_rounds)
+    finally:
+        torch.set_grad_enabled(True)
+    return result
+
+
+Runner = Callable[[], tuple[Tensor | None, float, tuple[Span, ...]]]
+
+
+def _runner(session: InferenceSession, side: Side) -> Runner:
+    """Return what runs a side once: its output, its seconds, and what this rank did."""
+    if side.plan is None:
+        theirs = TensorParallelBert(session, side.ids.shape[1])
+
+        def run_theirs() -> tuple[Tensor | None, float, tuple[Span, ...]]:
+            begin = time.monotonic()
+            output = theirs.run(side.ids)
+            return (output if session.rank == 0 else None), time.monotonic() - begin, ()
+
+        return run_theirs
+    holding = session.load(side.plan)
+    request = Request(length=side.ids.shape[1], ids=side.ids)
+
+    def run_ours() -> tuple[Tensor | None, float, tuple[Span, ...]]:
+        answer = session.answer(holding, request)
+        return answer.output, answer.end_s - answer.start_s, answer.spans
+
+    return run_ours
+
+
+def _time(session: InferenceSession, side: Side, run: Runner, result: SidesResult) -> None:
+    pacer = session.pacer
+    late_s, paced_s = pacer.late_s, pacer.paced_s
+    session.barrier()
+    output, seconds, spans = run()
+    if output is not None:
+        result.seconds.setdefault(side.name, []).append(seconds)
+    result.spans[side.name] = spans
+    result.late_s[side.name] = result.late_s.get(side.name, 0.0) + pacer.late_s - late_s
+    result.paced_s[side.name] = result.paced_s.get(side.name, 0.0) + pacer.paced_s - paced_s
+    session.barrier()
+
+
+def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor, rounds: int) -> dict[str, list[dict[int, float]]]:
+    """Return for each round the monotonic ends of every block on this rank: overlapped, its communication alone; and its computing alone.
+
+    'computation': this rank's operations one after the other, everything that it would receive being there: seconds busy by block.
+    'communication': the same transfers, every operation handing on tensors of the right size at once.
+    """
+    holding = session.load(plan)
+    request = Request(length=ids.shape[1], ids=ids)
+    found: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
+    for number in range(rounds + 1):
+        for what, run in (("both", _answer), ("computation", _compute), ("communication", _communicate)):
+            session.barrier()
+            spans = run(session, holding, request)
+            if number:
+                found[what].append(_busy(spans) if what == "computation" else _ends(spans))
+    return found
+
+
+def _answer(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
+    return session.answer(holding, request).spans
+
+
+def _compute(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
+    """Run this rank's compute operations alone."""
+    program = session.prepare(holding.plan, request)
+    shard, rank = holding.shard, session.rank
+    if shard is None:
+        return ()
+    whole = program.schedule
+    received = tuple(op.writes[0] for op in whole.ops[rank] if op.kind == RECV)
+    alone = tuple(op for op in whole.ops[rank] if op.kind not in COMMUNICATION)
+    ops = tuple(alone if other == rank else () for other in range(whole.world_size))
+    inputs = tuple((*whole.inputs[rank], *received) if other == rank else () for other in range(whole.world_size))
+    schedule = Schedule(ops=ops, inputs=inputs, outputs=whole.outputs)
+    with torch.inference_mode():
+        contents: dict[Value, Any] = {value: torch.zeros(program.spec(value).shape) for value in received}
+        contents |= {value: request.ids for value in whole.inputs[rank]}
+        run = shard.begin(request.length, None)
+        done = execute(
+            schedule,
+            rank,
+            handlers=InferenceHandlers(shard, program.layout, run).table(),
+            transport=session.transport,
+            spec=program.spec,
+            inputs=contents,
+            pacer=session.pacer,
+            full_speed_s=program.full_speed_s,
+        )
+    return tuple(done.spans)
+
+
+def _communicate(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
+    """Run the transfers alone."""
+    program = session.prepare(holding.plan, request)
+    schedule, rank = program.schedule, session.rank
+    sent = {value for op in schedule.ops[rank] if op.kind in COMMUNICATION for value in op.reads}
+    dummies = {value: torch.zeros(program.spec(value).shape) for value in sent}
+    handlers = {
+        op.kind: lambda op, reads: tuple(dummies.get(value) for value in op.writes)
+        for op in schedule.ops[rank]
+        if op.kind not in COMMUNICATION
+    }
+    done = execute(
+        schedule,
+        rank,
+        handlers=handlers,
+        transport=session.transport,
+        spec=program.spec,
+        inputs=dict.fromkeys(schedule.inputs[rank], request.ids),
+        pacer=session.pacer,
+    )
+    return tuple(done.spans)
+
+
+def _busy(spans: tuple[Span, ...]) -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for span in spans:
+        seconds[span.op.stage] = seconds.get(span.op.stage, 0.0) + span.end_s - span.start_s
+    return seconds
+
+
+def _ends(spans: tuple[Span, ...]) -> dict[int, float]:
+    """Return when this rank's last connection of each block ended."""
+    ends: dict[int, float] = {}
+    for span in spans:
+        if span.op.kind == "CONN":
+            ends[span.op.stage] = max(ends.get(span.op.stage, 0.0), span.end_s)
+    return ends
+
+
+def scheme_1(plan: InferencePlan) -> InferencePlan:
+    """Return the plan with every layer in scheme 1."""
+    return replace(plan, schemes=(1,) * len(plan.schemes))

@@ -1,0 +1,90 @@
+"""The folder of a run: what it holds and whose it is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from workbench.core.errors import CacheError, ConfigError
+from workbench.core.serial import write_text
+
+IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
+CHECKPOINTS, STEPS, JOURNALS, ADAPTER = "checkpoints", "steps", "journals", "adapter"
+
+
+def steps_path(folder: Path, epoch: int, rank: int) -> Path:
+    """Return where a rank notes an epoch's steps, for the Report of a run that is resumed."""
+    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.json"
+
+
+def steps_log_path(folder: Path, epoch: int, rank: int) -> Path:
+    """Return where a rank notes the steps of an epoch that is not finished, line by line."""
+    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.jsonl"
+
+
+def journal_path(folder: Path, epoch: int, stage: int) -> Path:
+    """Return where a stage's adapters are kept after every step of an epoch; stage -1: the whole adapter."""
+    return folder / JOURNALS / f"epoch-{epoch}-{'whole' if stage < 0 else f'stage-{stage}'}.bin"
+
+
+def begin_folder(folder: Path, identity: str) -> None:
+    """Remove what an earlier run left and note whose the folder is now; files that are not a run's stay.
+
+    Raises ConfigError if it holds files that are named like a run's but are none.
+    """
+    mine = held_by_run(folder)
+    if mine and not (folder / IDENTITY).is_file():
+        raise ConfigError(
+            f"A run in the folder '{folder}' was asked for.",
+            f"It holds {', '.join(path.name for path in mine)}, which no run of the workbench wrote.",
+            "Choose another folder with --workdir.",
+        )
+    for path in mine:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != IDENTITY:
+            path.unlink()
+    # Last, so that what an earlier run left can never pass for this one's.
+    write_text(folder / IDENTITY, identity + "\n")
+
+
+def held_by_run(folder: Path) -> list[Path]:
+    """Return what a run keeps in the folder."""
+    names = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER)]
+    return [path for path in names if path.exists()] + rank_folders(folder)
+
+
+def rank_folders(folder: Path) -> list[Path]:
+    """Return the folders in which the ranks keep tapes and caches."""
+    return sorted(path for path in folder.glob("rank-*") if path.is_dir() and path.name.removeprefix("rank-").isdigit())
+
+
+def disk_bytes(folders: list[Path]) -> int:
+    """Return the bytes of all files in some folders."""
+    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+
+
+def holds_run(folder: Path, identity: str) -> bool:
+    """Return whether the folder holds a run of the very same job, False if it holds none.  Raises CacheError for another job's."""
+    try:
+        kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return False
+    if kept != identity:
+        raise CacheError(
+            f"Resuming the run in '{folder}' was asked for.",
+            "It was made by another job, plan, model or dataset.",
+            "Run without --resume, or repeat the interrupted run's own settings.",
+        )
+    return True
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a safetensors file is there, and as long as its header says."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False

@@ -1,0 +1,161 @@
+"""The parent's side of a run: what every rank is told, and what is made of what they send back."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferenceProfile
+from workbench.core.plan import Plan
+from workbench.core.report import StepRecord
+from workbench.core.schedule import RECV, SEND
+from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.methods.base import DeviceState, Event, Notify, Prediction
+from workbench.methods.galaxy_plus.predict import REQUEST, TOKEN, shown_request
+from workbench.methods.galaxy_plus.prepare import PreparedJob
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.methods.galaxy_plus.worker import RankJob, RankServed
+
+
+def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: InferenceProfile | None, *, timeout_s: float) -> RankJob:
+    """Return the message that starts every rank.  host: what one unslowed core takes, None for devices that are not slowed down."""
+    assert plan.inference is not None
+    options = prepared.options
+    return RankJob(
+        setup=SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, exchange=options.exchange),
+        plan=plan.inference,
+        requests=prepared.test,
+        generate=options.generate,
+        warmup=options.warmup,
+        shown=shown_request(prepared),
+        kept=options.compare,
+    )
+
+
+class Progress:
+    """Passes on what each device does, and every request that the first device has answered."""
+
+    def __init__(self, plan: Plan, notify: Notify) -> None:
+        assert plan.inference is not None
+        self._first, self._notify = plan.inference.ranks[0], notify
+        self._told = 0
+
+    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Take an engine's event (see worker)."""
+        is_request = "num_steps" in event
+        step, count = (event["step"], event["num_steps"]) if is_request else (-1, 0)
+        state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
+        message = f"{state.phase} request {step + 1} of {count}" if is_request else state.phase
+        self._notify(Event("device", rank, event.get("epoch", -1), step, count, message=message, device=state))
+        if is_request and rank == self._first:
+            # Samples since the last one that was told: not every short request is.
+            samples, self._told = step + 1 - self._told, step + 1
+            self._notify(Event("step", rank, 0, step, count, seconds=state.step_s, samples=samples))
+
+
+def measured_steps(served: RankServed, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Return the predicted requests with what the first device measured, from the request's beginning to its answer."""
+    return tuple(
+        StepRecord(
+            epoch=0,
+            step=record.step,
+            samples=1,
+            cached=False,
+            predicted_s=record.predicted_s,
+            measured_s=trace.end_s - trace.start_s,
+        )
+        for record, trace in zip(predicted, served.requests, strict=False)
+    )
+
+
+def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, float]:
+    """Return mean, percentiles, throughput, and of texts the time of the first token and of each further one."""
+    traces = served.requests
+    latencies = sorted(trace.end_s - trace.start_s for trace in traces)
+    metrics = {
+        "requests": float(len(latencies)),
+        "latency mean s": statistics.fmean(latencies),
+        "latency p50 s": percentile(latencies, 0.50),
+        "latency p95 s": percentile(latencies, 0.95),
+        "latency p99 s": percentile(latencies, 0.99),
+        "requests per s": len(latencies) / (traces[-1].end_s - traces[0].start_s),
+    }
+    further = [seconds for trace in traces for seconds in trace.token_s]
+    if prepared.options.generate:
+        firsts = [trace.end_s - trace.start_s - sum(trace.token_s) for trace in traces]
+        metrics["first token s"] = statistics.fmean(firsts)
+    if further:
+        metrics["further token s"] = statistics.fmean(further)
+    return metrics
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the ordered values lie, linearly between neighbours."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def measured_timelines(results: Sequence[RankServed], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
+    """Return the timelines of the same request, and token, that the prediction shows."""
+    timelines = {}
+    for name in (REQUEST, TOKEN):
+        known = prediction.timelines.get(f"{name}, predicted")
+        parts = [(r.spans, r.memory) if name == REQUEST else (r.token_spans, r.token_memory) for r in results]
+        if known is None or not any(spans for spans, _ in parts):
+            continue
+        begin = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
+        memory = []
+        for result, (_, samples) in zip(results, parts, strict=True):
+            held = result.nbytes["weights"]
+            own = [MemorySample(0.0, held), *(MemorySample(max(0.0, s.time_s - begin), s.nbytes + held) for s in samples)]
+            memory.append(tuple(own))
+        spans = [span._replace(start_s=span.start_s - begin, end_s=span.end_s - begin) for own, _ in parts for span in own]
+        timelines[f"{name}, measured"] = Timeline(
+            source="real" if fidelity == "real" else "emulated",
+            fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
+            device_names=tuple(device.name for device in cluster.devices),
+            spans=tuple(sorted(settled(spans), key=lambda span: (span.rank, span.start_s))),
+            memory=tuple(memory),
+            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
+            title=known.title,
+        )
+    return timelines
+
+
+def settled(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with both ends of a transfer alike, as the simulator counts it: from when it was sent to when it had come.
+
+    A receive is posted long before its value is sent, and that a value has left is noticed late.
+    """
+    sent = {(span.op.ranks, span.op.reads[0]): span for span in spans if span.op.kind == SEND}
+    came = {(span.op.ranks, span.op.writes[0]): span for span in spans if span.op.kind == RECV}
+    begins: dict[object, float] = {}
+    for span in spans:
+        if span.op.is_communication and span.op.kind not in (SEND, RECV):
+            key = (span.op.kind, span.op.stage, span.op.ranks)
+            begins[key] = max(begins.get(key, 0.0), span.start_s)
+    made = []
+    for span in spans:
+        op = span.op
+        if op.kind in (SEND, RECV):
+            transfer = (op.ranks, (op.reads or op.writes)[0])
+            start, end = sent.get(transfer, span).start_s, came.get(transfer, span).end_s
+            span = span._replace(start_s=min(start, end), end_s=end)
+        elif op.is_communication:
+            # The first member of a collective waits for the last.
+            span = span._replace(start_s=min(begins[op.kind, op.stage, op.ranks], span.end_s))
+        made.append(span)
+    return made
+
+
+def largest_error(answers: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest deviation from the local model's answers, as a share of their largest number."""
+    return max(
+        (float((answer - right).abs().max() / right.abs().max()) for answer, right in zip(answers, expected, strict=True)), default=0.0
+    )

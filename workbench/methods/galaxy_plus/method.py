@@ -1,0 +1,232 @@
+"""Galaxy+ as a Method: what experiment.run calls, in the order in which it calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferenceProfile
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.report import SweepPoint
+from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common.limits import HOST_MODELS, REAL_TIMEOUT_S
+from workbench.methods.common.scaling import describe_facts
+from workbench.methods.galaxy_plus.launch import (
+    Progress,
+    largest_error,
+    latency_metrics,
+    measured_steps,
+    measured_timelines,
+    rank_job,
+)
+from workbench.methods.galaxy_plus.local import local_hidden, local_texts
+from workbench.methods.galaxy_plus.planning import check_memory, check_plan, inference_of, plan_job
+from workbench.methods.galaxy_plus.predict import Predictor, predict, shown_request
+from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_known
+from workbench.methods.galaxy_plus.profiles import as_profile, catalogue_profile, host_profile
+from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
+from workbench.models.loading import load_tokenizer
+from workbench.profiler.analytic import LayerCost, layer_costs
+from workbench.profiler.inference import scaled_to
+from workbench.runtime.context import RankContext
+
+SILENT_AFTER_REQUESTS = 10
+SHORTEST_TIMEOUT_S = 20.0
+
+
+class GalaxyPlus:
+    """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
+
+    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
+        """Find model and data (see Method)."""
+        require_known(job)
+        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
+        return prepare(job)
+
+    def profile(
+        self,
+        prepared: PreparedJob,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool = True,
+        engines: Engines | None = None,
+        refresh: bool = False,
+    ) -> Profile:
+        """Return the host's measured operations scaled to each device's share, or the catalogue's figures for devices of other makes.
+
+        emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
+        engines: real ones measure themselves, all at once.
+        """
+        if engines is not None and engines.fidelity == "real":
+            notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
+            rows = engines.run(measure_rank, [(prepared, refresh)] * cluster.world_size)
+            return as_profile(replace(rows[0], costs=tuple(row.costs[0] for row in rows)), cluster)
+        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+            return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
+        return as_profile(catalogue_profile(prepared, cluster), cluster)
+
+    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
+        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
+        return tuple(
+            replace(
+                cost,
+                backward_flops=0.0,
+                frozen_params=cost.frozen_params + cost.trainable_params,
+                trainable_params=0,
+                gradient_bytes_per_token=0,
+                gradient_bytes_per_sample=0,
+                context_bytes_per_token=0,
+                context_bytes_per_sample=0,
+            )
+            for cost in whole
+        )
+
+    def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+        """Run the planner of the job's system (see Method)."""
+        return plan_job(prepared, profile, cluster)
+
+    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+        """Refuse what would end the run later (see Method)."""
+        check_memory(prepared, profile, cluster, check_plan(prepared, profile, cluster, plan))
+
+    def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+        """Simulate every request (see Method)."""
+        return predict(prepared, profile, cluster, plan)
+
+    def execute(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
+        """Answer every request on the engines, and compare some answers with the local model's (see Method)."""
+        prediction = predict(prepared, profile, cluster, plan)
+        results = self._serve(prepared, profile, cluster, plan, engines, prediction, notify)
+        served = _first(results, plan)
+        steps = measured_steps(served, prediction.steps)
+        metrics = latency_metrics(served, prepared)
+        if served.outputs:
+            notify(Event("phase", message="Comparing answers with the local model's"))
+            metrics |= _compared(prepared, served)
+        is_real = engines.fidelity == "real"
+        paced = 0.0 if is_real else sum(result.paced_s for result in results)
+        sent = sum(trace.bytes_sent for result in results for trace in result.requests)
+        return Outcome(
+            fidelity=engines.fidelity,
+            steps=steps,
+            timelines=measured_timelines(results, cluster, prediction, engines.fidelity),
+            metrics=metrics,
+            phases_s={
+                "loading": max(result.load_s for result in results),
+                "answering": served.requests[-1].end_s - served.requests[0].start_s,
+            },
+            bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()}
+            | {"sent for a request": round(sent / len(served.requests))},
+            overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+            artifacts=_texts(prepared, served),
+            notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",) if resume else (),
+        )
+
+    def _serve(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        prediction: Prediction,
+        notify: Notify,
+    ) -> list[RankServed]:
+        is_real = engines.fidelity == "real"
+        # A peer counts as silent when it takes far longer than a request should.
+        slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
+        timeout_s = REAL_TIMEOUT_S if is_real else max(SHORTEST_TIMEOUT_S, SILENT_AFTER_REQUESTS * slowest_s)
+        host = None if is_real else host_profile(prepared, ignore)
+        message = rank_job(prepared, cluster, plan, host, timeout_s=timeout_s)
+        notify(
+            Event("phase", message=f"Answering {prepared.num_requests} requests on {cluster.world_size} devices, {engines.fidelity} links")
+        )
+        return engines.run(serve_rank, [message] * cluster.world_size, on_event=Progress(plan, notify))
+
+    def sweep(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plans: Mapping[str, Plan],
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> tuple[SweepPoint, ...]:
+        """Simulate, and on engines measure, the request of typical length under each plan (see Method)."""
+        points = []
+        shown = shown_request(prepared)
+        test = prepared.test
+        ids: Any = (test.ids[shown],) * num_steps
+        labels: Any = (test.labels[shown],) * num_steps
+        repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps))))
+        for name, plan in plans.items():
+            chosen = check_plan(prepared, profile, cluster, plan)
+            predictor = Predictor(inference_of(profile), cluster, chosen, exchange=prepared.options.exchange)
+            lengths = prepared.lengths(shown)
+            seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, prepared.options.generate - 1)
+            point = SweepPoint(name=name, plan=plan, predicted_s=seconds, num_steps=num_steps)
+            if engines is not None:
+                results = self._serve(repeated, profile, cluster, plan, engines, predict(repeated, profile, cluster, plan), ignore)
+                served, paced = _first(results, plan), sum(result.paced_s for result in results)
+                point = replace(
+                    point,
+                    measured_s=median(trace.end_s - trace.start_s for trace in served.requests),
+                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+                )
+            points.append(point)
+        return tuple(points)
+
+
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> InferenceProfile:
+    """Return what this device's own core takes.  asked: the job, and whether to measure again."""
+    prepared, refresh = asked
+    return host_profile(prepared, ignore, refresh=refresh)
+
+
+def _first(results: Sequence[RankServed], plan: Plan) -> RankServed:
+    """Return what the device that requests enter and answers leave has measured."""
+    assert plan.inference is not None
+    return next(result for result in results if result.rank == plan.inference.ranks[0])
+
+
+def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
+    """Return the kept texts in words: the request, a bar, what the model wrote."""
+    if not prepared.options.generate:
+        return {}
+    backend = load_tokenizer(prepared.job.model).backend  # type: ignore[union-attr]
+    ids = prepared.test.ids
+    return {
+        f"text {number}": f"{backend.decode(list(ids[number]))} | {backend.decode(output.tolist())}"
+        for number, output in enumerate(served.outputs)
+    }
+
+
+def _compared(prepared: PreparedJob, served: RankServed) -> dict[str, float]:
+    """Return how far the kept answers are from the local model's."""
+    requests = [prepared.request(number) for number in range(len(served.outputs))]
+    name, generate = prepared.job.model, prepared.options.generate
+    if generate:
+        texts = local_texts(name, requests, generate)
+        return {"texts that differ": float(sum(not bool((a == b).all()) for a, b in zip(served.outputs, texts, strict=True)))}
+    return {"largest error": largest_error(served.outputs, local_hidden(name, requests))}

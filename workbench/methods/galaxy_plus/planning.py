@@ -1,0 +1,135 @@
+"""Plan a job with the planner of its system, and put the plan in the form that every method has (Galaxy+, section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
+from workbench.schedules.inference import InferenceLayout, inference_schedule
+from workbench.schedules.inference.prices import InferencePrices, choose_tiles
+from workbench.simulator import simulate
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
+    inference, options = inference_of(profile), prepared.options
+    chosen = plan_inference(prepared, inference, cluster)
+    price = prices(prepared, inference, cluster)
+    if chosen.paradigm == "hybrid" and chosen.num_positions > 1:
+        if options.tile_tokens is not None:
+            chosen = replace(chosen, tile_tokens=options.tile_tokens)
+        elif chosen.overlap:
+            tiled = choose_tiles(chosen, price, profile=inference, cluster=cluster, length=prepared.typical_length)
+            both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
+            chosen = replace(tiled, both_ways=both_ways)
+    chosen = replace(chosen, predicted_s=price(chosen), length=prepared.typical_length)
+    return as_plan(chosen, inference.stacks)
+
+
+def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePlan:
+    """Return what the planner of the job's system decides."""
+    options = prepared.options
+    wanted: dict[str, Any] = {"length": prepared.typical_length, "decoder_length": prepared.decoder_length}
+    name = options.system
+    if name == "galaxy_plus" and options.planner == "algorithm_1":
+        name = "algorithm_1"  # type: ignore[assignment]
+        wanted |= {"overlap": options.overlap is not False, "both_ways": bool(options.both_ways), "memory_length": prepared.longest}
+        wanted |= {"substitute": options.scheme != 1}
+    elif name == "galaxy_plus":
+        wanted |= {
+            "price": prices(prepared, profile, cluster),
+            "overlap": options.overlap,
+            "both_ways": options.both_ways,
+            "schemes": options.scheme,
+            "memory_length": prepared.longest,
+            "tile_tokens": options.tile_tokens or 0,
+        }
+    elif name == "galaxy":
+        wanted |= {"overlap": options.overlap is not False}
+    return INFERENCE_SYSTEMS[name].plan(profile, cluster, **wanted)
+
+
+def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:
+    """Return what prices a plan: a request of mean length, simulated."""
+    return InferencePrices(
+        profile=profile,
+        cluster=cluster,
+        lengths=stack_lengths(profile, prepared.typical_length, prepared.decoder_length),
+        build=inference_schedule,
+        simulate=simulate,
+    )
+
+
+def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
+    """Return a plan as stages: one of all layers where they are split inside, one for each device's layers in a pipeline."""
+    num_layers = sum(shape.num_layers for shape in stacks)
+    if chosen.paradigm == "pipeline":
+        stages, at = [], 0
+        for rank, count in zip(chosen.ranks, chosen.layers, strict=True):
+            if count:
+                share = Share(rank=rank, samples=1, heads=stacks[0].num_units, columns=stacks[0].columns, tokens=chosen.length)
+                stages.append(Stage(start=at, stop=at + count, shares=(share,)))
+                at += count
+    else:
+        whole = chosen.paradigm == "sequence"
+        tokens = chosen.tokens(chosen.length) if chosen.shares else (chosen.length,) * chosen.num_positions
+        shares = tuple(
+            Share(
+                rank=rank,
+                samples=1,
+                heads=stacks[0].num_units if whole else chosen.units[position],
+                columns=stacks[0].columns if whole else chosen.columns[position],
+                tokens=tokens[position],
+            )
+            for position, rank in enumerate(chosen.ranks)
+        )
+        stages = [Stage(start=0, stop=num_layers, shares=shares)]
+    return Plan(
+        method=chosen.method,
+        stages=tuple(stages),
+        micro_batch_size=1,
+        num_micro_batches=1,
+        predicted_s={"one sequence": chosen.predicted_s},
+        inference=chosen,
+        notes=chosen.notes,
+    )
+
+
+def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> InferencePlan:
+    """Return how a plan splits sequences.  Raises ConfigError for a plan of another model, method or cluster."""
+    asked, chosen = f"A plan of '{plan.method}' was asked for.", plan.inference
+    if chosen is None:
+        raise ConfigError(asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method.")
+    if max(chosen.ranks) >= cluster.world_size:
+        raise ConfigError(asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.world_size} devices.", "Plan for this cluster.")
+    stacks = inference_of(profile).stacks
+    for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
+        given = getattr(chosen, name)
+        if given and sum(given) != wanted:
+            raise ConfigError(asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up.")
+    InferenceLayout.build(chosen, stacks, stack_lengths(inference_of(profile), prepared.typical_length, prepared.decoder_length))
+    return chosen
+
+
+def check_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, chosen: InferencePlan) -> None:
+    """Raise PlanError, naming device and missing bytes, if a device's budget is too small for the longest request."""
+    check_inference(chosen, inference_of(profile), cluster, length=prepared.longest, decoder_length=prepared.decoder_length)
+
+
+def inference_of(profile: Profile) -> InferenceProfile:
+    """Return what a profile says of the operations inside the layers."""
+    if profile.inference is None:
+        raise ConfigError(
+            f"Planning by a profile of '{profile.method}' was asked for.",
+            "It does not say what the operations inside a layer cost.",
+            f"Make it with method {METHOD}.",
+        )
+    return profile.inference

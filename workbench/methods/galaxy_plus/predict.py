@@ -1,0 +1,102 @@
+"""Simulate every request of a job, with the length that it really has; equal lengths are simulated once."""
+
+from __future__ import annotations
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.report import StepRecord
+from workbench.core.timeline import Timeline
+from workbench.methods.base import Prediction
+from workbench.methods.galaxy_plus.planning import inference_of
+from workbench.methods.galaxy_plus.prepare import PreparedJob
+from workbench.schedules.inference import Exchange, InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
+from workbench.simulator import simulate
+
+REQUEST, TOKEN = "request", "next token"
+"""Names of the timelines."""
+
+
+class Predictor:
+    """Prices requests of one plan on one cluster."""
+
+    def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan, *, exchange: Exchange = "direct") -> None:
+        self._profile, self._cluster, self._plan, self._exchange = profile, cluster, plan, exchange
+        self._names = tuple(device.name for device in cluster.devices)
+        self._budgets = tuple(device.memory_bytes for device in cluster.devices)
+        self._seconds: dict[tuple[int, ...], float] = {}
+
+    def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
+        """Return the timeline of one sequence."""
+        layout = InferenceLayout.build(self._plan, self._profile.stacks, lengths)
+        return self._simulated(layout, title, memory)
+
+    def seconds(self, lengths: tuple[int, ...]) -> float:
+        """Return the seconds of one sequence."""
+        if lengths not in self._seconds:
+            self._seconds[lengths] = self.timeline(lengths, memory=False).makespan_s
+        return self._seconds[lengths]
+
+    def token_timeline(self, past: int, memory_length: int, *, title: str = "", memory: bool = True) -> Timeline:
+        """Return the timeline of one more token."""
+        layout = InferenceLayout.decode(self._plan, self._profile.stacks, past=past, memory_length=memory_length)
+        return self._simulated(layout, title, memory, decodes=True)
+
+    def tokens_s(self, lengths: tuple[int, ...], count: int) -> float:
+        """Return the seconds of `count` more tokens: of the middle one, so many times (its price grows linearly with what is before)."""
+        if count < 1:
+            return 0.0
+        past, memory_length = (lengths[-1] + (count - 1) // 2), (lengths[0] if len(lengths) > 1 else 0)
+        key = (-1, past, memory_length)
+        if key not in self._seconds:
+            self._seconds[key] = self.token_timeline(past, memory_length, memory=False).makespan_s
+        return count * self._seconds[key]
+
+    def _simulated(self, layout: InferenceLayout, title: str, memory: bool, *, decodes: bool = False) -> Timeline:
+        size = self._cluster.world_size
+        return simulate(
+            decode_schedule(layout, size, exchange=self._exchange) if decodes else inference_schedule(layout, size),
+            InferenceCosts(self._profile, self._cluster, layout),
+            device_names=self._names,
+            title=title,
+            memory=memory,
+            budget_bytes=self._budgets,
+        )
+
+
+def shown_request(prepared: PreparedJob) -> int:
+    """Return the request whose timeline a report shows: the one whose length is nearest to the mean, in the middle of the run."""
+    typical, middle = prepared.typical_length, prepared.num_requests // 2
+    return min(range(prepared.num_requests), key=lambda number: (abs(prepared.test.lengths[number] - typical), abs(number - middle)))
+
+
+def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
+    assert plan.inference is not None
+    generate = prepared.options.generate
+    predictor = Predictor(inference_of(profile), cluster, plan.inference, exchange=prepared.options.exchange)
+    steps = []
+    for number in range(prepared.num_requests):
+        lengths = prepared.lengths(number)
+        seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, generate - 1)
+        steps.append(StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds))
+    shown = shown_request(prepared)
+    lengths = prepared.lengths(shown)
+    timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=request_title(prepared))}
+    if generate > 1:
+        memory_length = lengths[0] if len(lengths) > 1 else 0
+        timelines[f"{TOKEN}, predicted"] = predictor.token_timeline(lengths[-1], memory_length, title=token_title(prepared))
+    whole = sum(step.predicted_s or 0.0 for step in steps)
+    return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})
+
+
+def request_title(prepared: PreparedJob) -> str:
+    """Return the title of the request that is shown."""
+    shown = shown_request(prepared)
+    return f"Request {shown + 1}, {prepared.test.lengths[shown]} tokens"
+
+
+def token_title(prepared: PreparedJob) -> str:
+    """Return the title of the token that is shown."""
+    return f"The second new token of request {shown_request(prepared) + 1}"

@@ -1,0 +1,90 @@
+"""A job's profile: the host's measured operations scaled to each device, or the catalogue's figures (Galaxy+, section III-C)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.methods.base import Event, Notify
+from workbench.methods.galaxy_plus.measuring import measure_host, sizes_of
+from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
+from workbench.models.sharding import What, end_bytes, open_weights
+from workbench.planners.galaxy_plus import stack_lengths
+from workbench.profiler.inference import analytic_from
+from workbench.profiler.inference_timing import MeasuredInference, cached_inference
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, pipeline_inference
+
+LENGTHS = (8, 16, 32, 64, 128, 256)
+
+
+def host_profile(prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
+    """Return what each operation costs on one unslowed core of this host, measured now or kept from before."""
+    what: What = "last" if prepared.options.generate else "hidden"
+    key = {
+        "model": prepared.job.model,
+        # The name alone may be a folder in which another model lies by now.
+        "shape": asdict(prepared.facts),
+        "longest": prepared.longest,
+        "head": what,
+    }
+
+    def measure() -> MeasuredInference:
+        notify(Event("phase", message="Profiling this machine (once)"))
+        source = open_weights(prepared.job.model, layout=prepared.layout)
+        try:
+            return measure_host(prepared.layout, source, longest=prepared.longest, what=what)
+        finally:
+            source.close()
+
+    measured, note = cached_inference(key, measure, refresh=refresh)
+    notify(Event("note", message=note))
+    return replace(measured.profile, model=prepared.job.model)
+
+
+def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:
+    """Return the costs by the devices' FLOP/s."""
+    first_bytes, last_bytes = end_bytes(prepared.layout)
+    return analytic_from(
+        prepared.job.model,
+        sizes_of(prepared.layout),
+        cluster,
+        first_bytes=first_bytes,
+        last_bytes=last_bytes,
+        vocabulary=prepared.facts.vocabulary_size if prepared.options.generate else 0,
+    )
+
+
+def as_profile(inference: InferenceProfile, cluster: Cluster) -> Profile:
+    """Return the profile in the form that every method has: each layer's seconds on each device, whole, for sequences one by one."""
+    rows = tuple(_layers(inference, cluster, rank) for rank in range(inference.world_size))
+    return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
+
+
+def _layers(inference: InferenceProfile, cluster: Cluster, rank: int) -> tuple[LayerProfile, ...]:
+    seconds: dict[int, list[tuple[float, ...]]] = {}
+    plan = InferencePlan(method=METHOD, paradigm="pipeline", ranks=(rank,), layers=(inference.num_layers,))
+    for length in LENGTHS:
+        layout = InferenceLayout.build(plan, inference.stacks, stack_lengths(inference, length, None))
+        costs = InferenceCosts(inference, cluster, layout)
+        for op in pipeline_inference(layout, cluster.world_size).ops[rank]:
+            if op.kind == "LAYER":
+                one = costs.seconds(rank, op)
+                seconds.setdefault(op.stage, []).append((one, 2 * one))
+    layers = []
+    for number in range(inference.num_layers):
+        shape = inference.stacks[inference.stack_of(number)]
+        grid = Grid(batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=tuple(zip(*seconds[number], strict=True)))
+        layers.append(
+            LayerProfile(
+                name=f"layer {number}",
+                times={"F": grid},
+                frozen_bytes=shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes,
+                trainable_bytes=0,
+                output_bytes_per_token=shape.hidden_bytes,
+                context_bytes_per_token=0,
+                workspace_bytes_per_token=inference.working_bytes_per_token,
+            )
+        )
+    return tuple(layers)

@@ -1,0 +1,68 @@
+"""Faults injected into running devices by a schedule, so that what the portal does about them can be watched."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from workbench.core.serving import Fault
+
+
+class FaultSchedule:
+    """What is due when.  due(now) names each beginning and each end once, in order."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        moments = [(fault.start_s, number, True) for number, fault in enumerate(faults)]
+        moments += [(fault.end_s, number, False) for number, fault in enumerate(faults) if fault.end_s is not None]
+        self._faults, self._moments = tuple(faults), sorted(moments)
+        self._factors: dict[int, dict[int, float]] = {}
+
+    @property
+    def next_s(self) -> float:
+        """Return when the next is due, infinity if none is left."""
+        return self._moments[0][0] if self._moments else math.inf
+
+    def due(self, now_s: float) -> list[tuple[Fault, bool]]:
+        """Return the faults that begin (True) or end (False) by now."""
+        found = []
+        while self._moments and self._moments[0][0] <= now_s:
+            _, number, begins = self._moments.pop(0)
+            fault = self._faults[number]
+            if fault.kind == "slow":
+                factors = self._factors.setdefault(fault.rank, {})
+                if begins:
+                    factors[number] = fault.factor
+                else:
+                    factors.pop(number, None)
+            found.append((fault, begins))
+        return found
+
+    def factor(self, rank: int) -> float:
+        """Return how many times slower a device is now by all faults in force."""
+        return math.prod(self._factors.get(rank, {}).values())
+
+
+def random_faults(world_size: int, until_s: float, *, every_s: float = 12.0, seed: int = 0) -> tuple[Fault, ...]:
+    """Return slow-downs, kills and freezes with returns at random times up to until_s, on average one every `every_s`.
+
+    Faults of one device do not overlap, and the device has time to come back between them; at most half of the devices, and never all,
+    are down at a time.
+    """
+    draws = random.Random(seed)
+    faults: list[Fault] = []
+    free_s = [0.0] * world_size
+    now_s = 0.0
+    while True:
+        now_s += draws.expovariate(1 / every_s)
+        rank = draws.randrange(world_size)
+        lasts_s = draws.uniform(0.3, 1.0) * every_s
+        if now_s + lasts_s > until_s:
+            return tuple(faults)
+        kind = draws.choices(("slow", "kill", "freeze"), (5, 4, 1))[0]
+        down = sum(fault.kind != "slow" and fault.start_s <= now_s < (fault.end_s or 0.0) + every_s for fault in faults)
+        if free_s[rank] > now_s or (kind != "slow" and down >= max(1, world_size // 2)) or (kind != "slow" and world_size == 1):
+            continue
+        free_s[rank] = now_s + lasts_s + every_s
+        factor = draws.uniform(2.0, 8.0) if kind == "slow" else 1.0
+        faults.append(Fault(kind=kind, rank=rank, start_s=now_s, end_s=now_s + lasts_s, factor=factor))  # type: ignore[arg-type]

@@ -1,0 +1,131 @@
+"""Which plan's weights are on the devices, and which devices can compute together: both are changed beside the requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.methods.galaxy_plus.serving import messages as m
+from workbench.methods.galaxy_plus.serving.fleet import Fleet
+from workbench.models.sharding import ShardSpec, shard_spec
+
+
+@dataclass(slots=True)
+class Loading:
+    """A plan whose weights are being read, or are there (left: the devices that have not told yet).  seconds: what it took."""
+
+    plan: int
+    specs: dict[int, ShardSpec]
+    left: set[int]
+    since_s: float
+    seconds: float = 0.0
+    read_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Group:
+    """Devices that compute together.  joined: of those asked to; is_whole: all have, and none was lost since."""
+
+    epoch: int = -1
+    members: tuple[int, ...] = ()
+    joined: frozenset[int] = frozenset()
+    is_whole: bool = False
+    is_forming: bool = False
+    since_s: float = 0.0
+
+
+class Placement:
+    """lengths: of the sequences to come, in each stack."""
+
+    def __init__(self, fleet: Fleet, stacks: tuple[StackShape, ...], lengths: tuple[int, ...], *, timeout_s: float) -> None:
+        self._fleet, self._stacks, self._lengths, self._timeout_s = fleet, stacks, lengths, timeout_s
+        self.group = Group()
+        self.loading: Loading | None = None
+        self._held: dict[int, ShardSpec] = {}
+        self._num_groups = 0
+
+    @property
+    def loaded(self) -> int:
+        """Return the plan whose weights are there beside those of the one that serves, -1 if there is none."""
+        return self.loading.plan if self.loading is not None and not self.loading.left else -1
+
+    def load(self, index: int, plan: InferencePlan) -> None:
+        """Have a plan's weights read, unless that is under way, or a device is not ready; any other plan is given up."""
+        if (self.loading is not None and self.loading.plan == index) or not self._fleet.ready.issuperset(plan.ranks):
+            return
+        held = [self._held.get(rank) for rank in plan.ranks]
+        specs = {rank: shard_spec(plan, position, self._stacks, held=held) for position, rank in enumerate(plan.ranks)}
+        self.loading = Loading(index, specs, set(plan.ranks), time.monotonic())
+        self._fleet.command(plan.ranks, m.Load(index, plan, specs, self._lengths))
+
+    def was_loaded(self, rank: int, told: m.Loaded) -> Loading | None:
+        """Take a device's word; return the loading if with it all have finished.  Raises RuntimeSetupError if the device could not."""
+        loading = self.loading
+        if loading is None or loading.plan != told.plan or rank not in loading.left:
+            return None
+        if told.error:
+            raise RuntimeSetupError(
+                f"Device '{self._fleet.name(rank)}' was to load its part of plan {told.plan}.",
+                told.error,
+                "Give it more memory, or leave it out.",
+            )
+        loading.left.discard(rank)
+        loading.read_bytes += told.read_bytes
+        loading.seconds = time.monotonic() - loading.since_s
+        return None if loading.left else loading
+
+    def switch(self) -> None:
+        """Forget all weights but those of the plan that is loaded: it serves from now on."""
+        assert self.loading is not None
+        self._held = dict(self.loading.specs)
+        for rank in self._fleet.ready:
+            self._fleet.command((rank,), m.Keep((self.loading.plan,) if rank in self._held else ()))
+        self.loading = None
+
+    def form(self, ranks: Iterable[int]) -> None:
+        """Let some devices form a group; they leave the one that they are in."""
+        members = tuple(sorted(ranks))
+        if not self._fleet.ready.issuperset(members):
+            return
+        self.group = Group(self._num_groups, members, is_forming=True, since_s=time.monotonic())
+        self._num_groups += 1
+        self._fleet.command(members, m.Join(self.group.epoch, members))
+
+    def has_joined(self, rank: int, told: m.Joined) -> None:
+        """Take a device's word that it is in the group, or could not join: then the group is to be formed again."""
+        group = self.group
+        if told.epoch != group.epoch:
+            return
+        if told.error:
+            self.group = Group()
+            return
+        group.joined |= {rank}
+        if group.joined == frozenset(group.members):
+            group.is_forming, group.is_whole = False, True
+
+    def suits(self, ranks: Iterable[int]) -> bool:
+        """Return whether these devices, and no others, are a whole group."""
+        return self.group.is_whole and self.group.members == tuple(sorted(ranks))
+
+    def break_up(self) -> None:
+        """Let the group's members give up what they compute together."""
+        if self.group.is_whole:
+            self.group.is_whole = False
+            self._fleet.command(self._fleet.ready.intersection(self.group.members), m.Abort(self.group.epoch))
+
+    def was_lost(self, rank: int) -> None:
+        """Take note that a device has gone, and what it held."""
+        self._held.pop(rank, None)
+        if rank in self.group.members:
+            self.break_up()
+            self.group = Group()
+        if self.loading is not None and rank in self.loading.specs:
+            self.loading = None
+
+    def look_for_silence(self, within_s: float) -> None:
+        """Suspect members that do not join."""
+        if self.group.is_forming and time.monotonic() - self.group.since_s > self._timeout_s + within_s:
+            self._fleet.suspect(set(self.group.members) - self.group.joined, 0.0)

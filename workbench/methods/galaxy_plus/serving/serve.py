@@ -1,0 +1,110 @@
+"""Serve a stream of requests on emulated devices, whatever happens to them: the entry point of section III-E's system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.serving.fleet import Fleet
+from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.placement import Placement
+from workbench.methods.galaxy_plus.serving.portal import Portal
+from workbench.methods.galaxy_plus.serving.references import is_right, local_answers, random_requests
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
+from workbench.methods.galaxy_plus.serving.samples import Samples
+from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.stream import RequestQueue
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.models.sharding import model_layout
+from workbench.profiler.inference import scaled_to
+from workbench.runtime.engines import EngineCluster
+
+BUSY_OVERRUN_SHARE = 0.05
+"""Above this share of late time emulated times mean nothing (as in experiment)."""
+
+DEFAULT_LENGTH = 64
+
+
+def serve(
+    model: str,
+    cluster: Cluster,
+    engines: EngineCluster,
+    host: InferenceProfile,
+    *,
+    stream: StreamSettings,
+    rescheduling: ReschedulingSettings | None = None,
+    faults: Sequence[Fault] = (),
+    requests: Sequence[Request] = (),
+    first_plan: InferencePlan | None = None,
+    is_priced: bool = True,
+    on_event: Callable[[ServingEvent], None] | None = None,
+    on_request: Callable[[ServedRequest], None] = lambda request: None,
+) -> ServingReport:
+    """Return what serving the stream was like.  Every answer is compared with the local model's.
+
+    host: the profile of one unslowed core (one device), by which the emulated devices are paced and planned for.
+    requests: served in turn, all of one length; without any, random tokens of stream.length.
+    first_plan: for all devices; without one our planner's.  is_priced: plans are compared by simulation (else by Eq. 9).
+    Engines are left running, as they were.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
+    """
+    settings = rescheduling or ReschedulingSettings()
+    for fault in faults:
+        if fault.rank >= cluster.world_size:
+            raise ConfigError(
+                f"A fault of device {fault.rank} was asked for.", f"There are {cluster.world_size} devices.", "Name one of them."
+            )
+    layout = model_layout(model)
+    asked = tuple(requests) or random_requests(layout, stream.length or min(DEFAULT_LENGTH, layout.max_length), seed=stream.seed)
+    lengths = asked[0].lengths
+    if any(request.lengths != lengths for request in asked):
+        raise ConfigError("Requests of several lengths were given.", "Devices are compared in equal work.", "Pad them to one length.")
+    profile = scaled_to(host, cluster)
+    log = ServingLog(watch=on_event)
+    times = simulated_times(profile, cluster, lengths)
+    planner = planner_of(profile, cluster, lengths, first=first_plan, is_priced=is_priced)
+    answers = local_answers(model, layout, asked)
+    timeout_s = settings.request_timeout_s
+    samples = Samples(cluster.world_size)
+    with engines.service() as service:
+        session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=timeout_s)
+        fleet = Fleet(service, session, cluster, faults, log, samples, timeout_s=timeout_s)
+        portal = Portal(
+            fleet,
+            Placement(fleet, layout.stacks, lengths, timeout_s=timeout_s),
+            Rescheduler(settings, cluster.world_size, planner, times, log),
+            settings,
+            log,
+            samples,
+            RequestQueue(stream),
+            asked,
+            lambda number, output: is_right(output, answers[number % len(answers)]),
+            on_request,
+        )
+        portal.run()
+    overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
+    is_valid = overrun_share <= BUSY_OVERRUN_SHARE
+    end_s = max((request.end_s for request in log.requests), default=0.0)
+    return ServingReport(
+        source="emulated",
+        fidelity=engines.fidelity,
+        model=model,
+        cluster=cluster,
+        stream=stream,
+        rescheduling=settings,
+        faults=tuple(faults),
+        plans=tuple(log.plans),
+        requests=tuple(log.requests),
+        events=tuple(log.events),
+        samples=samples.over(settings.report_every_s, end_s),
+        memory=tuple(portal.memory),
+        num_lost=stream.num_requests - len(log.requests),
+        overrun_share=overrun_share,
+        valid=is_valid,
+        notes=()
+        if is_valid
+        else (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",),
+    )

@@ -1,0 +1,194 @@
+"""One rank's whole run: it loads its slices and answers every request. This is what an engine is asked to call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from workbench.core.inference import InferencePlan
+from workbench.core.timeline import MemorySample, Span
+from workbench.methods.galaxy_plus.prepare import request_of
+from workbench.methods.galaxy_plus.requests import Answer, Request
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.models.loading import import_family
+from workbench.runtime.context import RankContext
+from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
+from workbench.runtime.process_group import group
+from workbench.tasks.tokenize import TokenizedSplit
+
+LOADING, SERVING, WAITING, IDLE, DONE = "loading", "answering", "waiting for the others", "idle", "done"
+TOLD_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob:
+    """All that an engine needs to know; the same on every rank, sent once.
+
+    requests: the sequences, answered in order.  warmup: how many of them are answered once more in front.  generate: new tokens each.
+    shown: the request that is kept span by span.  kept: how many answers the first device sends back, of the first requests.
+    """
+
+    setup: SessionSetup
+    plan: InferencePlan
+    requests: TokenizedSplit
+    generate: int = 0
+    warmup: int = 2
+    shown: int = 0
+    kept: int = 4
+
+
+class RequestTrace(NamedTuple):
+    """One request on one rank, monotonic seconds.  busy_s: spent computing.  token_s: of each further token."""
+
+    start_s: float
+    end_s: float
+    busy_s: float
+    bytes_sent: int = 0
+    token_s: tuple[float, ...] = ()
+
+
+@dataclass(kw_only=True)
+class RankServed:
+    """What an engine sends back.  outputs: answers to the first requests, as lists of numbers or as tensors; of the first device alone.
+
+    spans, memory: of the shown request; token_spans, token_memory: of its second new token.
+    """
+
+    rank: int
+    requests: list[RequestTrace] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    spans: tuple[Span, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
+    token_spans: tuple[Span, ...] = ()
+    token_memory: tuple[MemorySample, ...] = ()
+    load_s: float = 0.0
+    late_s: float = 0.0
+    paced_s: float = 0.0
+    nbytes: dict[str, int] = field(default_factory=dict)
+
+
+def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
+    """Do this rank's part of every request."""
+    import_family(rank_job.setup.model)
+    torch.set_grad_enabled(False)
+    try:
+        with (
+            group(context, rank_job.setup.timeout_s) as process_group,
+            MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
+            InferenceSession(context, rank_job.setup, process_group, budget) as session,
+        ):
+            return _Run(context, session, rank_job, budget).all()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+class _Run:
+    """The state of one rank between its requests."""
+
+    def __init__(self, context: RankContext, session: InferenceSession, rank_job: RankJob, budget: MemoryBudget) -> None:
+        self._context, self._session, self._job, self._budget = context, session, rank_job, budget
+        self._result = RankServed(rank=context.rank)
+        self._is_first = context.rank == rank_job.plan.ranks[0]
+        self._told_s = float("-inf")
+
+    def all(self) -> RankServed:
+        """Load, warm up, answer every request."""
+        session, job, result = self._session, self._job, self._result
+        self._tell(LOADING)
+        begin = time.monotonic()
+        holding = session.load(job.plan)
+        result.load_s = time.monotonic() - begin
+        release_free_memory()
+        result.nbytes["weights"] = holding.nbytes
+        result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
+        for number in sorted({len(ids) for ids in job.requests.ids}):
+            session.prepare(job.plan, self._request(job.requests.lengths.index(number)))
+        self._tell(WAITING)
+        session.barrier()
+        count = len(job.requests)
+        for number in range(min(job.warmup, count)):
+            self._answer(holding, number)
+        session.barrier()
+        session.pacer.reset()
+        result.requests.clear()
+        self._tell(IDLE if holding.shard is None else SERVING)
+        if holding.shard is not None:
+            for number in range(count):
+                if not self._goes_on():
+                    break
+                self._answer(holding, number, is_measured=True)
+        self._tell(WAITING)
+        session.barrier()
+        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
+        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+        self._tell(DONE)
+        return result
+
+    def _goes_on(self) -> bool:
+        """Return whether another request follows: the first device looks whether the run is to end, and tells the others."""
+        session, ranks = self._session, self._job.plan.ranks
+        if not self._is_first:
+            return bool(session.control.listen(ranks[0], session.setup.timeout_s)[0])
+        goes_on = not self._context.should_stop()
+        session.control.tell(ranks, [int(goes_on)])
+        return goes_on
+
+    def _request(self, number: int) -> Request:
+        return request_of(self._job.requests, number)
+
+    def _answer(self, holding: Holding, number: int, *, is_measured: bool = False) -> None:
+        job, session, result = self._job, self._session, self._result
+        request = self._request(number)
+        seconds: tuple[float, ...] = ()
+        answers: tuple[Answer, ...]
+        if job.generate:
+            text = session.generate(holding, request, job.generate)
+            answers, seconds = (text.prefill, *text.steps), text.token_s
+            output = torch.tensor(text.tokens)
+        else:
+            answers = (session.answer(holding, request),)
+            output = answers[0].output
+        if not is_measured:
+            return
+        trace = RequestTrace(
+            answers[0].start_s,
+            answers[-1].end_s,
+            sum(sum(answer.busy_s().values()) for answer in answers),
+            sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
+            seconds,
+        )
+        result.requests.append(trace)
+        if number == job.shown:
+            result.spans, result.memory = answers[0].spans, answers[0].memory
+            if len(answers) > 1:
+                result.token_spans, result.token_memory = answers[1].spans, answers[1].memory
+        if self._is_first and number < job.kept and output is not None:
+            result.outputs.append(output.clone())
+        self._tell_request(number, trace)
+
+    def _tell(self, phase: str) -> None:
+        self._context.publish({"phase": phase, "used_bytes": self._used_bytes()})
+
+    def _tell_request(self, number: int, trace: RequestTrace) -> None:
+        """Tell of a request; not of all where they are many and short: telling costs time, too."""
+        now, count = time.monotonic(), len(self._job.requests)
+        if now - self._told_s < TOLD_EVERY_S and number < count - 1:
+            return
+        self._told_s = now
+        self._context.publish(
+            {
+                "phase": SERVING,
+                "epoch": 0,
+                "step": number,
+                "num_steps": count,
+                "step_s": trace.end_s - trace.start_s,
+                "busy_s": trace.busy_s,
+                "used_bytes": self._used_bytes(),
+            }
+        )
+
+    def _used_bytes(self) -> int | None:
+        return self._budget.used_bytes if self._budget.footprint_bytes else None

@@ -1,0 +1,29 @@
+"""Longer texts from the embedded sentences: what single-shot inference is about, a request of a hundred words and more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.core.serial import write_text
+from workbench.tasks import load_task
+
+TASK = "sst2"
+"""The task whose files a folder of passages looks like: Job(task=TASK, data=folder)."""
+
+
+def passages_folder(folder: Path | str, *, count: int = 32, sentences: int = 12) -> str:
+    """Write `count` passages of so many movie-review sentences each, in SST-2's form, and return the folder for Job(data=...).
+
+    The label is whether most of a passage's sentences praise.  Job(max_length=...) cuts them to as many tokens as are wanted.
+    """
+    split = load_task("sentiment", test_samples=count * sentences).test
+    texts, labels = split.texts, split.labels
+    rows = ["sentence\tlabel"]
+    for first in range(0, len(texts) - sentences + 1, sentences):
+        text = " ".join(part.replace("\t", " ").replace("\n", " ") for part in texts[first : first + sentences])
+        rows.append(f"{text}\t{int(2 * sum(labels[first : first + sentences]) > sentences)}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train.tsv", "dev.tsv"):
+        write_text(folder / name, "\n".join(rows) + "\n")
+    return str(folder)

@@ -1,0 +1,169 @@
+"""Break a device of a serving system and watch what it does about it, simulated at once (Galaxy+, section III-E, Fig. 16)."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench.core.errors import WorkbenchError
+from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.plots import request_latencies, serving
+from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.inference_problem import InferenceProblem
+from workbench.widgets.latest import Latest
+
+KINDS = {"computes slower": "slow", "is killed": "kill", "freezes": "freeze"}
+REACTIONS = {
+    "leave it out (the paper's)": "exclude",
+    "give it less": "rebalance",
+    "whichever is faster": "best",
+    "nothing": "none",
+}
+
+
+class StragglerLab(widgets.VBox):
+    """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
+
+    reports: what is shown, by name.  fault, rescheduling: as the controls have them.
+    """
+
+    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400, rank: int = 1, factor: float = 5.0) -> None:
+        self.problem = problem
+        self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
+        self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
+        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size)), {}), {}).seconds
+        whole_s = num_requests * self._typical_s
+        self._num_requests, self._tick_s = num_requests, whole_s / 100
+        names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
+        self.device = _choice("Device", names, rank, "Which device")
+        self.kind = _choice("It", list(KINDS.items()), "slow", "What happens to it")
+        self.factor = _slider("Times slower", factor, 1.5, 20.0, 0.5, "How many times slower it computes")
+        self.start = _slider("From (%)", 25, 0, 95, 5, "When it begins, in hundredths of the undisturbed stream's time")
+        self.duration = _slider("For (%)", 40, 5, 200, 5, "How long it lasts, in hundredths of the undisturbed stream's time")
+        self.reaction = _choice("What to do", list(REACTIONS.items()), "exclude", "What the portal does about a straggler")
+        self.message, self.headline = Message(), widgets.HTML()
+        self.tabs = widgets.Tab([FigureBox(), FigureBox()], titles=["Throughput and processors", "Latency of each request"])
+        self.reports: dict[str, ServingReport] = {}
+        self._latest: Latest[tuple[Fault, ReschedulingSettings]] = Latest(self._work)
+        for control in (self.device, self.kind, self.factor, self.start, self.duration, self.reaction):
+            control.observe(lambda _: self._changed(), names="value")
+        self.tabs.observe(lambda _: self._draw(), names="selected_index")
+        rows = [[self.device, self.kind, self.factor], [self.start, self.duration, self.reaction]]
+        super().__init__([*(widgets.HBox(row) for row in rows), self.headline, self.message, self.tabs])
+        self._changed()
+        self.wait()
+
+    @property
+    def fault(self) -> Fault:
+        """Return what happens, in seconds of the stream."""
+        start_s = self.start.value * self._tick_s
+        end_s = start_s + self.duration.value * self._tick_s
+        factor = self.factor.value if self.kind.value == "slow" else 1.0
+        return Fault(kind=self.kind.value, rank=self.device.value, start_s=start_s, end_s=end_s, factor=factor)
+
+    @property
+    def rescheduling(self) -> ReschedulingSettings:
+        """Return the settings, with times that suit how long a request takes here."""
+        return settings_for(self._typical_s, reaction=self.reaction.value)
+
+    @property
+    def report(self) -> ServingReport:
+        """Return the stream with the chosen reaction."""
+        return self.reports["with re-scheduling"]
+
+    def wait(self) -> None:
+        """Wait until what is shown belongs to what the controls say."""
+        self._latest.wait()
+
+    def _changed(self) -> None:
+        self.factor.disabled = self.kind.value != "slow"
+        try:
+            self._latest.ask((self.fault, self.rescheduling))
+        except WorkbenchError as error:
+            self.message.show_exception(error)
+
+    def _work(self, request: tuple[Fault, ReschedulingSettings]) -> None:
+        try:
+            fault, settings = request
+            found = {"with re-scheduling": self._simulated(fault, settings)}
+            if fault.kind == "slow":  # a killed device has to be left out
+                found["without"] = self._simulated(fault, replace(settings, reaction="none"))
+            self.reports = found
+            self.message.clear()
+            self.headline.value = self._headline(fault)
+            self._draw()
+        except Exception as error:  # a thread's error would be seen by nobody
+            self.message.show_exception(error)
+
+    def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
+        return simulate_serving(
+            self.problem.profile,
+            self.problem.cluster,
+            self._planner,
+            self._times,
+            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.length),
+            rescheduling=settings,
+            faults=(fault,),
+            world=SimulatedWorld(restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
+        )
+
+    def _draw(self) -> None:
+        if not self.reports:
+            return
+        at = self.tabs.selected_index or 0
+        box: Any = self.tabs.children[at]
+        box.show(serving(self.reports) if at == 0 else request_latencies(self.report))
+
+    def _headline(self, fault: Fault) -> str:
+        report = self.report
+        before = report.throughput_per_s(0.0, fault.start_s) or 1 / self._typical_s
+        assert fault.end_s is not None
+        level = report.throughput_per_s(fault.start_s + 0.5 * (fault.end_s - fault.start_s), min(fault.end_s, report.end_s))
+        words = f"{level / before:.0%} of the throughput in the second half of the fault"
+        if "without" in self.reports:
+            without = self.reports["without"]
+            other = without.throughput_per_s(fault.start_s + 0.5 * (fault.end_s - fault.start_s), min(fault.end_s, without.end_s))
+            words += f", {other / before:.0%} without re-scheduling"
+        lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
+        return (
+            "<div role='status' style='line-height:1.5'>"
+            f"<b style='font-size:larger'>{html.escape(words)}</b><br>{html.escape(lost)} (simulated)</div>"
+        )
+
+
+def settings_for(request_s: float, *, reaction: Any = "exclude", slow_factor: float = 1.5) -> ReschedulingSettings:
+    """Return settings whose times are some requests long: for services as quick as a laptop's or as slow as a Raspberry Pi's."""
+    return ReschedulingSettings(
+        reaction=reaction,
+        report_every_s=4 * request_s,
+        slow_factor=slow_factor,
+        probe_every_s=10 * request_s,
+        longest_probe_s=600 * request_s,
+        calm_s=100 * request_s,
+        request_timeout_s=max(5.0, 20 * request_s),
+    )
+
+
+def _choice(description: str, options: list[Any], value: Any, tooltip: str) -> widgets.Dropdown:
+    layout = widgets.Layout(width="23em")
+    return widgets.Dropdown(options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=layout)
+
+
+def _slider(description: str, value: float, least: float, most: float, step: float, tooltip: str) -> widgets.FloatSlider:
+    return widgets.FloatSlider(
+        value=value,
+        min=least,
+        max=most,
+        step=step,
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=widgets.Layout(width="23em"),
+        readout_format="g",
+        continuous_update=False,
+    )
