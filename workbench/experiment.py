@@ -79,7 +79,7 @@ def run(
     notify = progress or ignore
     method = load_method(job.method)
     if mode == "execute" and engines is None:
-        _require_emulated(cluster)
+        require_emulated(cluster)
     prepared = method.prepare(job, notify)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
@@ -117,7 +117,7 @@ def sweep(
     notify = progress or ignore
     method = load_method(job.method)
     if mode == "execute":
-        _require_emulated(cluster)
+        require_emulated(cluster)
     prepared = method.prepare(job, notify)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     engines = None
@@ -132,7 +132,7 @@ def sweep(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _require_emulated(cluster: Cluster) -> None:
+def require_emulated(cluster: Cluster) -> None:
     """Raise, before anything is loaded or measured, for a cluster whose devices cannot be emulated here."""
     asked = f"Running on cluster '{cluster.name}' was asked for."
     real = [device.name for device in cluster.devices if device.address]

@@ -1,6 +1,7 @@
 """`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
 
-Devices are as slow as the Raspberry Pis of Galaxy+'s environments A and B by the catalogue; links have kernel fidelity where there is any.
+Devices stand to each other as the Raspberry Pis of Galaxy+'s environments A and B, at the shares of a host core that the catalogue gives
+them; links have kernel fidelity where there is any.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from workbench.bench.inference_blocks import overlap_point
-from workbench.bench.inference_models import CLUSTERS, SIZES, VOCABULARY, emulated_cluster, host_flops_per_s, host_profile, save_model
+from workbench.bench.inference_models import CLUSTERS, SIZES, VOCABULARY, emulated_cluster, host_profile, save_model
 from workbench.bench.inference_scaling import scaling_points
 from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, run_sides, scheme_1
 from workbench.core.cluster import Cluster
@@ -113,10 +114,9 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
         overlaps: list[dict[str, Any]] = []
         scaling: dict[str, Any] = {}
         fidelity = ""
-        speed = host_flops_per_s(models[-1].host, LENGTH)
         for name in selection.clusters:
             for mbit in selection.mbit_per_s:
-                cluster = emulated_cluster(name, mbit, speed)
+                cluster = emulated_cluster(name, mbit)
                 with EngineCluster.start(cluster) as engines:
                     fidelity = engines.fidelity
                     for model in models:
@@ -151,7 +151,7 @@ def _models(selection: Selection, folder: Path, progress: Callable[[str], None])
         path = folder / name.replace(" ", "-")
         save_model(SIZES[name], path)
         host, note = host_profile(path, SIZES[name], LENGTH if name != SCALED else 384)
-        progress(f"{name}: {host_flops_per_s(host, LENGTH) / 1e9:.1f} GFLOP/s on one core of this host ({note})")
+        progress(f"{name}: {note}")
         yield BenchModel(name=name, folder=path, host=host)
 
 

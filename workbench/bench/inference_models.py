@@ -1,4 +1,4 @@
-"""Models of random weights for the inference benchmark, and devices of this host as fast as the catalogue's."""
+"""Models of random weights for the inference benchmark, and the environments that they run in."""
 
 from __future__ import annotations
 
@@ -75,22 +75,9 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     return replace(measured.profile, stacks=stacks), note
 
 
-def host_flops_per_s(profile: InferenceProfile, tokens: int) -> float:
-    """Return the FLOP/s of one core of this host in a whole layer of the model."""
-    shape, costs = profile.stacks[0], profile.costs[0][0]
-    hidden = shape.hidden_size
-    flops = tokens * (8 * hidden * hidden + 4 * hidden * shape.columns) + 4 * tokens * tokens * hidden
-    seconds = sum(costs.seconds(kind, tokens, shape.num_units) for kind in ("QKV", "OUT"))
-    seconds += costs.seconds("ATT", tokens * tokens, shape.num_units) + 2 * costs.seconds("CONN", tokens)
-    seconds += sum(costs.seconds(kind, tokens, shape.columns) for kind in ("UP", "DOWN"))
-    return flops / seconds
-
-
-def emulated_cluster(name: str, mbit_per_s: float, flops_per_s: float) -> Cluster:
-    """Return the catalogue's environment with devices as slow as theirs on a host core of `flops_per_s`, and links of a bandwidth."""
+def emulated_cluster(name: str, mbit_per_s: float) -> Cluster:
+    """Return the catalogue's environment, its devices as shares of a host core, with links of a bandwidth."""
     cluster = load_cluster(CLUSTERS[name])
     link = Link(bytes_per_s=mbit_per_s * 125_000)
-    devices = tuple(
-        replace(device, link=link, memory_bytes=MEMORY_BYTES, host_share=device.flops_per_s / flops_per_s) for device in cluster.devices
-    )
+    devices = tuple(replace(device, link=link, memory_bytes=MEMORY_BYTES) for device in cluster.devices)
     return replace(cluster, name=f"{name}, {mbit_per_s:g} Mbit/s", devices=devices)

@@ -33,6 +33,7 @@ from workbench.cli.job import (
 )
 from workbench.cli.output import INTERRUPTED, Commands, Json, print_json, print_table, require_writable, say
 from workbench.cli.reproduce import reproduce
+from workbench.cli.serve import serve
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
@@ -52,6 +53,7 @@ app = typer.Typer(
 
 app.command()(cache)
 app.command()(reproduce)
+app.command()(serve)
 
 
 class Mode(StrEnum):

@@ -47,7 +47,7 @@ class ReschedulingSettings:
     """
 
     reaction: Reaction = "exclude"
-    report_every_s: float = 0.2
+    report_every_s: float = 0.5
     slow_factor: float = 1.5
     window: int = 5
     repeats: int = 3

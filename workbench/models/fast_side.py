@@ -3,6 +3,9 @@
 At d / r = 48 channels a step is hundreds of operations of some tens of microseconds, and what autograd keeps, copies and launches
 costs as much as the products.  Here tokens are packed (padding is left to the attention's scores), every product adds its weight's
 gradient in place, attention is plain batched products, and a tap is projected in the type in which it lies in the cache.
+
+oneDNN, behind GELU and products of bfloat16, compiles a kernel for every new shape and keeps a thousand of them, a quarter of a
+megabyte each: hundreds of MB, where every batch has another number of tokens.  So these operations see rows rounded up to few sizes.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ class _LayerContext:
     attended: Tensor  # (N, w)
     between: Tensor  # (N, w)
     second_norm: _Normed
-    expanded: Tensor  # (N, 4 w), before the activation
-    activated: Tensor  # (N, 4 w)
+    expanded: Tensor  # (rounded N, 4 w), before the activation; 0 behind the tokens
+    activated: Tensor  # (rounded N, 4 w)
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +79,12 @@ class HeadContext:
     side: Tensor
     norm: _Normed
     pooled: Tensor
+
+
+def rounded(num_rows: int) -> int:
+    """Return the next of few sizes: multiples of a sixteenth of the power of two above, and of 16; at most an eighth larger from 128 on."""
+    step = max(16, 1 << (num_rows - 1).bit_length() >> 4) if num_rows else 16
+    return -(-num_rows // step) * step
 
 
 def unsupported(adapter: ParallelAdapterStage) -> str:
@@ -134,10 +143,11 @@ class FastSide:
 
         side: the stage before's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
         """
-        if not self._in_bfloat16:
-            taps = [tap.float() for tap in taps]
+        # Products of float32 compile nothing.
+        taps = [_with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float() for tap in taps]
         weights, biases = self._folded(taps[0].dtype)
-        projected = (_project(tap, weight, bias) for tap, weight, bias in zip(taps, weights, biases, strict=True))
+        tokens = packing.num_tokens
+        projected = (_project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True))
         side = next(projected) if side is None else side
         mixes = torch.stack([layer.mix for layer in self._layers if layer.mix is not None]).tolist()
         contexts = []
@@ -220,9 +230,10 @@ class FastSide:
         attended = found.view(-1, head_width).index_select(0, packing.from_heads).view(tokens, width)
         between = _linear(layer.attention_output, attended).add_(mixed)
         second_norm = _norm(layer.feed_forward_norm, between)
-        expanded = _linear(layer.expand, second_norm.output)
+        expanded = _empty_with_zeros_behind(tokens, layer.expand.out_features)
+        torch.addmm(layer.expand.bias, second_norm.output, layer.expand.weight.t(), out=expanded[:tokens])
         activated = F.gelu(expanded)
-        output = _linear(layer.contract, activated).add_(between)
+        output = _linear(layer.contract, activated[:tokens]).add_(between)
         return output, _LayerContext(
             difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
         )
@@ -231,7 +242,9 @@ class FastSide:
         """Return the gradient of `mixed` (N, w) for that of the layer's output, which is used up."""
         tokens, width = gradient.shape
         head_width = width // self._heads
-        inner = _aten.gelu_backward(_linear_backward(layer.contract, gradient, own.activated), own.expanded)
+        inner = _empty_with_zeros_behind(tokens, layer.expand.out_features)
+        _linear_backward(layer.contract, gradient, own.activated[:tokens], out=inner[:tokens])
+        inner = _aten.gelu_backward(inner, own.expanded)[:tokens]
         inner = _linear_backward(layer.expand, inner, own.second_norm.output)
         gradient = _norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
         # One row more than there are tokens, of zeros, for padded queries: what they look at must not learn from them.
@@ -256,6 +269,18 @@ def _grad(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
+def _empty_with_zeros_behind(num_rows: int, width: int) -> Tensor:
+    """Return (rounded rows, width), of which those behind `num_rows` are zero and the others are to be written."""
+    made = torch.empty(rounded(num_rows), width)
+    made[num_rows:].zero_()
+    return made
+
+
+def _with_rounded_rows(rows: Tensor) -> Tensor:
+    """Return the rows with zeros behind them."""
+    return F.pad(rows, (0, 0, 0, rounded(len(rows)) - len(rows)))
+
+
 def _project(tap: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return W_down b, (N, w) float32, the product in the tap's own type."""
     if tap.dtype == bias.dtype:
@@ -269,7 +294,7 @@ def _outer(gradient: Tensor, tap: Tensor, weight_sum: Tensor, bias_sum: Tensor) 
     if tap.dtype == gradient.dtype:
         torch.mm(gradient.t(), tap, out=weight_sum)
     else:
-        weight_sum.copy_(torch.mm(gradient.to(tap.dtype).t(), tap))
+        weight_sum.copy_(torch.mm(_with_rounded_rows(gradient.to(tap.dtype)).t(), tap))
 
 
 def _linear(linear: nn.Linear, inputs: Tensor) -> Tensor:

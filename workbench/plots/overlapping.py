@@ -28,8 +28,10 @@ class OverlapCell(NamedTuple):
         return self.together_s.median / max(self.computation_s.median, self.communication_s.median)
 
 
-def overlap(cells: Sequence[OverlapCell], *, title: str, label: str, subtitle: str = "", note: str = "") -> go.Figure:
-    """Return three bars for each cell, the longer of the two parts and their sum as lines; the ratio above the third."""
+def overlap(
+    cells: Sequence[OverlapCell], *, title: str, label: str, what: str = "one block", subtitle: str = "", note: str = ""
+) -> go.Figure:
+    """Return three bars for each cell, the longer of the two parts and their sum as lines; the ratio above the third.  what: was timed."""
     if not cells:
         return empty(title=title, label=label, why="No block was timed.", note=note)
     unit = time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
@@ -53,6 +55,7 @@ def overlap(cells: Sequence[OverlapCell], *, title: str, label: str, subtitle: s
                     "thickness": 1.5,
                     "width": 4,
                     "color": BLACK,
+                    "visible": any(spread.high > spread.low for spread in spreads),
                 },
                 hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
                 hovertemplate="%{hovertext}<extra></extra>",
@@ -81,7 +84,7 @@ def overlap(cells: Sequence[OverlapCell], *, title: str, label: str, subtitle: s
         barmode="overlay", bargap=0, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
     )
     figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[cell.name for cell in cells], showgrid=False, zeroline=False)
-    figure.update_yaxes(title=f"one block ({unit.name})", rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title=f"{what} ({unit.name})", rangemode="tozero", zeroline=False)
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
     finish(figure, title=title, label=label, subtitle="; ".join(filter(None, [subtitle, said])), note=note, height=440)

@@ -33,6 +33,7 @@ def paired_bars(
     for comparison in comparisons:
         panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
     rows = max(len(panel) for panel in panels.values())
+    has_paper = any(one.paper is not None for one in comparisons)
     figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
     for column, panel in enumerate(panels.values(), start=1):
         names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
@@ -40,6 +41,8 @@ def paired_bars(
             ("ours", OUR_COLOUR, [one.ours for one in panel]),
             ("the paper's", PAPER_COLOUR, [one.paper for one in panel]),
         ):
+            if name != "ours" and not has_paper:
+                continue
             figure.add_trace(
                 go.Bar(
                     orientation="h",
@@ -59,7 +62,7 @@ def paired_bars(
             )
         told = [(label, one) for label, one in zip(names, panel, strict=True) if isinstance(one.paper, str) or isinstance(one.ours, str)]
         for label, one in told:
-            text = f"paper {_text(one.paper)}, ours {_text(one.ours)}"
+            text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
             place = {"xref": f"x{column} domain" if column > 1 else "x domain", "yref": f"y{column}" if column > 1 else "y"}
             figure.add_annotation(
                 x=0.02, y=label, text=text, showarrow=False, xanchor="left", font={"size": 10, "color": VERMILLION}, **place
@@ -107,6 +110,55 @@ def lines(
     figure.update_xaxes(title=x_title, type="log" if logarithmic_x else "linear")
     figure.update_yaxes(title=y_title, rangemode="tozero")
     return finish(figure, title=title, label=result.source, subtitle=subtitle, height=460)
+
+
+def line_panels(
+    result: Result,
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    *,
+    title: str,
+    subtitle: str,
+    x_title: str,
+    y_title: str,
+    dashes: Mapping[str, str] | None = None,
+    at: Sequence[float] = (),
+    logarithmic: bool = False,
+) -> go.Figure:
+    """Return a panel of lines for each name of `panels`, their axes alike; a line of one name has one colour everywhere.
+
+    at: where the x axis is labelled.  logarithmic: both axes.
+    """
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), shared_yaxes=True, horizontal_spacing=0.03)
+    names = list(dict.fromkeys(name for shown in panels.values() for name in shown))
+    told: set[str] = set()
+    for column, shown in enumerate(panels.values(), start=1):
+        for name, points in shown.items():
+            line = {"color": CYCLE[names.index(name) % len(CYCLE)], "dash": (dashes or {}).get(name, "solid")}
+            figure.add_trace(
+                go.Scatter(
+                    x=[x for x, _ in points],
+                    y=[y for _, y in points],
+                    name=words(name),
+                    legendgroup=name,
+                    showlegend=name not in told,
+                    mode="lines+markers",
+                    line=line,
+                ),
+                row=1,
+                col=column,
+            )
+            told.add(name)
+    kind = "log" if logarithmic else "linear"
+    figure.update_xaxes(title=x_title, type=kind, tickmode="array" if at else "auto", tickvals=list(at) or None)
+    figure.update_yaxes(type=kind, rangemode="tozero", tickmode="array" if at and logarithmic else "auto")
+    if at and logarithmic:
+        figure.update_yaxes(tickvals=list(at))
+    figure.update_yaxes(title=y_title, col=1)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    figure.update_annotations(font={"size": 13, "color": BLACK})
+    finish(figure, title=title, label=result.source, subtitle=subtitle, height=480)
+    figure.update_layout(margin={"t": 110, "b": 110})
+    return figure
 
 
 def stacked(

@@ -3,7 +3,13 @@
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.inference_explorer import InferenceExplorer
 from workbench.widgets.inference_form import InferenceForm
-from workbench.widgets.inference_problem import InferenceProblem, compare_inference, described_problem
+from workbench.widgets.inference_problem import (
+    InferenceProblem,
+    compare_inference,
+    described_problem,
+    measured_problem,
+    runnable,
+)
 from workbench.widgets.inference_tables import inference_plan_table, inference_table
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.layer_cutter import LayerCutter
@@ -18,7 +24,7 @@ from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.scheme_editor import SchemeEditor
 from workbench.widgets.settings import output_folder, tiny
 from workbench.widgets.split_editor import SplitEditor
-from workbench.widgets.straggler_lab import StragglerLab, settings_for
+from workbench.widgets.straggler_lab import StragglerLab, serve_here, settings_for
 from workbench.widgets.tables import (
     Table,
     comparison_table,
@@ -71,4 +77,7 @@ __all__ = [
     "tiny",
     "with_bandwidth",
     "with_memory",
+    "measured_problem",
+    "runnable",
+    "serve_here",
 ]

@@ -9,7 +9,13 @@ from typing import TypedDict
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.job import Job
+from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
+from workbench.methods import load_method
+from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus.planning import as_plan, inference_of
+from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.planners.galaxy_plus import (
     algorithm_1,
     check_inference,
@@ -127,6 +133,20 @@ class InferenceProblem:
     def seconds(self, made: InferencePlan) -> float:
         """Return the latency of one sequence under a plan: simulated, of many alike layers some."""
         return self.prices(made)
+
+
+def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
+    """Return the problem of a job's requests on emulated devices, with what this machine's operations take, measured once and kept."""
+    prepared = prepare(job)
+    profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=True)
+    return InferenceProblem(
+        profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length or 0
+    )
+
+
+def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
+    """Return a plan in the form that experiment.run and experiment.sweep take."""
+    return as_plan(replace(made, length=problem.length, predicted_s=problem.seconds(made)), problem.profile.stacks)
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:

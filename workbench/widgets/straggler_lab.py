@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
+from workbench.core.inference import InferencePlan
+from workbench.core.job import Job
 from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.experiment import Fidelity
+from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus.prepare import prepare
+from workbench.methods.galaxy_plus.profiles import host_profile
+from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
+from workbench.runtime.engines import default_pool
 from workbench.widgets.controls import WIDE, FigureBox, Message
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.latest import Latest
@@ -134,6 +144,25 @@ class StragglerLab(widgets.VBox):
             "<div role='status' style='line-height:1.5'>"
             f"<b style='font-size:larger'>{html.escape(words)}</b><br>{html.escape(lost)} (simulated)</div>"
         )
+
+
+def serve_here(
+    job: Job,
+    cluster: Cluster,
+    plan: InferencePlan,
+    *,
+    stream: StreamSettings,
+    rescheduling: ReschedulingSettings,
+    faults: Sequence[Fault] = (),
+    fidelity: Fidelity = "auto",
+) -> ServingReport:
+    """Serve a stream on emulated devices, beginning with a plan, and return what it was like.  The engines are kept for the next call.
+
+    job: says the model, and what it was profiled for.
+    """
+    host = host_profile(prepare(job), ignore)
+    engines = default_pool().acquire(cluster, fidelity)
+    return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)
 
 
 def settings_for(request_s: float, *, reaction: Any = "exclude", slow_factor: float = 1.5) -> ReschedulingSettings:

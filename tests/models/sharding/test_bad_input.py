@@ -1,11 +1,14 @@
 """What cannot be cut, or does not fit, is said in words."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
+from workbench.models.loading import model_config
 from workbench.models.sharding import load_shard, model_layout, run_plan, shard_spec, weights_of
 from workbench.models.sharding.building import require_support
 
@@ -36,7 +39,11 @@ def test_more_devices_than_heads_work_if_some_get_none():
 
 def test_families_without_support():
     with pytest.raises(ConfigError, match="Known families are bert"):
-        require_support("mamba")
+        require_support(SimpleNamespace(model_type="mamba"))
+    config = model_config("tiny-bert")
+    config.is_decoder = True
+    with pytest.raises(ConfigError, match="Only its use as an encoder"):
+        require_support(config)
     with pytest.raises(ConfigError, match="Known are"):
         model_layout("tiny-mamba")
     with pytest.raises(ConfigError, match="meta device"), torch.device("meta"):

@@ -7,9 +7,9 @@ import torch
 
 from workbench.core.inference import InferencePlan
 from workbench.models.loading import model_config
-from workbench.models.sharding import run_plan
+from workbench.models.sharding import generate, load_shard, run_plan, shard_spec, weights_of
 
-from .builders import CUT_FAMILIES, assert_equal_to, case_of, hybrid, shards_of, tiny_case
+from .builders import CUT_FAMILIES, assert_equal_to, case_of, hybrid, separator_of, shards_of, tiny_case
 
 SCHEMES = ((1,), (2,), (2, 1, 1))
 
@@ -124,3 +124,18 @@ def test_attention_of_parts_of_the_queries(family):
         for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):
             part = shard.attend(block, [tile[:, :3], tile[:, 3:]], run, start, stop)
             torch.testing.assert_close(part, whole[:, start:stop], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", CUT_FAMILIES)
+def test_half_precision(family):
+    """In bfloat16 the error is that of bfloat16: no part falls out of the type."""
+    case = tiny_case(family)
+    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (30, 34), (0.5, 0.5), (1, 2), 3)
+    source = weights_of(case.model, torch.bfloat16)
+    specs = [shard_spec(plan, position, case.layout.stacks) for position in range(2)]
+    shards = [load_shard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
+    found, expected = run_plan(plan, shards, case.ids, case.mask, case.decoder_ids)[case.real], case.local()[case.real]
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
+    if case.layout.generates:
+        assert generate(plan, shards, case.ids, 3, case.mask).shape == (3, 3)

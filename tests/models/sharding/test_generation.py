@@ -35,6 +35,7 @@ def test_generation_equals_transformers(family):
         hybrid(case, (1, 0, units - 1), (24, 40, 0), (0.2, 0.5, 0.3), (1, 2)),
         hybrid(case, (0, units), (30, 34), (1.0, 0.0), (2,), 2),
         hybrid(case, (units,), (64,), (1.0,), (1,)),
+        InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1, 2), layers=(1, 0, 2)),
         InferencePlan(method="megatron_lm", paradigm="tensor", ranks=(0, 1), units=(1, units - 1), columns=(32, 32)),
     )
     for plan in plans:

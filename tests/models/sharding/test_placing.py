@@ -136,29 +136,29 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
     case = tiny_case(family)
     layout, path = case.layout, str(folder(family))
     expected = case.local()[case.real]
-    shards, specs = None, [None] * 3
-    for plan in plans_of(case):
-        specs = [shard_spec(plan, position, layout.stacks, held=specs) for position in range(3)]
-        if shards is None:
-            shards = [load_shard(layout, spec, open_weights(path, layout=layout), separator_id=separator_of(layout)) for spec in specs]
-            continue
-        changed = []
-        for shard, spec in zip(shards, specs, strict=True):
-            source, missing, before = open_weights(path, layout=layout), missing_bytes(shard, spec), dict(shard.held)
-            norms = {number for number in range(len(layout.blocks)) if number not in shard.connections}
-            finals = sum(final is not None for final in shard.finals)
-            changed.append(reload_shard(shard, spec, source, release=release))
-            same = [number for number, held in before.items() if changed[-1].held[number] is held]
-            assert same == [number for number, held in before.items() if changed[-1].held[number].ranges == held.ranges]
-            if not norms and finals == sum(final is not None for final in changed[-1].finals):
-                assert source.bytes_read == missing
-            assert source.bytes_read >= missing
-            assert bool(shard.held) != release
-        assert_equal_to(run_plan(plan, changed, case.ids, case.mask, case.decoder_ids)[case.real], expected)
-        if not release:  # the old ones still work
-            old = shards if plan.paradigm != "pipeline" else None
-            assert old is None or all(shard.held for shard in old)
-        shards = changed
+    shards, specs, last = {}, {}, None
+    for turn, plan in enumerate(plans_of(case)):
+        devices = [(position + turn) % 3 for position in range(3)]  # who sits where changes too, and with it who has the ends
+        held = [specs.get(device) for device in devices] if specs else None
+        specs = {device: shard_spec(plan, position, layout.stacks, held=held) for position, device in enumerate(devices)}
+        before, shards = shards, {}
+        for device, spec in specs.items():
+            source = open_weights(path, layout=layout)
+            if not before:
+                shards[device] = load_shard(layout, spec, source, separator_id=separator_of(layout))
+                continue
+            old = before[device]
+            missing, blocks = missing_bytes(old, spec), dict(old.held)
+            shards[device] = reload_shard(old, spec, source, release=release)
+            assert source.bytes_read == missing
+            for number, block in blocks.items():
+                assert (shards[device].held[number] is block) == (shards[device].held[number].ranges == block.ranges)
+            assert bool(old.held) != release
+        assert_equal_to(run_plan(plan, [shards[device] for device in devices], case.ids, case.mask, case.decoder_ids)[case.real], expected)
+        if before and not release:  # the old ones still work
+            again = [before[(position + turn - 1) % 3] for position in range(3)]
+            assert_equal_to(run_plan(last, again, case.ids, case.mask, case.decoder_ids)[case.real], expected)
+        last = plan
 
 
 def test_slices_move_as_little_as_can_be():

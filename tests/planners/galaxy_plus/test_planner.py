@@ -6,13 +6,13 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.planners.galaxy_plus import PAPER, algorithm_1, candidates, check_inference, oracle, plan, price_plan
 
 
-@pytest.mark.parametrize("first", range(0, 24, 6))
+@pytest.mark.parametrize("first", range(0, 12, 3))
 def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
     compared = 0
-    for seed in range(first, first + 6):
+    for seed in range(first, first + 3):
         profile, cluster, length = unequal(1000 + seed)
         try:
-            ours = plan(profile, cluster, length=length)
+            ours = plan(profile, cluster, length=length, effort=seed % 3)
         except PlanError:
             with pytest.raises(PlanError):
                 algorithm_1(profile, cluster, length=length)
@@ -29,7 +29,7 @@ def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
     assert compared
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_within_2_percent_of_the_optimum(seed):
     stack = shape((2, 4, 6)[seed % 3], (6, 8)[seed % 2], unit_width=16)
     profile, cluster, length = unequal(seed, world_size=2 + seed % 3, stack=stack)
@@ -51,15 +51,37 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
         asked.append(one)
         return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
 
-    chosen = plan(profile, cluster, length=64, price=price, overlap=None, both_ways=None, tile_tokens=lambda one: 16 * one.num_positions)
+    options = {"length": 64, "overlap": None, "both_ways": None}
+    chosen = plan(profile, cluster, **options, price=price, most_steps=0, tile_tokens=lambda one: 16 * one.num_positions)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
-    assert len(asked) <= 12 + 2
-    assert {(one.overlap, one.both_ways) for one in asked[-2:]} == {(True, True), (False, False)}
+    assert len(set(asked)) == len(asked) <= 12 + 3 * 2
+    assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
     assert all(one.tile_tokens == 16 * one.num_positions for one in asked)
-    assert len(set(asked)) == len(asked)
     cheapest = plan(profile, cluster, length=64, price=lambda one: 1.0 + one.overlap, overlap=None)
     assert not cheapest.overlap
+
+
+def test_steps_follow_the_price_and_stay_within_memory():
+    stack = shape(6, 12, unit_width=16)
+    whole = 6 * (stack.attention_bytes + stack.feed_forward_bytes)
+    profile, cluster = instance([2e10, 1e10, 5e9], (stack,), memory_bytes=[whole, whole, whole // 3])
+    asked = []
+
+    def price(one):  # likes tokens on the last position, and scheme 1
+        asked.append(one)
+        return 10.0 - one.tokens(64)[-1] / 64 + sum(one.schemes) + one.units[0] / 12
+
+    start = plan(profile, cluster, length=64, price=price, most_steps=0)
+    count = len(asked)
+    found = plan(profile, cluster, length=64, price=price, most_steps=50)
+    assert len(asked) - count <= count + 50
+    assert found.predicted_s == price(found) < start.predicted_s
+    for one in asked:
+        check_inference(one, profile, cluster)
+        assert (sum(one.units), sum(one.columns), sum(one.tokens(64))) == (12, stack.columns, 64)
+    fixed = plan(profile, cluster, length=64, price=price, ring=(0, 2, 1), schemes=2, most_steps=30)
+    assert (fixed.ranks, fixed.configuration) == ((0, 2, 1), (0, 6))
 
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
@@ -75,10 +97,13 @@ def test_candidates_differ_in_schemes_rings_and_tokens():
 def test_devices_that_do_not_help_are_left_out():
     profile, cluster = instance([1e10, 1e10, 1e6], (shape(4, 8),), mbit_per_s=[1000.0, 1000.0, 1.0])
     assert set(plan(profile, cluster, length=64).ranks) == {0, 1}
-    alone, _ = instance([1e12, 1e12, 1e12], (shape(4, 8),))
-    slow = instance([1e12] * 3, (shape(4, 8),), mbit_per_s=0.01)[1]
-    single = plan(alone, slow, length=64)
+    profile, cluster = instance([1e12] * 3, (shape(4, 8),), mbit_per_s=0.01)
+    single = plan(profile, cluster, length=64)
     assert (single.num_positions, single.overlap) == (1, False)
+    # A price is asked about one device alone, whatever Eq. 9 thinks of it.
+    profile, cluster = instance([1e9] * 3, (shape(4, 8),))
+    assert plan(profile, cluster, length=64).num_positions == 3
+    assert plan(profile, cluster, length=64, price=lambda one: float(one.num_positions)).num_positions == 1
 
 
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():
@@ -120,6 +145,14 @@ def test_what_is_missing_is_said_in_all_and_by_device():
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=8_000_000, first_bytes=9_000_000)
     with pytest.raises(PlanError, match=r"missing in all|must stand on one device"):
         plan(profile, cluster, length=16)
+
+
+def test_scheme_2_everywhere_may_be_what_does_not_fit():
+    stack = shape(4, 4)
+    profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=4 * (stack.attention_bytes + stack.feed_forward_bytes) * 6 // 10)
+    assert plan(profile, cluster, length=16, schemes=1).num_positions == 2
+    with pytest.raises(PlanError, match="each device needs all feed-forward networks"):
+        plan(profile, cluster, length=16, schemes=2)
 
 
 def test_portal_ranks_ring_and_schemes_are_kept():

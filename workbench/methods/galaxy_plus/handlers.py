@@ -19,18 +19,23 @@ Contents = tuple[Any, ...]
 
 
 class InferenceHandlers:
-    """One request's operations on one rank, or with `step` one further token's.
+    """One request's operations on one rank, or with `step` (and without `run`) one further token's.
 
     what: what HEAD returns.  A value that covers several tiles is their tensors in token order in one; of several values that one
     operation writes for the next one here (`ctx`) the first holds all.
     """
 
     def __init__(
-        self, shard: ModelShard, layout: InferenceLayout, run: Run, *, what: What = "hidden", mask: Tensor | None = None,
+        self, shard: ModelShard, layout: InferenceLayout, run: Run | None, *, what: What = "hidden", mask: Tensor | None = None,
         step: Step | None = None,
     ) -> None:  # fmt: skip
-        self._shard, self._layout, self._run, self._what, self._mask, self._step = shard, layout, run, what, mask, step
+        self._shard, self._layout, self._whole, self._what, self._mask, self._step = shard, layout, run, what, mask, step
         self._is_sequence = layout.plan.paradigm == "sequence"
+
+    @property
+    def _run(self) -> Run:
+        assert self._whole is not None, "a single token's operations ask for no run"
+        return self._whole
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import torch
@@ -19,14 +19,19 @@ from workbench.models.sharding import (
     stack_shapes,
 )
 from workbench.profiler.inference_sizes import StackSizes, sizes_of_shape
-from workbench.profiler.inference_timing import TOKENS, Makers, MeasuredInference, measure_inference
+from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, MeasuredInference, measure_inference
 from workbench.profiler.timing import Call
 
 BUDGET_S = 25.0
 
 
-def measure_host(layout: ModelLayout, source: WeightSource, *, longest: int, what: What, budget_s: float = BUDGET_S) -> MeasuredInference:
-    """Return what one core of this host takes for each operation of each stack.  longest: tokens of the longest request."""
+def measure_host(
+    layout: ModelLayout, source: WeightSource, *, longest: int, what: What, shares: Sequence[float] = SHARES, budget_s: float = BUDGET_S
+) -> MeasuredInference:
+    """Return what one core of this host takes for each operation of each stack.
+
+    longest: tokens of the longest request.  shares: of a layer's units and columns that are timed.
+    """
     tokens = (*(count for count in TOKENS if count < longest), longest)
     if what == "last":
         tokens = (1, *tokens)  # a text grows token by token
@@ -37,6 +42,7 @@ def measure_host(layout: ModelLayout, source: WeightSource, *, longest: int, wha
         sizes_of(layout),
         [stack_makers(layout, source, stack, what=what) for stack in range(len(shapes))],
         tokens=tuple(dict.fromkeys(tokens)),
+        shares=shares,
         budget_s=budget_s,
         first_bytes=first_bytes,
         last_bytes=last_bytes,

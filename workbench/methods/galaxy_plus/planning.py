@@ -52,9 +52,8 @@ def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cl
             "memory_length": prepared.longest,
             "tile_tokens": options.tile_tokens or 0,
         }
-    elif name == "galaxy":
-        wanted |= {"overlap": options.overlap is not False}
-    return INFERENCE_SYSTEMS[name].plan(profile, cluster, **wanted)
+    chosen = INFERENCE_SYSTEMS[name].plan(profile, cluster, **wanted)
+    return replace(chosen, overlap=False, both_ways=False) if options.overlap is False else chosen
 
 
 def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:

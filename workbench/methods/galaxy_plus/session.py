@@ -34,7 +34,6 @@ from workbench.models.sharding import (
     shard_spec,
     stack_shapes,
 )
-from workbench.models.sharding.run import Run
 from workbench.models.sharding.weights import FileWeights
 from workbench.runtime.context import RankContext
 from workbench.runtime.direct_transport import DirectTransport
@@ -146,15 +145,14 @@ class InferenceSession:
             if old is not None:
                 shard = reload_shard(old, specs[self.rank], source)
             else:
-                shard = load_shard(self.layout, specs[self.rank], source, separator_id=self._separator_id(plan))
+                shard = load_shard(self.layout, specs[self.rank], source, separator_id=self._separator_id())
         finally:
             self._release(keep=True)
         return Holding(plan=plan, shard=shard, specs=specs)
 
-    def _separator_id(self, plan: InferencePlan) -> int | None:
-        if plan.ranks[0] != self.rank or not self.layout.family.has_token_types:
-            return None
-        return load_tokenizer(self.setup.model).separator_id
+    def _separator_id(self) -> int | None:
+        """Return the token after which a second text begins: whoever becomes a plan's first device needs it."""
+        return load_tokenizer(self.setup.model).separator_id if self.layout.family.has_token_types else None
 
     def _open(self) -> WeightSource:
         if self._source is None:
@@ -224,8 +222,7 @@ class InferenceSession:
         program = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length, exchange=self.setup.exchange)
         with torch.inference_mode():
             step: Step = shard.step(cache)
-            run = Run(count=1, lengths=program.layout.lengths, mask=None, rotary=None)
-            handlers = InferenceHandlers(shard, program.layout, run, what="last", step=step)
+            handlers = InferenceHandlers(shard, program.layout, None, what="last", step=step)
             answer = self._run(program, handlers, [torch.tensor(last)] * len(self.stacks))
         cache.advance()
         return answer

@@ -23,7 +23,7 @@ def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: T
     if block.kind == "cross_attention":
         (queries,) = split_heads(projected, (held.count,), part.head_size)
         keys, values = step.cache.whole(block.number)
-        mask = step.memory_mask
+        mask = step.memory_padding
     else:
         heads = held.count * part.group_size
         if step.rotary is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,43 +67,32 @@ def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSou
     """
     if old is not None and old.ranges == ranges:
         return old
-    pieces = list(_pieces(ranges, () if old is None else old.ranges))
+    pieces = tuple(_pieces(ranges, () if old is None else old.ranges))
     count = size(ranges)
     inputs: list[Tensor] = []
     biases: list[Tensor | None] = []
     for index, group in enumerate(block.inputs):
-        width = sum(cut.width for cut in group)
-        matrix = torch.empty(width * count, hidden_size, dtype=source.dtype)
-        vector = torch.zeros(width * count, dtype=source.dtype) if any(cut.bias for cut in group) else None
-        top = old_top = 0
-        for cut in group:
-            for piece in pieces:
-                to = slice(top + piece.to * cut.width, top + (piece.to + piece.length) * cut.width)
-                if piece.old is not None and old is not None:
-                    there = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
-                    matrix[to] = old.inputs[index][there]
-                    before = old.biases[index]
-                    if vector is not None and before is not None:
-                        vector[to] = before[there]
-                    continue
-                span = _span(cut, piece)
-                _fill_rows(matrix[to], cut, span, hidden_size, source)
-                if vector is not None and cut.bias is not None:
-                    source.fill(vector[to], cut.bias, span)
-            top += cut.width * count
-            old_top += cut.width * (0 if old is None else old.count)
+        rows = count * sum(cut.width for cut in group)
+        matrix = torch.empty(rows, hidden_size, dtype=source.dtype)
+        vector = torch.zeros(rows, dtype=source.dtype) if any(cut.bias for cut in group) else None
+        for cut, piece, to, there in _places(group, pieces, count, 0 if old is None else old.count):
+            if piece.old is None or old is None:
+                _read_rows(matrix[to], None if vector is None else vector[to], cut, piece, source)
+                continue
+            matrix[to] = old.inputs[index][there]
+            before = old.biases[index]
+            if vector is not None and before is not None:
+                vector[to] = before[there]
         inputs.append(matrix)
         biases.append(vector)
-    cut = block.output
-    output = torch.empty(hidden_size, cut.width * count, dtype=source.dtype)
-    for piece in pieces:
-        part = output[:, piece.to * cut.width : (piece.to + piece.length) * cut.width]
+    output = torch.empty(hidden_size, block.output.width * count, dtype=source.dtype)
+    for cut, piece, to, there in _places((block.output,), pieces, count, 0):
         if piece.old is not None and old is not None:
-            part.copy_(old.output[:, piece.old * cut.width : (piece.old + piece.length) * cut.width])
+            output[:, to] = old.output[:, there]
         elif cut.is_transposed:
-            source.fill(part.t(), cut.weight, _span(cut, piece))
+            source.fill(output[:, to].t(), cut.weight, _span(cut, piece))
         else:
-            source.fill(part, cut.weight, (0, hidden_size), _span(cut, piece))
+            source.fill(output[:, to], cut.weight, (0, hidden_size), _span(cut, piece))
     return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
@@ -131,11 +120,24 @@ def read_vector(name: str | None, length: int, source: WeightSource) -> Tensor |
     return vector
 
 
-def _fill_rows(out: Tensor, cut: Cut, span: tuple[int, int], hidden_size: int, source: WeightSource) -> None:
+def _places(group: Sequence[Cut], pieces: Sequence[_Piece], count: int, old_count: int) -> Iterator[tuple[Cut, _Piece, slice, slice]]:
+    """Go through cuts that stand one below the other; for each piece: its rows in the new matrix, and in the old one."""
+    top = old_top = 0
+    for cut in group:
+        for piece in pieces:
+            start, old = top + piece.to * cut.width, old_top + (piece.old or 0) * cut.width
+            yield cut, piece, slice(start, start + piece.length * cut.width), slice(old, old + piece.length * cut.width)
+        top, old_top = top + cut.width * count, old_top + cut.width * old_count
+
+
+def _read_rows(matrix: Tensor, vector: Tensor | None, cut: Cut, piece: _Piece, source: WeightSource) -> None:
+    span = _span(cut, piece)
     if cut.is_transposed:
-        source.fill(out.t(), cut.weight, (0, hidden_size), span)
+        source.fill(matrix.t(), cut.weight, (0, matrix.shape[1]), span)
     else:
-        source.fill(out, cut.weight, span)
+        source.fill(matrix, cut.weight, span)
+    if vector is not None and cut.bias is not None:
+        source.fill(vector, cut.bias, span)
 
 
 def _span(cut: Cut, piece: _Piece) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Block B of a model is an attention, a cross-attention or a feed-forward network;
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -154,6 +154,20 @@ class ModelLayout:
             used |= {name for cut in cuts for name in (cut.weight, cut.bias or "")} | set(norm_names(block.norm))
         return (used | {name for part in self.parts for name in norm_names(part.final)}) - {""}
 
+    @property
+    def head_count(self) -> int:
+        """Return the numbers of the head: OPT-350m's projection, a matrix that is not the word embedding, and a bias."""
+        own = self.config.vocab_size * (self.hidden_size * (not self.is_tied) + self.has_head_bias) if self.generates else 0
+        return own + self.count({self.output_projection} - {""})
+
+    def count(self, names: Iterable[str]) -> int:
+        """Return the numbers of these parameters."""
+        return sum(math.prod(self.sizes[name]) for name in names)
+
+    def last_layer(self, stack: int) -> int:
+        """Return a stack's last layer, counted through all stacks."""
+        return sum(part.num_layers for part in self.parts[: stack + 1]) - 1
+
     def layer_blocks(self, layer: int) -> tuple[Block, ...]:
         """Return the blocks of a layer in order."""
         return tuple(block for block in self.blocks if block.layer == layer)
@@ -171,20 +185,30 @@ def norm_names(norm: NormLayout | None) -> Iterator[str]:
         yield from (name for name in (norm.weight, norm.bias) if name)
 
 
+def block_width(block: Block, hidden_size: int) -> int:
+    """Return the numbers of one unit or column of a block: its rows of the inputs, their biases, and its columns of the output."""
+    cuts = [cut for group in block.inputs for cut in group]
+    return sum(cut.width * (hidden_size + (cut.bias is not None)) for cut in cuts) + block.output.width * hidden_size
+
+
+def connection_width(block: Block, layout: ModelLayout) -> int:
+    """Return the numbers of a block's norm and output bias."""
+    return _connection_width(block, layout.sizes, layout.hidden_size)
+
+
+def _connection_width(block: Block, sizes: Mapping[str, tuple[int, ...]], hidden_size: int) -> int:
+    return hidden_size * (block.output.bias is not None) + sum(math.prod(sizes[name]) for name in norm_names(block.norm))
+
+
 def shape_of(
     part: StackLayout, blocks: Sequence[Block], sizes: Mapping[str, tuple[int, ...]], hidden_size: int, dtype: torch.dtype
 ) -> StackShape:
     """Return a stack's shape from the blocks of one of its layers."""
     one = dtype.itemsize
-    held = {"attention": 0, "cross_attention": 0, "feed_forward": 0}
-    everywhere = 0
-    for block in blocks:
-        cuts = [cut for group in block.inputs for cut in group]
-        held[block.kind] = one * (
-            sum(cut.width * (hidden_size + (cut.bias is not None)) for cut in cuts) + block.output.width * hidden_size
-        )
-        everywhere += hidden_size * (block.output.bias is not None)
-        everywhere += sum(math.prod(sizes[name]) for name in norm_names(block.norm))
+    held = {"attention": 0, "cross_attention": 0, "feed_forward": 0} | {
+        block.kind: one * block_width(block, hidden_size) for block in blocks
+    }
+    everywhere = sum(_connection_width(block, sizes, hidden_size) for block in blocks)
     return StackShape(
         num_layers=part.num_layers,
         num_units=part.num_units,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workbench.models.sharding.ends import Ends
 from workbench.models.sharding.held import Connection, HeldBlock, hold_block, hold_connection, missing_units, read_vector
-from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
+from workbench.models.sharding.layout import Block, ModelLayout, StackLayout, block_width, connection_width, norm_names
 from workbench.models.sharding.shard import ModelShard
 from workbench.models.sharding.slices import LayerSlices, Ranges, ShardSpec
 from workbench.models.sharding.weights import WeightSource
@@ -27,19 +27,24 @@ def reload_shard(shard: ModelShard, spec: ShardSpec, source: WeightSource, *, re
     release: give each block of the old shard back as soon as its successor stands, so that no more than one is held twice; the old shard
     cannot be used any more.  Without it the old shard goes on working, and may from another thread while this one reads.
     """
-    separator_id = None if shard.ends is None else shard.ends.separator_id
-    return _place(shard.layout, spec, source, shard, separator_id=separator_id, release=release)
+    return _place(shard.layout, spec, source, shard, separator_id=shard.separator_id, release=release)
 
 
 def missing_bytes(shard: ModelShard, spec: ShardSpec) -> int:
-    """Return the bytes of units and columns, as they are held, that `reload_shard` would read (norms and ends not counted)."""
-    total = 0
-    for block in shard.layout.blocks:
-        old = shard.held.get(block.number)
-        count = missing_units(_ranges(block, spec.layers[block.layer]), () if old is None else old.ranges)
-        widths = sum(cut.width * (shard.layout.hidden_size + (cut.bias is not None)) for group in block.inputs for cut in group)
-        total += count * (widths + block.output.width * shard.layout.hidden_size) * shard.dtype.itemsize
-    return total
+    """Return the bytes, as they are held, that `reload_shard` would read: of units and columns, norms, and ends."""
+    layout, total = shard.layout, 0
+    for block in layout.blocks:
+        slices, old = spec.layers[block.layer], shard.held.get(block.number)
+        count = missing_units(_ranges(block, slices), () if old is None else old.ranges)
+        total += count * block_width(block, layout.hidden_size)
+        if _connects(spec, slices) and block.number not in shard.connections:
+            total += connection_width(block, layout)
+    for index, part in enumerate(layout.parts):
+        if part.final is not None and shard.finals[index] is None and _connects(spec, spec.layers[layout.last_layer(index)]):
+            total += layout.count(norm_names(part.final))
+    if spec.has_ends and shard.ends is None:
+        total += layout.count(layout.embedding_names) + layout.head_count
+    return total * shard.dtype.itemsize
 
 
 def _place(
@@ -51,7 +56,7 @@ def _place(
         slices = spec.layers[block.layer]
         before = None if old is None else old.held.get(block.number)
         held[block.number] = hold_block(block, _ranges(block, slices), layout.hidden_size, source, before)
-        if spec.connects_all or not slices.is_empty:
+        if _connects(spec, slices):
             known = None if old is None else old.connections.get(block.number)
             connections[block.number] = known or hold_connection(block, layout.hidden_size, source)
         if release and old is not None:
@@ -68,6 +73,7 @@ def _place(
         tables=tuple(_table(layout, part, index, source, old) for index, part in enumerate(layout.parts)),
         ends=ends,
         dtype=source.dtype,
+        separator_id=separator_id,
     )
 
 
@@ -75,12 +81,15 @@ def _ranges(block: Block, slices: LayerSlices) -> Ranges:
     return slices.columns if block.kind == "feed_forward" else slices.units
 
 
+def _connects(spec: ShardSpec, slices: LayerSlices) -> bool:
+    return spec.connects_all or not slices.is_empty
+
+
 def _final(
     layout: ModelLayout, spec: ShardSpec, part: StackLayout, index: int, source: WeightSource, old: ModelShard | None
 ) -> Connection | None:
     """Return the norm behind a stack, where the device connects its last layer."""
-    last = max(block.layer for block in layout.blocks if block.stack == index)
-    if part.final is None or not (spec.connects_all or not spec.layers[last].is_empty):
+    if part.final is None or not _connects(spec, spec.layers[layout.last_layer(index)]):
         return None
     if old is not None and old.finals[index] is not None:
         return old.finals[index]

@@ -45,7 +45,7 @@ class Positions:
         if table is None:
             if is_causal:
                 return None if start == 0 else self._tail(start, stop)
-            return None if run.mask is None else run.mask[:, None, None, :]
+            return run.padding
         key = stack, ranges
         if key not in run.masks:
             mask = self._bias(stack, ranges, run.lengths[stack], table)
@@ -65,7 +65,7 @@ class Positions:
             places = torch.arange(at + 1)[None]
             mask = ((places < cache.lengths[:, None]) | (places >= cache.prompt_length))[:, None, None]
         rotary = None if self.layout.rotary is None else self._turns(positions[:, None])
-        return Step(cache=cache, positions=positions, mask=mask, memory_mask=cache.memory_mask, rotary=rotary)
+        return Step(cache=cache, positions=positions, mask=mask, memory_padding=cache.memory_padding, rotary=rotary)
 
     def step_mask(self, block: Block, ranges: Ranges, step: Step) -> Tensor | None:
         """Return what the attention of one token hides or adds, None for nothing."""
@@ -91,12 +91,13 @@ class Positions:
         return position_bias(table[:, units], queries, num_keys, is_causal=is_causal, max_distance=distance)
 
     def _tail(self, start: int, stop: int) -> Tensor:
-        """Return the last rows (1, 1, stop - start, stop) of a causal mask."""
+        """Return the last rows (stop - start, stop) of a causal mask."""
         key = start, stop
         if key not in self._causal:
-            if len(self._causal) >= 64 * _KEPT:
+            if len(self._causal) >= 8 * _KEPT:
                 self._causal.clear()
-            self._causal[key] = torch.ones(stop, stop, dtype=torch.bool).tril_()[start:][None, None].contiguous()
+            is_behind = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
+            self._causal[key] = torch.zeros(stop - start, stop, dtype=self.dtype).masked_fill_(is_behind, -math.inf)
         return self._causal[key]
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:

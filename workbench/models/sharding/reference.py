@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.inference import InferencePlan
 from workbench.models.sharding.ends import What
 from workbench.models.sharding.layout import Block
-from workbench.models.sharding.run import KeyValueCache, Run
+from workbench.models.sharding.run import KeyValueCache, Run, Step
 from workbench.models.sharding.shard import ModelShard
 
 Tile = tuple[int, int, int]
@@ -74,18 +74,34 @@ def generate(plan: InferencePlan, shards: Sequence[ModelShard], ids: Tensor, max
     prompt = 1 if layout.has_decoder else ids.shape[1]
     caches = [shard.new_cache(len(ids), prompt + max_new_tokens) for shard in shards]
     tokens = [run_plan(plan, shards, ids, mask, what="last", caches=caches).argmax(-1)]
-    blocks = [block for block in layout.blocks if block.stack == len(layout.parts) - 1]
     while len(tokens) < max_new_tokens:
         steps = [shard.step(cache) for shard, cache in zip(shards, caches, strict=True)]
-        residual = shards[0].embed_step(tokens[-1], steps[0])
-        hidden = shards[0].enter(len(layout.parts) - 1, residual)
-        for block in blocks:
-            total = _sum([shard.decode(block.number, hidden, step) for shard, step in zip(shards, steps, strict=True)])
-            residual, hidden = shards[0].connect(block.number, total, residual)
+        state = shards[0].embed_step(tokens[-1], steps[0])
+        hidden = _step(plan, shards, steps, state)
         for cache in caches:
             cache.advance()
         tokens.append(shards[0].head(hidden, "last").argmax(-1))
     return torch.stack(tokens, dim=1)
+
+
+def _step(plan: InferencePlan, shards: Sequence[ModelShard], steps: Sequence[Step], state: Tensor) -> Tensor:
+    """Return the final hidden state (n, 1, d) of one further token."""
+    layout = shards[0].layout
+    blocks = [block for block in layout.blocks if block.stack == len(layout.parts) - 1]
+    if plan.paradigm == "pipeline":
+        for layer in sorted({block.layer for block in blocks}):
+            position = _position_of(plan, layer)
+            state = shards[position].layer_step(layer, state, steps[position])
+        return state
+    hidden = shards[0].enter(len(layout.parts) - 1, state)
+    for block in blocks:
+        total = _sum([shard.decode(block.number, hidden, step) for shard, step in zip(shards, steps, strict=True)])
+        state, hidden = shards[0].connect(block.number, total, state)
+    return hidden
+
+
+def _position_of(plan: InferencePlan, layer: int) -> int:
+    return next(index for index in range(plan.num_positions) if layer < sum(plan.layers[: index + 1]))
 
 
 def _stack(
@@ -95,7 +111,7 @@ def _stack(
     blocks = [block for block in layout.blocks if block.stack == stack]
     if plan.paradigm == "pipeline":
         for layer in sorted({block.layer for block in blocks}):
-            position = next(index for index in range(plan.num_positions) if layer < sum(plan.layers[: index + 1]))
+            position = _position_of(plan, layer)
             state = shards[position].layer(layer, state, runs[position], memory)
         return state
     tiles = tiles_of(plan, state.shape[1])

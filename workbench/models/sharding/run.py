@@ -15,7 +15,7 @@ class KeyValueCache:
     """Keys and values of a device's own units, block by block (Galaxy+ stops at the latency of a token; this makes text of them).
 
     count: samples.  capacity: tokens of the prompt and the answer, at most.  length: tokens held now, the padding among them.
-    lengths: (n,) real tokens of each prompt, None if none is padded.
+    lengths: (n,) real tokens of each prompt, None if none is padded.  memory_padding: of what the encoder read, as in Run.
     """
 
     def __init__(self, count: int, capacity: int) -> None:
@@ -26,7 +26,7 @@ class KeyValueCache:
         self.count, self.capacity, self.length = count, capacity, 0
         self.lengths: Tensor | None = None
         self.prompt_length = 0
-        self.memory_mask: Tensor | None = None
+        self.memory_padding: Tensor | None = None
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -77,6 +77,7 @@ class KeyValueCache:
 class Run:
     """One request.  lengths: tokens in each stack.  mask: (n, t) bool of the first stack, None if all tokens are real.
 
+    padding: the same as what is added to scores, (n, 1, 1, t), 0 or -inf, which attention takes as it is, block by block.
     rotary: cosines and sines, (1, t, 1, head size) each.  cache: keys and values are kept there.  masks: what attention adds or
     hides, by stack and units, made once.  projected: a block's number with its queries, keys and values, while parts of it are asked for.
     """
@@ -84,6 +85,7 @@ class Run:
     count: int
     lengths: tuple[int, ...]
     mask: Tensor | None
+    padding: Tensor | None
     rotary: tuple[Tensor, Tensor] | None
     cache: KeyValueCache | None = None
     masks: dict[tuple[int, Ranges], Tensor] = field(default_factory=dict)
@@ -92,36 +94,48 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One further token of each sample.  positions: (n,) of the token.  mask: (n, 1, 1, tokens so far) bool, None if all are real."""
+    """One further token of each sample.  positions: (n,) of the token.  mask: (n, 1, 1, tokens so far) bool, None if all are real.
+
+    memory_padding: what cross-attention adds to its scores, (n, 1, 1, t); None for nothing.  biases: T5's, by units.
+    """
 
     cache: KeyValueCache
     positions: Tensor
     mask: Tensor | None
-    memory_mask: Tensor | None
+    memory_padding: Tensor | None
     rotary: tuple[Tensor, Tensor] | None
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
 
 
 def begin_run(
-    length: int, *, mask: Tensor | None, target_length: int, count: int, num_stacks: int, cache: KeyValueCache | None,
+    length: int,
+    *,
+    mask: Tensor | None,
+    target_length: int,
+    count: int,
+    num_stacks: int,
+    cache: KeyValueCache | None,
     rotary: tuple[Tensor, Tensor] | None,
-) -> Run:  # fmt: skip
+    dtype: torch.dtype,
+) -> Run:
     """Return a request's state.  mask: (n, t), 1 for real tokens, padding on the right.  Raises ConfigError for another one."""
     if length < 1 or (num_stacks == 2 and target_length < 1):
         raise ConfigError(
             f"A sequence of {length} tokens was given.", "Nothing can be computed of it.", "Give at least one token to each stack."
         )
-    real: Tensor | None = None
-    if mask is not None and not bool(mask.all()):
-        real = mask.bool()
-        if real.shape != (count, length) or bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
+    real = None if mask is None else mask.bool()
+    if real is not None:
+        is_shaped = real.shape == (count, length)
+        if not is_shaped or bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
             raise ConfigError(
-                f"A mask of shape {tuple(mask.shape)} for {count} samples of {length} tokens was given.",
+                f"A mask of shape {tuple(real.shape)} for {count} samples of {length} tokens was given.",
                 "It has another shape, is padded on the left, or has a sample without tokens.",
                 "Pad on the right: 1 for each real token, then 0.",
             )
+        real = None if bool(real.all()) else real
+    padding = None if real is None else torch.zeros(real.shape, dtype=dtype).masked_fill_(~real, -torch.inf)[:, None, None, :]
     if cache is not None:
         cache.begin(target_length if num_stacks == 2 else length, None if num_stacks == 2 else real)
-        cache.memory_mask = real[:, None, None, :] if num_stacks == 2 and real is not None else None
+        cache.memory_padding = padding if num_stacks == 2 else None
     lengths = (length, target_length) if num_stacks == 2 else (length,)
-    return Run(count=count, lengths=lengths, mask=real, rotary=rotary, cache=cache)
+    return Run(count=count, lengths=lengths, mask=real, padding=padding, rotary=rotary, cache=cache)

@@ -6,7 +6,7 @@ Call it under torch.inference_mode().
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ class ModelShard:
     """What a device holds of a model, and computes with.  Make one by `load_shard`; for another plan, by `reload_shard`.
 
     held, connections: by block number.  finals: the norm behind each stack.  tables: T5's table of positions of each stack.
+    separator_id: the token after which a second text begins, kept for the time when the device gets the ends.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class ModelShard:
         tables: tuple[Tensor | None, ...],
         ends: Ends | None,
         dtype: torch.dtype,
+        separator_id: int | None = None,
     ) -> None:
-        self.layout, self.spec, self.dtype = layout, spec, dtype
+        self.layout, self.spec, self.dtype, self.separator_id = layout, spec, dtype, separator_id
         self.held, self.connections, self.finals, self.tables, self.ends = held, connections, finals, tables, ends
         self._blocks = layout.blocks
         self._activation = activation_of(layout.activation)
@@ -74,6 +76,7 @@ class ModelShard:
             num_stacks=len(self.layout.parts),
             cache=cache,
             rotary=self.positions.rotary(length),
+            dtype=self.dtype,
         )
 
     def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
@@ -158,19 +161,18 @@ class ModelShard:
         return F.linear(memory, held.inputs[1], held.biases[1])
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
-        """Return the own units' context (n, s, units x head size) of all tiles, each in the order of the tokens."""
+        """Return the own units' context (n, s, units x head size) of the given queries; keys_values: of all of the encoder's tokens."""
         held, block = self.held[number], self._blocks[number]
-        asked = queries[0] if len(queries) == 1 else torch.cat(tuple(queries), dim=1)
-        if not held.count:
-            return asked
         head_size = self.layout.parts[block.stack].head_size
-        gathered = keys_values[0] if len(keys_values) == 1 else torch.cat(tuple(keys_values), dim=1)
+        asked = queries[0] if len(queries) == 1 else torch.cat(tuple(queries), dim=1)
+        if run.projected is None or run.projected[0] != number:
+            gathered = keys_values[0] if len(keys_values) == 1 else torch.cat(tuple(keys_values), dim=1)
+            run.projected = number, split_heads(gathered, (held.count, held.count), head_size)
+            if run.cache is not None:
+                run.cache.keep_whole(number, *run.projected[1])
         (own,) = split_heads(asked, (held.count,), head_size)
-        keys, values = split_heads(gathered, (held.count, held.count), head_size)
-        if run.cache is not None:
-            run.cache.keep_whole(number, keys, values)
-        mask = None if run.mask is None else run.mask[:, None, None, :]
-        return attend(own, keys, values, mask, is_causal=False, scale=block.scale)
+        keys, values = run.projected[1]
+        return attend(own, keys, values, run.padding, is_causal=False, scale=block.scale)
 
     def out(self, number: int, context: Tensor) -> Tensor:
         """Return the partial product (n, t, d) of a block's output matrix, without its bias."""
@@ -208,20 +210,30 @@ class ModelShard:
 
         memory: the encoder's output, for a decoder's layer.
         """
-        for block in self.layout.layer_blocks(layer):
-            number, is_pre = block.number, self.layout.parts[block.stack].is_pre_norm
-            hidden = self._norm(self.connections[number], state) if is_pre else state
+
+        def product(block: Block, hidden: Tensor) -> Tensor:
+            number = block.number
             if block.kind == "attention":
-                product = self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
-            elif block.kind == "cross_attention":
+                return self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
+            if block.kind == "cross_attention":
                 assert memory is not None
-                context = self.cross_attend(number, (self.cross_query(number, hidden),), (self.cross_keys_values(number, memory),), run)
-                product = self.out(number, context)
-            else:
-                product = self.down(number, self.up(number, hidden))
-            state = self._add(number, product, state)
+                queries, keys_values = self.cross_query(number, hidden), self.cross_keys_values(number, memory)
+                return self.out(number, self.cross_attend(number, (queries,), (keys_values,), run))
+            return self.down(number, self.up(number, hidden))
+
+        return self._layer(layer, state, product)
+
+    def layer_step(self, layer: int, state: Tensor, step: Step) -> Tensor:
+        """Return the residual stream (n, 1, d) of one further token behind a layer, of which all is held; otherwise as `layer`."""
+        return self._layer(layer, state, lambda block, hidden: self.decode(block.number, hidden, step))
+
+    def _layer(self, layer: int, state: Tensor, product: Callable[[Block, Tensor], Tensor]) -> Tensor:
+        for block in self.layout.layer_blocks(layer):
+            norm = self.connections[block.number]
+            is_pre = self.layout.parts[block.stack].is_pre_norm
+            state = self._add(block.number, product(block, self._norm(norm, state) if is_pre else state), state)
             if not is_pre:
-                state = self._norm(self.connections[number], state)
+                state = self._norm(norm, state)
             if block.is_last:
                 state = self._finish(block.stack, state)
         return state

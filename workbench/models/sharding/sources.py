@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ def model_layout(model: Any) -> ModelLayout:
     """
     name = model if isinstance(model, str) else ""
     config = loading.model_config(model) if isinstance(model, str) else model.config
-    require_support(config.model_type)
+    require_support(config)
     with parameters_on_meta():
         base = loading.model_from_config(config)
     return layout_of(base, name)
@@ -57,9 +56,7 @@ def end_bytes(model: Any, dtype: torch.dtype = torch.float32) -> tuple[int, int]
     model head, where the configuration does not tie it to the word embedding.
     """
     layout = model if isinstance(model, ModelLayout) else model_layout(model)
-    first = layout.embedding_names | {part.position_bias for part in layout.parts if part.position_bias}
-    last = {name for part in layout.parts for name in norm_names(part.final)} | ({layout.output_projection} - {""})
-    vocabulary = layout.config.vocab_size if layout.generates else 0
-    head = vocabulary * (layout.hidden_size * (not layout.is_tied) + layout.has_head_bias)
-    counts = [sum(math.prod(layout.sizes[name]) for name in names) for names in (first, last)]
-    return counts[0] * dtype.itemsize, (counts[1] + head) * dtype.itemsize
+    tables = {part.position_bias for part in layout.parts if part.position_bias}
+    norms = {name for part in layout.parts for name in norm_names(part.final)}
+    first, last = layout.count(layout.embedding_names | tables), layout.count(norms) + layout.head_count
+    return first * dtype.itemsize, last * dtype.itemsize

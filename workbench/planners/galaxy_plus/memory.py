@@ -160,27 +160,31 @@ def least_missing(
     length: int,
     decoder_length: int | None = None,
     memory: MemoryRule = HELD,
+    schemes: int | None = None,
 ) -> PlanError:
-    """Return the error of a model that fits no cut over these devices: what is needed, what each has room for, what is missing in all."""
-    from_bytes = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes) for shape in profile.stacks)
+    """Return the error of a model that fits no cut over these devices: what is needed, what each has room for, what is missing in all.
+
+    schemes: 2 if every layer had to be of scheme 2.
+    """
+    attention = sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
+    feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     working = profile.working_bytes_per_token * max(stack_lengths(profile, length, decoder_length)) if memory.working else 0
     everywhere = working + (sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0)
     # Without embedding and head, which one device holds beside its part.
-    room = {rank: memory.budget_bytes(cluster, rank) - everywhere - memory.ends_bytes(profile, 1) for rank in ranks}
+    room = {rank: max(0, memory.budget_bytes(cluster, rank) - everywhere - memory.ends_bytes(profile, 1)) for rank in ranks}
     ends = memory.ends_bytes(profile, 0) if memory.embedding == "first" else 0
-    able = {rank: nbytes for rank, nbytes in room.items() if nbytes > 0}
-    total = sum(able.values())
-    missing = max(0, from_bytes + ends - total)
-    listed = ", ".join(f"'{cluster.devices[rank].name}' {readable(max(0, nbytes))}" for rank, nbytes in room.items())
-    biggest = max(0, *room.values())
-    if missing:
-        why = f"{readable(missing)} are missing in all"
+    need, most, biggest = attention + feed_forward, sum(room.values()), max(room.values())
+    listed = ", ".join(f"'{cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in room.items())
+    if need + ends > most:
+        why = f"{readable(need + ends - most)} are missing in all"
     elif ends > biggest:
-        why = f"embedding and head ({readable(ends)}) must stand on one device, where {readable(ends - biggest)} are missing"
+        why = f"embedding and head must stand on one device, where {readable(ends - biggest)} are missing"
+    elif schemes == 2:
+        why = f"with scheme 2 in every layer each device needs all feed-forward networks, {readable(feed_forward)}"
     else:
-        why = "no cut into whole heads fits each device"
+        why = "no cut into whole heads and columns fits each device"
     return PlanError(
         f"A plan of '{profile.model}' for {length} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(from_bytes)}, embedding and head {readable(ends)}; the devices have room for {listed}: {why}.",
+        f"Its layers need {readable(need)}, embedding and head {readable(ends)}; the devices have room for {listed}: {why}.",
         "Add a device, raise memory, or take a smaller model.",
     )

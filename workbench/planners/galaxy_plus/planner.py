@@ -16,6 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
+from workbench.planners.galaxy_plus.improve import improve
 from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, least_missing
 from workbench.planners.galaxy_plus.pricing import price_plan
 from workbench.planners.galaxy_plus.rings import rings
@@ -44,13 +45,14 @@ def plan(
     memory: MemoryRule = HELD,
     memory_length: int | None = None,
     most_candidates: int = 12,
+    most_steps: int = 60,
     effort: int = 2,
     method: str = "galaxy_plus",
 ) -> InferencePlan:
     """Return the fastest plan found for one sequence of `length` tokens (`decoder_length` in a second stack).
 
-    By Eq. 9, or by price(plan), seconds of a sequence by simulation say, asked of `candidates` and of their variants.  Algorithm 1's plan
-    is always among them, so the result is never slower by the same measure.
+    By Eq. 9, or by price(plan), seconds of a sequence by simulation say: asked of `candidates`, of the best ones' variants, and of
+    `most_steps` changes of the best.  Algorithm 1's plan is always among them, so the result is never slower by the same measure.
     overlap, both_ways: as in InferencePlan; None: whatever the price prefers (without a price: True, False).
     tile_tokens: of the plan, or a rule that gives it for a plan.  Other arguments: see `candidates`.
     Raises PlanError, saying how much memory is missing and where, if no plan fits.
@@ -70,22 +72,43 @@ def plan(
         effort=effort,
         method=method,
     )
-    ways = [(True if overlap is None else overlap, False if both_ways is None else both_ways)]
-    made = [_variant(one, *ways[0], tile_tokens) for one in found]
+    first_way = (overlap is not False, both_ways is True)
+    made = [_variant(one, *first_way, tile_tokens) for one in found]
     if price is None:
         return made[0]
-    best_s, best = min(((price(one), index) for index, one in enumerate(made)), key=lambda pair: pair)
-    chosen = made[best]
-    others = itertools.product((True, False) if overlap is None else ways[0][:1], (False, True) if both_ways is None else ways[0][1:])
-    for way in dict.fromkeys(others):
-        # Both ways round are the same way between two devices, and nothing goes round without overlap.
-        if way == ways[0] or chosen.num_positions < 2 or (way[1] and (chosen.num_positions < 3 or not way[0])):
-            continue
-        variant = _variant(found[best], *way, tile_tokens)
-        seconds = price(variant)
-        if seconds < best_s:
-            best_s, chosen = seconds, variant
-    return replace(chosen, predicted_s=best_s)
+    priced = {one: price(one) for one in made}
+    ways = list(itertools.product((True, False) if overlap is None else (overlap,), (False, True) if both_ways is None else (both_ways,)))
+    # What goes round both ways may prefer another plan: each of the best is asked in every way.
+    for one in sorted(made, key=lambda one: priced[one])[:3]:
+        for way in ways:
+            variant = _variant(one, *way, tile_tokens) if way[0] or not way[1] else one
+            if variant not in priced:
+                priced[variant] = price(variant)
+    ordered = sorted(priced, key=lambda one: priced[one])
+    best = ordered[0]
+    # A plan that differs in schemes or ways may become better than the best one: both are improved.
+    second = next((one for one in ordered if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), None)
+    starts = [one for one in (best, second) if one is not None and one.num_positions > 1 and most_steps > 0]
+    improved = [
+        improve(
+            one,
+            priced[one],
+            price,
+            profile,
+            cluster,
+            most=most_steps // len(starts),
+            length=max(length, memory_length or 0),
+            decoder_length=decoder_length,
+            memory=memory,
+            schemes_free=schemes is None,
+            ring_free=ring is None,
+            portal_free=portal is None,
+            tiles=None if isinstance(tile_tokens, int) else tile_tokens,
+        )
+        for one in starts
+    ]
+    chosen, seconds = min([(best, priced[best]), *improved], key=lambda pair: pair[1])
+    return replace(chosen, predicted_s=seconds)
 
 
 def candidates(
@@ -132,10 +155,16 @@ def candidates(
     if printed is not None:
         refined += [printed, refine(tables, printed, schemes=schemes)]
     refined.sort()
-    pool = refined + (variety(tables, refined[0], schemes) if refined else []) + looked
+    # Whatever Eq. 9 thinks of them, a price is asked about Algorithm 1's plan and about one device alone.
+    alone = [] if ring is not None else [_alone(tables, rank, schemes) for rank in (chosen if portal is None else (portal,))]
+    asked_anyway = [found for found in (printed, min((one for one in alone if one is not None), default=None)) if found is not None]
+    pool = refined + asked_anyway + (variety(tables, refined[0], schemes) if refined else []) + looked
     made: dict[InferencePlan, float] = {}
+    always = []
     for found in pool:
         one = tables.plan(method, found.ranks, found.units, found.columns, found.tokens, found.second)
+        if found in asked_anyway:
+            always.append(one)
         if one in made or len(made) >= most_candidates + 4:
             continue
         try:
@@ -144,15 +173,20 @@ def candidates(
             continue
         made[one] = price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).layers_s
     if not made:
-        raise least_missing(profile, cluster, chosen, length=longest, decoder_length=decoder_length, memory=memory)
+        raise least_missing(profile, cluster, chosen, length=longest, decoder_length=decoder_length, memory=memory, schemes=schemes)
+    forced = [one for one in dict.fromkeys(always) if one in made]
     ordered = sorted(made, key=lambda one: made[one])
-    kept = ordered[:most_candidates]
-    if printed is not None:
-        same = tables.plan(method, printed.ranks, printed.units, printed.columns, printed.tokens, printed.second)
-        kept = kept if same in kept or same not in made else [*kept[: most_candidates - 1], same]
+    first = [one for one in ordered if one not in forced][: max(1, most_candidates - len(forced))]
+    kept = sorted([*first, *forced], key=lambda one: made[one])
     return [
         replace(one, predicted_s=price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).total_s) for one in kept
     ]
+
+
+def _alone(tables: Tables, rank: int, schemes: int | None) -> Found | None:
+    """Return the plan of one device, None if the model does not fit."""
+    found = search_ring(tables, (rank,), most=2, schemes=schemes, keep=1)
+    return found[0] if found else None
 
 
 def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: Tiles) -> InferencePlan:

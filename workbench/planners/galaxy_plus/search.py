@@ -95,7 +95,7 @@ def refine(tables: Tables, found: Found, *, schemes: int | None = None, rounds: 
     for _ in range(rounds):
         better = _with_tokens(tables, found, polish_tokens(tables, found.ranks, found.tokens, found.second, first_step=step))
         step = 1
-        better = _refine_holders(tables, better, room)
+        better = _refine_holders(tables, better, room, schemes)
         better = _refine_units(tables, better, room)
         if schemes is None:
             better = _refine_schemes(tables, better, room)
@@ -109,27 +109,41 @@ def _with_tokens(tables: Tables, found: Found, tokens: Parts) -> Found:
     return found._replace(tokens=tokens, seconds=tables.seconds(found.ranks, found.units, found.columns, tokens, found.second))
 
 
-def _refine_holders(tables: Tables, found: Found, room: Sequence[float]) -> Found:
-    """Return the plan with other positions holding tokens, where that saves time and their memory allows it."""
+def _refine_holders(tables: Tables, found: Found, room: Sequence[float], schemes: int | None) -> Found:
+    """Return the plan with other positions holding tokens, where that saves time and their memory allows it.
+
+    A position without tokens leaves memory for more layers of scheme 2, which are tried with it.
+    """
     if len(found.ranks) > MOST_IN_PROGRAMME:
         return found
     moved = True
     while moved:
         moved = False
         for tokens in _other_holders(tables, found):
-            seconds = tables.tokens_s(found.ranks, tokens, found.second)
-            if seconds >= tables.tokens_s(found.ranks, found.tokens, found.second) * (1 - 1e-12):
-                continue
-            columns: Parts | None = found.columns
-            if any(found.second) and any(now and not before for now, before in zip(tokens, found.tokens, strict=True)):
-                columns = best_columns(tables, found.ranks, found.units, tables.holds(tokens), room, found.second)
-            if columns is None:
-                continue
-            one = _with_tokens(tables, found._replace(columns=columns), tokens)
-            if one.seconds < found.seconds * (1 - 1e-12):
-                found, moved = one, True
+            more = schemes is None and tokens.count(0) > found.tokens.count(0)
+            for second in _more_layers(tables, found.second, 3 if more else 0):
+                if tables.tokens_s(found.ranks, tokens, second) + tables.units_s(found.ranks, found.units) >= found.seconds:
+                    continue
+                columns = best_columns(tables, found.ranks, found.units, tables.holds(tokens), room, second)
+                if columns is None:
+                    break
+                value = tables.seconds(found.ranks, found.units, columns, tokens, second)
+                if value < found.seconds * (1 - 1e-12):
+                    found, moved = Found(value, found.ranks, found.units, columns, tokens, second), True
+            if moved:
                 break
     return found
+
+
+def _more_layers(tables: Tables, second: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of scheme-2 layers, and up to `most` more of them in the first stack that has others left."""
+    yield second
+    for _ in range(most):
+        at = next((stack for stack, layers in enumerate(tables.layers) if second[stack] < layers), None)
+        if at is None:
+            return
+        second = (*second[:at], second[at] + 1, *second[at + 1 :])
+        yield second
 
 
 def _other_holders(tables: Tables, found: Found) -> Iterator[Parts]:

@@ -87,9 +87,7 @@ def _fits(constants: Constants, model: str, environment: str, second: int) -> bo
 def _second_layers(constants: Constants, model: str, on: Cluster, environment: str) -> Number:
     costs = profile(constants, model, environment)
     try:
-        plan = algorithm_1(
-            costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule
-        )
+        plan = algorithm_1(costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule)
     except PlanError:
         return OOM
     return float(plan.configuration[1])
@@ -136,8 +134,8 @@ def _balance(constants: Constants, paper: Cells) -> Table:
         title="Beyond perfect balance: EdgeShard on the fastest devices that hold the model, over four perfectly balanced ones, Env. B",
         columns=("model", "weights, GB", "printed speed-up over ES", "at most", "beyond"),
         rows=tuple((*row[:-1], "yes" if row[-1] else "no") for row in rows),
-        note="By the clocks of Table IV.  Where it is beyond, the ES that was measured was slower than one that leaves out the slow devices:"
-        " than one RPi-L alone, if the model fits on it.",
+        note="By the clocks of Table IV.  Where it is beyond, the ES that was measured was slower than one that leaves out the slow"
+        " devices: than one RPi-L alone, if the model fits on it.",
     )
 
 
@@ -165,15 +163,12 @@ def _asked(constants: Constants, paper: Cells) -> Table:
 
 def _sizes() -> Table:
     rows: list[tuple[Number, ...]] = []
-    for model, changes, text in (
-        ("T5-L", {"hidden": 2048, "feed_forward": 8192}, "with the printed hidden size 2048"),
-        ("OPT-L", {"heads": 16, "head_dim": 128}, "with the printed 16 heads, of 128"),
-        ("OPT-L", {"heads": 32, "head_dim": 64}, "with the published 32 heads, of 64"),
+    for model, changed, text in (
+        ("T5-L", replace(MODELS["T5-L"], hidden=2048, feed_forward=8192), "with the printed hidden size 2048"),
+        ("OPT-L", replace(MODELS["OPT-L"], heads=32, head_dim=64), "with the published 32 heads, of 64, not the printed 16, of 128"),
     ):
         printed = lookup(paper_values(PAPER, "table5"))[model, "any", "parameters"]
-        plain = MODELS[model]
-        changed = replace(plain, **changes)
-        rows.append((model, printed, plain.params / 1e6, text, changed.params / 1e6))
+        rows.append((model, printed, MODELS[model].params / 1e6, text, changed.params / 1e6))
     return Table(
         title="Sizes in Table V against the number of parameters (millions)",
         columns=("model", "printed", "as used here", "another reading", "its parameters"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from workbench.plots.export import Captioned
-from workbench.reproduce.drawing import lines
+from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.galaxy_plus.sensitivity import sensitivity
 from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, PAPER, TABLE_V, Constants, load_constants
@@ -17,7 +17,6 @@ MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
 WITHIN = ("DistilBert", "ViT-Huge")
 """The models whose printed speed-ups at 500 Mbit/s lie in the range that the text gives for Env. A: the others' cannot be in the figure."""
-DRAWN = ("DistilBert", "Bert-L", "ViT-Huge")
 COMPARABLE = 1.5
 Cells = Mapping[tuple[str, str, str, int], float | None]
 
@@ -107,23 +106,25 @@ def run(settings: Settings) -> Result:
                 found=f"{fast:.2f} times at most",
             ),
             Check(
-                claim="over Galaxy the gain is largest at low bandwidth",
-                holds=over_galaxy[125] > over_galaxy[500] > over_galaxy[1000],
+                claim="over Galaxy the gain is largest at the lowest bandwidth",
+                holds=over_galaxy[125] == max(over_galaxy.values()) > over_galaxy[1000],
                 found=", ".join(f"{mbits} Mbit/s: {value:.2f}" for mbits, value in over_galaxy.items()),
             ),
         ),
         explanation=(
-            "The curves are only a picture, and which models it shows is not told; the text gives ranges.  Four of six models have a printed"
-            " speed-up over ES in Env. A beyond the text's 2.57 already at 500 Mbit/s, so the figure can show DistilBert and ViT-Huge only.",
+            "The curves are only a picture, and which models it shows is not told; the text gives ranges.  Four of six models have a"
+            " printed speed-up over ES in Env. A beyond the text's 2.57 already at 500 Mbit/s: the figure can show DistilBert and ViT-Huge"
+            " only.",
             "Of the five bandwidths the text names 125, 250, 500 and 1000 Mbit/s; 750 is our guess.",
-            "In Env. B ours stay below the text's for the reasons given at Table V.",
+            "The most in Env. A is M-LM's at 125 Mbit/s.  There it falls behind EdgeShard, as the text says; the text's 2.57 leaves room"
+            " for that only if Galaxy+ itself loses much at 125 Mbit/s, which ours does not.",
         ),
         series={
             f"{model}, {environment}, {system}": tuple(
                 (float(mbits), value) for mbits in MBITS if (value := cells[model, environment, system, mbits]) is not None
             )
             for environment in ENVIRONMENTS
-            for model in DRAWN
+            for model in TABLE_V
             for system in BASELINES
         },
     )
@@ -150,20 +151,21 @@ def _all(cells: Cells) -> Table:
 
 
 def draw(result: Result) -> list[Captioned]:
-    """Return a figure for each environment: speed-up over bandwidth."""
+    """Return a figure for each environment: speed-up over bandwidth, a panel for each baseline."""
     drawn = []
-    dashes = {MEGATRON: "solid", SEQUENCE: "dot", EDGESHARD: "dash", GALAXY: "dashdot"}
     for environment in ENVIRONMENTS:
-        series = {name.replace(f", {environment}", ""): points for name, points in result.series.items() if environment in name and points}
-        figure = lines(
+        panels = {
+            system: {model: points for model in TABLE_V if (points := result.series.get(f"{model}, {environment}, {system}"))}
+            for system in BASELINES
+        }
+        figure = line_panels(
             result,
-            series,
+            panels,
             title=f"Fig. 12: speed-up of Galaxy+ in {environment}",
-            subtitle="latency of each method over Galaxy+'s; a method without a line runs out of memory",
+            subtitle="latency of each method over Galaxy+'s; a model without a line runs out of memory",
             x_title="Mbit/s",
             y_title="times",
-            dashes={name: dashes[name.split(", ")[1]] for name in series},
-            colour_by_group=True,
+            at=MBITS,
         )
         drawn.append(Captioned(f"fig12-{environment[-1].lower()}", f"Speed-up against bandwidth in {environment}.", figure))
     return drawn

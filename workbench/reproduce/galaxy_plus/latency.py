@@ -16,15 +16,15 @@ KEPT = 1
 """Layers of each run of like layers that are simulated; every other takes what one more adds."""
 
 
-def timeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int], message_s: float) -> Timeline:
-    """Return the simulated timeline of one sequence, all layers."""
+def timeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> Timeline:
+    """Return the simulated timeline of one sequence, all layers.  What a message costs is in the links' latency."""
     layout = InferenceLayout.build(plan, profile.stacks, lengths)
-    costs = InferenceCosts(profile, cluster, layout, message_s=message_s)
+    costs = InferenceCosts(profile, cluster, layout, message_s=0.0)
     names = [device.name for device in cluster.devices]
     return simulate(inference_schedule(layout, cluster.world_size), costs, device_names=names)
 
 
-def sequence_s(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int], message_s: float) -> float:
+def sequence_s(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> float:
     """Return the simulated seconds of one sequence.
 
     Layers of one stack and one scheme (on one device, in a pipeline) are alike: of each such run one is simulated, and every further
@@ -32,14 +32,14 @@ def sequence_s(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster,
     with all layers; where messages of two blocks meet (both ways round the ring, keys and values) all layers are simulated.
     """
     if plan.both_ways or plan.paradigm == "sequence":
-        return timeline(plan, profile, cluster, lengths, message_s).makespan_s
+        return timeline(plan, profile, cluster, lengths).makespan_s
     runs = _runs(plan, profile)
     counts = [len(run) for run in runs]
     kept = [min(count, KEPT) for count in counts]
 
     def short_s(numbers: Sequence[int]) -> float:
         short_plan, short_profile = _shortened(plan, profile, runs, numbers)
-        return timeline(short_plan, short_profile, cluster, lengths, message_s).makespan_s
+        return timeline(short_plan, short_profile, cluster, lengths).makespan_s
 
     total = base = short_s(kept)
     for index, count in enumerate(counts):

@@ -22,14 +22,12 @@ def printed_s(
     profile: InferenceProfile,
     cluster: Cluster,
     lengths: Sequence[int],
-    *,
-    message_s: float = 0.0,
     handling_s_per_byte: Sequence[float] = (),
 ) -> float:
     """Return the seconds of one sequence.
 
-    lengths: tokens of each stack.  message_s: of each message, besides its link's.  handling_s_per_byte: by rank, what a byte that is sent
-    while a product is computed takes of the processor, which has no other to handle it.
+    lengths: tokens of each stack.  handling_s_per_byte: by rank, what a byte that is sent while a product is computed takes of the
+    processor, which has no other to handle it.
 
     Baselines, and plans without overlap, have nothing overlapped (planners.galaxy_plus.price_plan).
     """
@@ -40,7 +38,7 @@ def printed_s(
     for stack, shape in enumerate(profile.stacks):
         second = plan.schemes[first : first + shape.num_layers].count(2)
         first += shape.num_layers
-        ring = _Ring(plan, profile, cluster, stack, plan.tokens(lengths[stack]), message_s, handling_s_per_byte)
+        ring = _Ring(plan, profile, cluster, stack, plan.tokens(lengths[stack]), handling_s_per_byte)
         units, columns = plan.cut(shape)
         own, n = lengths[stack], plan.num_positions
 
@@ -69,15 +67,16 @@ class _Ring:
         cluster: Cluster,
         stack: int,
         tokens: Sequence[int],
-        message_s: float,
         handling_s_per_byte: Sequence[float],
     ) -> None:
         self.tokens, self._count = tokens, plan.num_positions
         self._costs = [profile.costs[rank][stack] for rank in plan.ranks]
         nbytes = profile.stacks[stack].hidden_bytes
         links = [cluster.link(rank, plan.ranks[(i + 1) % self._count]) for i, rank in enumerate(plan.ranks)] if self._count > 1 else []
-        self._handling = [[count * nbytes * (handling_s_per_byte[rank] if handling_s_per_byte else 0.0) for count in tokens] for rank in plan.ranks]
-        self._hops = [[link.transfer_s(count * nbytes) + message_s if count else 0.0 for count in tokens] for link in links]
+        self._handling = [
+            [count * nbytes * (handling_s_per_byte[rank] if handling_s_per_byte else 0.0) for count in tokens] for rank in plan.ranks
+        ]
+        self._hops = [[link.transfer_s(count * nbytes) if count else 0.0 for count in tokens] for link in links]
 
     def gathered(self, kind: str, parts: Sequence[int]) -> float:
         """Return the seconds of a product beside the all-gather of what it reads (Fig. 9)."""

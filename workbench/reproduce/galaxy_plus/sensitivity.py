@@ -8,7 +8,16 @@ from dataclasses import replace
 from workbench.reproduce.galaxy_plus.testbed import Constants
 from workbench.reproduce.result import Number, Table
 
-VARIED = ("speed_factor", "ring_efficiency", "collective_efficiency", "handling_s_per_byte", "message_s", "operation_s", "pi_memory_bytes_per_s", "embedding_share")
+VARIED = (
+    "speed_factor",
+    "ring_efficiency",
+    "collective_efficiency",
+    "handling_s_per_byte",
+    "message_s",
+    "operation_s",
+    "pi_memory_bytes_per_s",
+    "embedding_share",
+)
 CHANGE = 0.05
 
 

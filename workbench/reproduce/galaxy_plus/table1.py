@@ -147,8 +147,6 @@ def _one_token_or_284(constants: Constants, ours: dict[tuple[str, str], Number])
 
 def draw(result: Result) -> list[Captioned]:
     """Return the footprints."""
-    chosen = [
-        Comparison(labels=(one.labels[0],), paper=one.paper, ours=one.ours) for one in result.comparisons if one.labels[1] == MEMORY
-    ]
+    chosen = [Comparison(labels=(one.labels[0],), paper=one.paper, ours=one.ours) for one in result.comparisons if one.labels[1] == MEMORY]
     figure = paired_bars(result, chosen, title=result.title, subtitle="weights and activations in fp32", unit="GB (2^30 bytes)")
     return [Captioned("table1", "Memory footprint of the models.", figure)]

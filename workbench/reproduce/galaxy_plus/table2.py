@@ -101,10 +101,10 @@ def run(settings: Settings) -> Result:
             ),
         ),
         explanation=(
-            "The formulas leave out the ring's factor: a device sends (N - 1) / N of 4SH numbers for each layer of scheme 1 and of 2SH for one"
-            " of scheme 2; two devices together send just that.",
-            "Counted from the operations of the schedules that are simulated and executed here, as what one layer more adds; the tokens' way"
-            " out to the devices and the answer's way back are not in the table.",
+            "The formulas leave out the ring's factor: a device sends (N - 1) / N of 4SH numbers for each layer of scheme 1 and of 2SH"
+            " for one of scheme 2; two devices together send just that.",
+            "Counted from the operations of the schedules that are simulated and executed here, as what one layer more adds; the tokens'"
+            " way out to the devices and the answer's way back are not in the table.",
         ),
         series={f"Scheme-{scheme}": tuple((float(count), sent[scheme, count]) for count in COUNTS) for scheme in RINGS},
     )

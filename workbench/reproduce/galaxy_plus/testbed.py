@@ -53,7 +53,10 @@ class Constants:
     a100_weight_bytes_per_s: float
     a100_layer_s: float
     nano_link_efficiency: float
-    gpu_operation_s: float
+    nano_speed_factor: float
+    nano_operation_s: float
+    gtx_operation_s: float
+    gtx_message_s: float
     nano_memory_bytes_per_s: float
     gtx_memory_bytes_per_s: float
     tokens: int
@@ -116,9 +119,13 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
     nominal = device.link.bytes_per_s if mbit_per_s is None else mbit_per_s * 1e6 / 8
     if device.model.startswith("rpi"):
         speed, efficiency = constants.speed_factor, pi_efficiency
+    elif device.model.startswith("jetson"):
+        speed, efficiency = constants.nano_speed_factor, constants.nano_link_efficiency
     else:  # the catalogue's PCIe rate is what is reached
-        speed, efficiency = 1.0, constants.nano_link_efficiency if device.model.startswith("jetson") else 1.0
-    link = Link(bytes_per_s=nominal * efficiency, latency_s=device.link.latency_s)
+        speed, efficiency = 1.0, 1.0
+    # A path's latency is the sum of both ends': so a message costs message_s more, whatever sends it.
+    message_s = constants.gtx_message_s if device.model.startswith("gtx") else constants.message_s
+    link = Link(bytes_per_s=nominal * efficiency, latency_s=device.link.latency_s + message_s / 2)
     return replace(device, flops_per_s=device.flops_per_s * speed, link=link)
 
 
@@ -135,9 +142,7 @@ def profile(constants: Constants, model: str, environment: str, count: int | Non
         if kind not in rows:
             operation, memory = _overheads(constants, device)
             alone = Cluster(name="one", devices=(device,))
-            made = analytic_from(
-                model, stacks, alone, first_bytes=first, last_bytes=last, operation_s=operation, memory_bytes_per_s=memory
-            )
+            made = analytic_from(model, stacks, alone, first_bytes=first, last_bytes=last, operation_s=operation, memory_bytes_per_s=memory)
             rows[kind] = made
     costs = tuple(rows[device.model, device.flops_per_s].costs[0] for device in on.devices)
     return replace(next(iter(rows.values())), costs=costs)
@@ -146,15 +151,15 @@ def profile(constants: Constants, model: str, environment: str, count: int | Non
 def _overheads(constants: Constants, device: Device) -> tuple[float, float]:
     """Return a device's seconds for each operation, and its bytes per second of activations."""
     if device.model.startswith("jetson"):
-        return constants.gpu_operation_s, constants.nano_memory_bytes_per_s
+        return constants.nano_operation_s, constants.nano_memory_bytes_per_s
     if device.model.startswith("gtx"):
-        return constants.gpu_operation_s, constants.gtx_memory_bytes_per_s
+        return constants.gtx_operation_s, constants.gtx_memory_bytes_per_s
     share = device.flops_per_s / (constants.speed_factor * 8.8e9)  # of an RPi-M
     return constants.operation_s / share, constants.pi_memory_bytes_per_s * share
 
 
 def handling(constants: Constants, on: Cluster) -> tuple[float, ...]:
-    """Return what a byte sent beside a computation takes of each device's processor, in seconds: in proportion to the clock; of GPUs none."""
+    """Return the seconds that a byte sent beside a computation takes of each device's processor: by its clock; 0 for a GPU's host."""
     return tuple(
         constants.handling_s_per_byte * 8.8e9 * constants.speed_factor / device.flops_per_s if device.model.startswith("rpi") else 0.0
         for device in on.devices

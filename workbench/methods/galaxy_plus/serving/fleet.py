@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.serving import Fault
+from workbench.core.serving import Fault, ReschedulingSettings
 from workbench.methods.galaxy_plus.serving import messages as m
 from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
 from workbench.methods.galaxy_plus.serving.log import ServingLog
@@ -42,10 +42,10 @@ class Fleet:
         log: ServingLog,
         samples: Samples,
         *,
-        timeout_s: float,
+        settings: ReschedulingSettings,
     ) -> None:
         self._service, self._setup, self._cluster, self._log, self._samples = service, setup, cluster, log, samples
-        self._faults, self._timeout_s = FaultSchedule(faults), timeout_s
+        self._faults, self._settings = FaultSchedule(faults), settings
         self.ready: set[int] = set()
         self._known: set[int] = set()  # devices that were ready once
         self._kept_down: set[int] = set()  # by a fault, until it ends
@@ -75,7 +75,8 @@ class Fleet:
         setup = WorkerSetup(
             session=self._setup,
             address=self._service.address,
-            timeout_s=self._timeout_s,
+            timeout_s=self._settings.request_timeout_s,
+            report_every_s=self._settings.report_every_s,
             slow_down=self._faults.factor(rank),
             storage_bytes_per_s=self._cluster.devices[rank].storage_bytes_per_s,
         )

@@ -92,17 +92,26 @@ class Joined(NamedTuple):
     error: str = ""
 
 
-class Served(NamedTuple):
-    """A request was answered.  output: on the plan's first device (numpy).  blocks: this device's report, seconds of computation by block.
+class BlockReport(NamedTuple):
+    """A device's report of a request, or of a part of it: seconds of computation by block (Galaxy+, section III-E1)."""
 
-    start_s, end_s: of its computing, on the machine's monotonic clock.  late_s, paced_s: of the pacer, in this request.
+    number: int
+    plan: int
+    blocks: dict[int, float]
+
+
+class Served(NamedTuple):
+    """A request was answered.  output: on the plan's first device (numpy).
+
+    start_s, end_s: of this device's computing, on the machine's monotonic clock, of which it computed busy_s.
+    late_s, paced_s: of the pacer, in this request.
     """
 
     number: int
     attempt: int
     plan: int
     output: Any
-    blocks: dict[int, float]
+    busy_s: float
     start_s: float
     end_s: float
     late_s: float

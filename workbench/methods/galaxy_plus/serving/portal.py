@@ -20,6 +20,7 @@ from workbench.methods.galaxy_plus.serving import messages as m
 from workbench.methods.galaxy_plus.serving.fleet import Fleet, Told
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.placement import Placement
+from workbench.methods.galaxy_plus.serving.reports import means
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
 from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue, Waiting
@@ -81,8 +82,8 @@ class Portal:
         self.memory: list[tuple[float, tuple[int, ...]]] = []
         self.late_s = self.paced_s = 0.0
 
-    def run(self) -> None:
-        """Serve until every request was answered, or no plan can ever fit again."""
+    def run(self, until_s: float | None = None) -> None:
+        """Serve until every request was answered, no plan can ever fit again, or it is until_s."""
         self._fleet.start()
         with ThreadPoolExecutor(1, thread_name_prefix="re-scheduling") as planning:
             while self._queue.num_left or self._attempt is not None:
@@ -94,7 +95,7 @@ class Portal:
                 self._watch()
                 self._prepare()
                 self._serve()
-                if self._is_over():
+                if self._is_over() or (until_s is not None and self.now_s > until_s):
                     break
         self._fleet.stop()
 
@@ -148,6 +149,9 @@ class Portal:
                     )
                 if said.epoch == self._placement.group.epoch:
                     self._repeat()
+            case m.BlockReport():
+                if said.plan == self._rescheduler.current and said.number != _WARM_UP:
+                    self._reports[rank].append(said.blocks)
             case m.Probed():
                 slowness = said.slowness
                 self._decisions.append(lambda: self._rescheduler.probed(now_s, rank, slowness))
@@ -183,7 +187,8 @@ class Portal:
         if self._is_undecided or plan is None or not set(self._reports).issuperset(_computing(plan)):
             return
         self._reported_s = now_s
-        measured = {rank: _means(reports) for rank, reports in self._reports.items()}
+        # In the middle of a request some devices are a block ahead: what not all have reported is compared among those that have.
+        measured = {rank: means(reports) for rank, reports in self._reports.items()}
         self._reports.clear()
 
         def report() -> None:
@@ -258,9 +263,7 @@ class Portal:
             if self._num_warm == _WARM_UPS and self._begin_s == math.inf:
                 self._begin_s = time.monotonic()
             return
-        if told.plan == self._rescheduler.current:
-            self._reports[rank].append(told.blocks)
-        self._samples.busy(rank, Busy(told.start_s - self._begin_s, told.end_s - self._begin_s, sum(told.blocks.values())))
+        self._samples.busy(rank, Busy(told.start_s - self._begin_s, told.end_s - self._begin_s, told.busy_s))
         self.late_s += told.late_s
         self.paced_s += told.paced_s
         if not is_answer or attempt is None:
@@ -284,9 +287,3 @@ def _computing(plan: InferencePlan) -> set[int]:
     """Return the devices of a plan that have something to compute, and so to report."""
     parts = [part for part in (plan.units, plan.columns, plan.shares, plan.layers) if part]
     return {rank for position, rank in enumerate(plan.ranks) if any(part[position] for part in parts)}
-
-
-def _means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return each block's mean seconds over the requests of a period."""
-    blocks = {block for report in reports for block in report}
-    return {block: sum(report.get(block, 0.0) for report in reports) / len(reports) for block in blocks}

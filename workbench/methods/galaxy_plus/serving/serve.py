@@ -16,7 +16,7 @@ from workbench.methods.galaxy_plus.serving.portal import Portal
 from workbench.methods.galaxy_plus.serving.references import is_right, local_answers, random_requests
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
 from workbench.methods.galaxy_plus.serving.samples import Samples
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times, without
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
@@ -40,6 +40,8 @@ def serve(
     faults: Sequence[Fault] = (),
     requests: Sequence[Request] = (),
     first_plan: InferencePlan | None = None,
+    left_out: Sequence[int] = (),
+    until_s: float | None = None,
     is_priced: bool = True,
     on_event: Callable[[ServingEvent], None] | None = None,
     on_request: Callable[[ServedRequest], None] = lambda request: None,
@@ -48,7 +50,8 @@ def serve(
 
     host: the profile of one unslowed core (one device), by which the emulated devices are paced and planned for.
     requests: served in turn, all of one length; without any, random tokens of stream.length.
-    first_plan: for all devices; without one our planner's.  is_priced: plans are compared by simulation (else by Eq. 9).
+    first_plan: for all devices; without one our planner's.  left_out: devices that no plan may use.  until_s: the service ends then,
+    with what was answered.  is_priced: plans are compared by simulation (else by Eq. 9).
     Engines are left running, as they were.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
     """
     settings = rescheduling or ReschedulingSettings()
@@ -65,13 +68,13 @@ def serve(
     profile = scaled_to(host, cluster)
     log = ServingLog(watch=on_event)
     times = simulated_times(profile, cluster, lengths)
-    planner = planner_of(profile, cluster, lengths, first=first_plan, is_priced=is_priced)
+    planner = without(planner_of(profile, cluster, lengths, first=first_plan, is_priced=is_priced), left_out)
     answers = local_answers(model, layout, asked)
     timeout_s = settings.request_timeout_s
     samples = Samples(cluster.world_size)
     with engines.service() as service:
         session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=timeout_s)
-        fleet = Fleet(service, session, cluster, faults, log, samples, timeout_s=timeout_s)
+        fleet = Fleet(service, session, cluster, faults, log, samples, settings=settings)
         portal = Portal(
             fleet,
             Placement(fleet, layout.stacks, lengths, timeout_s=timeout_s),
@@ -84,7 +87,7 @@ def serve(
             lambda number, output: is_right(output, answers[number % len(answers)]),
             on_request,
         )
-        portal.run()
+        portal.run(until_s)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
     is_valid = overrun_share <= BUSY_OVERRUN_SHARE
     end_s = max((request.end_s for request in log.requests), default=0.0)

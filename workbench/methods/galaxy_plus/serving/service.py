@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
@@ -50,6 +50,11 @@ def planner_of(
         )
 
     return planner
+
+
+def without(planner: Planner, left_out: Collection[int]) -> Planner:
+    """Return a planner that never uses some devices."""
+    return lambda ranks, slow_downs: planner(tuple(rank for rank in ranks if rank not in left_out), slow_downs)
 
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
-import random
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.core.serving import DeviceSample, Fault, ReschedulingSettings, ServedRequest, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
-from workbench.methods.galaxy_plus.serving.log import ServingLog
-from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times
-from workbench.methods.galaxy_plus.serving.stream import RequestQueue, Waiting
+from workbench.core.inference import InferenceProfile
+from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Times
+from workbench.methods.galaxy_plus.serving.virtual_portal import SimulatedWorld, VirtualPortal
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedWorld:
-    """What virtual devices do beside computing.  noise: standard deviation of the logarithm of a reported block time.
-
-    notice_s: until the portal knows that a process has ended.  restart_s: until a killed device's new process answers.
-    join_s: of forming a group anew.  probe_s: of one layer's work.  until_s: the service ends then, answered or not.
-    """
-
-    noise: float = 0.0
-    seed: int = 0
-    notice_s: float = 0.05
-    restart_s: float = 2.0
-    join_s: float = 0.05
-    probe_s: float = 0.05
-    until_s: float = math.inf
+__all__ = ["SimulatedWorld", "simulate_serving"]
 
 
 def simulate_serving(
@@ -52,7 +29,9 @@ def simulate_serving(
     planner, times: see service.planner_of and service.simulated_times.  Weights are read at Device.storage_bytes_per_s.
     Raises PlanError if no plan fits the whole cluster.
     """
-    service = _Service(profile, cluster, planner, times, stream, rescheduling or ReschedulingSettings(), faults, world or SimulatedWorld())
+    service = VirtualPortal(
+        profile, cluster, planner, times, stream, rescheduling or ReschedulingSettings(), faults, world or SimulatedWorld()
+    )
     service.run()
     log = service.log
     return ServingReport(
@@ -60,7 +39,7 @@ def simulate_serving(
         model=profile.model,
         cluster=cluster,
         stream=stream,
-        rescheduling=service.settings,
+        rescheduling=settings,
         faults=tuple(faults),
         plans=tuple(log.plans),
         requests=tuple(log.requests),
@@ -68,276 +47,3 @@ def simulate_serving(
         samples=tuple(log.samples),
         num_lost=stream.num_requests - len(log.requests),
     )
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """The request in service.  done: the part of its work that is done; since_s: the time up to which that is reckoned."""
-
-    request: Waiting
-    first_start_s: float
-    plan: int
-    number: int
-    since_s: float
-    done: float = 0.0
-    ticket: int = 0
-
-
-@dataclass(slots=True)
-class _Service:
-    profile: InferenceProfile
-    cluster: Cluster
-    planner: Planner
-    times: Times
-    stream: StreamSettings
-    settings: ReschedulingSettings
-    faults: Sequence[Fault]
-    world: SimulatedWorld
-    log: ServingLog = field(default_factory=ServingLog)
-    now_s: float = 0.0
-
-    _queue: RequestQueue = field(init=False)
-    _portal: Rescheduler = field(init=False)
-    _agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _order: itertools.count = field(default_factory=itertools.count)
-    _tickets: itertools.count = field(default_factory=itertools.count)
-    _draws: random.Random = field(init=False)
-    _attempt: _Attempt | None = None
-    _starts: dict[int, float] = field(default_factory=dict)  # of requests that are repeated
-    _attempts: dict[int, int] = field(default_factory=dict)
-    _slow: dict[int, dict[int, float]] = field(default_factory=dict)  # by rank: the factors of its faults in force
-    _down: set[int] = field(default_factory=set)
-    _loading: int = -1
-    _ready: int = -1
-    _held: dict[int, int] = field(default_factory=dict)  # by rank: the plan whose weights it has
-    _served: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
-    _busy: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    _sampled_s: float = 0.0
-
-    def run(self) -> None:
-        self._draws = random.Random(self.world.seed)
-        self._queue = RequestQueue(self.stream)
-        self._portal = Rescheduler(self.settings, self.cluster.world_size, self.planner, self.times, self.log)
-        self._switch()
-        for number, fault in enumerate(self.faults):
-            self._at(fault.start_s, lambda number=number, fault=fault: self._begin_fault(number, fault))
-            if fault.end_s is not None:
-                self._at(fault.end_s, lambda number=number, fault=fault: self._end_fault(number, fault))
-        self._at(self.settings.report_every_s, self._report)
-        self._serve_next()
-        while self._agenda and len(self.log.requests) < self.stream.num_requests:
-            time_s, _, action = heapq.heappop(self._agenda)
-            if time_s > self.world.until_s:
-                break
-            self.now_s = time_s
-            action()
-            self._probe()
-            self._load()
-        self._sample()
-
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time_s, next(self._order), action))
-
-    def _factors(self) -> dict[int, float]:
-        return {rank: math.prod(factors.values()) for rank, factors in self._slow.items() if factors}
-
-    # Requests
-
-    def _serve_next(self) -> None:
-        """Begin the next request, under the newest plan that is loaded; or say when to look again."""
-        if self._attempt is not None:
-            return
-        if self._ready == self._portal.wanted != self._portal.current:
-            self._switch()
-        plan = self._portal.plan
-        if plan is None or not self._down.isdisjoint(plan.ranks):
-            return  # what mends that calls again; of a device that is down the portal may not know yet
-        request = self._queue.take(self.now_s)
-        if request is None:
-            arrival_s = self._queue.next_arrival_s()
-            if arrival_s is not None:
-                self._at(arrival_s, self._serve_next)
-            return
-        start_s = self._starts.setdefault(request.number, self.now_s)
-        self._attempts[request.number] = self._attempts.get(request.number, 0) + 1
-        self._attempt = _Attempt(request, start_s, self._portal.current, self._attempts[request.number], self.now_s)
-        self._schedule_answer()
-
-    def _switch(self) -> None:
-        self._portal.switched(self.now_s)
-        self._ready = -1
-        for rank in self.log.plans[self._portal.current].ranks:
-            self._held[rank] = self._portal.current
-
-    def _schedule_answer(self) -> None:
-        attempt = self._attempt
-        assert attempt is not None
-        attempt.ticket = ticket = next(self._tickets)
-        whole_s = self.times(self.log.plans[attempt.plan], self._factors()).seconds
-        self._at(self.now_s + (1 - attempt.done) * whole_s, lambda: self._answer(ticket))
-
-    def _advance(self) -> None:
-        """Reckon what the devices have done up to now, at the speed that they had."""
-        attempt = self._attempt
-        if attempt is None:
-            return
-        cost = self.times(self.log.plans[attempt.plan], self._factors())
-        part = (self.now_s - attempt.since_s) / cost.seconds if cost.seconds else 1.0
-        for rank, blocks in cost.blocks.items():
-            self._busy[rank] += part * sum(blocks.values())
-        attempt.done, attempt.since_s = min(1.0, attempt.done + part), self.now_s
-
-    def _answer(self, ticket: int) -> None:
-        attempt = self._attempt
-        if attempt is None or attempt.ticket != ticket:
-            return  # interrupted, or its speed has changed since
-        self._advance()
-        self._attempt = None
-        cost = self.times(self.log.plans[attempt.plan], self._factors())
-        for rank, blocks in cost.blocks.items():
-            noisy = {block: seconds * math.exp(self._draws.gauss(0.0, self.world.noise)) for block, seconds in blocks.items()}
-            self._served[rank].append(noisy)
-        self._queue.answered(self.now_s)
-        self.log.requests.append(
-            ServedRequest(
-                number=attempt.request.number,
-                arrival_s=attempt.request.arrival_s,
-                start_s=attempt.first_start_s,
-                end_s=self.now_s,
-                tokens=self.stream.length or self.log.plans[attempt.plan].length,
-                plan=attempt.plan,
-                attempts=attempt.number,
-            )
-        )
-        self._serve_next()
-
-    def _repeat(self) -> None:
-        """Put the request in service back: a device of its plan has gone."""
-        attempt = self._attempt
-        if attempt is not None:
-            self._advance()
-            self._attempt = None
-            self._queue.put_back(attempt.request)
-            self.log.add(self.now_s, "repeated", before=attempt.plan, value=attempt.request.number)
-
-    # Reports, probes, plans
-
-    def _report(self) -> None:
-        self._advance()
-        measured = {rank: _means(reports) for rank, reports in self._served.items() if reports}
-        self._served.clear()
-        if measured:
-            self._portal.report(self.now_s, self._portal.current, measured)
-        self._sample()
-        if self._agenda or self._attempt is not None:  # else nothing can happen any more
-            self._at(self.now_s + self.settings.report_every_s, self._report)
-
-    def _sample(self) -> None:
-        if self.now_s > self._sampled_s:
-            factors = self._factors()
-            for rank in range(self.cluster.world_size):
-                self.log.samples.append(
-                    DeviceSample(
-                        rank=rank,
-                        start_s=self._sampled_s,
-                        end_s=self.now_s,
-                        busy_s=self._busy[rank],
-                        slowness=self._portal.slowness(rank),
-                        load=1 - 1 / max(1.0, factors.get(rank, 1.0)),
-                    )
-                )
-            self._busy.clear()
-            self._sampled_s = self.now_s
-
-    def _probe(self) -> None:
-        for rank in self._portal.due_probes(self.now_s):
-            if rank not in self._down:
-                slowness = self._factors().get(rank, 1.0) * math.exp(self._draws.gauss(0.0, self.world.noise))
-                self._at(self.now_s + slowness * self.world.probe_s, lambda rank=rank, slowness=slowness: self._probed(rank, slowness))
-        due_s = self._portal.next_probe_s()
-        if due_s < math.inf and not any(time_s == due_s for time_s, _, _ in self._agenda):
-            self._at(due_s, lambda: None)
-
-    def _probed(self, rank: int, slowness: float) -> None:
-        if rank not in self._down:
-            self._portal.probed(self.now_s, rank, slowness)
-
-    def _load(self) -> None:
-        """Begin to read the wanted plan's weights, if that is not under way; serving goes on meanwhile."""
-        wanted = self._portal.wanted
-        if wanted in (-1, self._portal.current, self._loading, self._ready):
-            return
-        self._loading = wanted
-        plan, begin_s = self.log.plans[wanted], self.now_s
-        nbytes = {rank: bytes_to_read(self._plan_held(rank), plan, self.profile, rank) for rank in plan.ranks}
-        seconds = max(nbytes[rank] / self.cluster.devices[rank].storage_bytes_per_s for rank in plan.ranks) + self.world.join_s
-        self._at(self.now_s + seconds, lambda: self._loaded(wanted, begin_s, sum(nbytes.values())))
-
-    def _plan_held(self, rank: int) -> InferencePlan | None:
-        return self.log.plans[self._held[rank]] if rank in self._held else None
-
-    def _loaded(self, plan: int, begin_s: float, nbytes: int) -> None:
-        if self._loading != plan:
-            return
-        self._loading = -1
-        if plan != self._portal.wanted or not self._down.isdisjoint(self.log.plans[plan].ranks):
-            return
-        self.log.add(self.now_s, "loaded", before=self._portal.current, after=plan, value=self.now_s - begin_s, detail=f"{nbytes} bytes")
-        self._ready = plan
-        self._serve_next()
-
-    # Faults
-
-    def _begin_fault(self, number: int, fault: Fault) -> None:
-        self._advance()
-        if fault.kind == "slow":
-            self._sample()
-            self._slow.setdefault(fault.rank, {})[number] = fault.factor
-            self.log.add(self.now_s, "slowed", fault.rank, value=fault.factor)
-            if self._attempt is not None:
-                self._schedule_answer()
-            return
-        self.log.add(self.now_s, "killed" if fault.kind == "kill" else "frozen", fault.rank)
-        self._down.add(fault.rank)
-        notice_s = self.world.notice_s if fault.kind == "kill" else self.settings.request_timeout_s
-        if self._attempt is not None and fault.rank in self.log.plans[self._attempt.plan].ranks:
-            self._attempt.ticket = -1  # it will not end
-        self._at(self.now_s + notice_s, lambda: self._lost(fault.rank))
-
-    def _lost(self, rank: int) -> None:
-        if rank not in self._down:
-            return  # back already
-        if self._attempt is not None and rank in self.log.plans[self._attempt.plan].ranks:
-            self._repeat()
-        self._held.pop(rank, None)
-        self._loading = self._ready = -1  # a plan half loaded may count on the device
-        self._portal.lost(self.now_s, rank)
-        self._serve_next()
-
-    def _end_fault(self, number: int, fault: Fault) -> None:
-        self._advance()
-        if fault.kind == "slow":
-            self._sample()
-            self._slow.get(fault.rank, {}).pop(number, None)
-            self.log.add(self.now_s, "restored", fault.rank)
-            if self._attempt is not None:
-                self._schedule_answer()
-            return
-        self._at(self.now_s + self.world.restart_s, lambda: self._revive(fault.rank))
-
-    def _revive(self, rank: int) -> None:
-        if rank in self._portal.alive:  # its end was not noticed yet
-            self._lost(rank)
-        self._down.discard(rank)
-        self.log.add(self.now_s, "revived", rank)
-        self._portal.revived(self.now_s, rank)
-        self._serve_next()
-
-
-def _means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return each block's mean seconds over the requests of a period."""
-    sums: dict[int, float] = defaultdict(float)
-    for report in reports:
-        for block, seconds in report.items():
-            sums[block] += seconds
-    return {block: seconds / len(reports) for block, seconds in sums.items()}

@@ -16,6 +16,7 @@ from workbench.methods.galaxy_plus.programs import Programs
 from workbench.methods.galaxy_plus.requests import Answer
 from workbench.methods.galaxy_plus.serving.messages import (
     Abort,
+    BlockReport,
     Failed,
     Join,
     Joined,
@@ -30,6 +31,7 @@ from workbench.methods.galaxy_plus.serving.messages import (
     Slow,
     Stop,
 )
+from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import ModelShard, ShardSpec, load_shard, model_layout, open_weights, reload_shard
@@ -44,13 +46,14 @@ from workbench.runtime.process_group import close_group, open_group
 class WorkerSetup:
     """What a device is told once.  address: of the portal's commands.  timeout_s: for forming a group, and for a message in it.
 
-    slow_down: the injected factor in force, for a device that comes back.  storage_bytes_per_s: at which an emulated device reads its
-    disk; 0: as fast as the host does.
+    report_every_s: between two reports, in the middle of a request too.  slow_down: the injected factor in force, for a device that
+    comes back.  storage_bytes_per_s: at which an emulated device reads its disk; 0: as fast as the host does.
     """
 
     session: SessionSetup
     address: str
     timeout_s: float = 20.0
+    report_every_s: float = 0.5
     slow_down: float = 1.0
     storage_bytes_per_s: float = 0.0
 
@@ -87,6 +90,8 @@ class _Worker:
         )
         self._fastest_probe_s: float | None = None
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._serving: Serve | None = None
+        self._pacer = ReportingPacer(self._share, is_emulated=self._is_paced, every_s=setup.report_every_s, tell=self._report)
         self._listener = CommandListener(context, setup.address, self._take)
         context.publish(Ready())
 
@@ -187,6 +192,7 @@ class _Worker:
             self._leave()
             return Joined(command.epoch, str(error).splitlines()[0])
         session.programs = self._programs
+        session.pacer = self._pacer
         session.slow_down(self._slow_down)
         self._session, self._epoch = session, command.epoch
         session.slow_down(self._slow_down)  # a change in between is not lost
@@ -207,6 +213,8 @@ class _Worker:
         if session is None or self._epoch != command.epoch or holding is None:
             return failed(f"It is in group {self._epoch}, not {command.epoch}, and has plans {sorted(self._holdings)}.", is_peers=True)
         late_s, paced_s = session.pacer.late_s, session.pacer.paced_s
+        self._serving = command
+        self._pacer.forget()
         try:
             answer: Answer = session.answer(holding, command.request)
         except DeviceLostError as error:
@@ -215,17 +223,22 @@ class _Worker:
             return failed(str(error), is_peers=False)
         except RuntimeError as error:  # gloo's own
             return failed(str(error), is_peers=True)
+        self._pacer.tell()
         return Served(
             command.number,
             command.attempt,
             command.plan,
             None if answer.output is None else answer.output.numpy(),
-            _report(answer),
+            sum(answer.busy_s().values()),
             answer.start_s,
             answer.end_s,
             session.pacer.late_s - late_s,
             session.pacer.paced_s - paced_s,
         )
+
+    def _report(self, blocks: dict[int, float]) -> None:
+        assert self._serving is not None
+        self._context.publish(BlockReport(self._serving.number, self._serving.plan, blocks))
 
     def _probe(self, command: Probe) -> Probed:
         """Compute a feed-forward block of some tokens by itself, without the model's weights."""
@@ -243,12 +256,3 @@ class _Worker:
             return Probed((seconds - paced.late_s) * self._share / full_s)
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return Probed(seconds / self._fastest_probe_s)
-
-
-def _report(answer: Answer) -> dict[int, float]:
-    """Return the seconds of computation by block.  By what a busy host was late is not the emulated device's doing, and left out."""
-    seconds: dict[int, float] = {}
-    for span in answer.spans:
-        if not span.op.is_communication:
-            seconds[span.op.stage] = seconds.get(span.op.stage, 0.0) + span.end_s - span.start_s - span.late_s
-    return seconds

@@ -1,0 +1,50 @@
+"""Runs of the tiny job, whole and stopped in their middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_job import two_devices
+
+from workbench import experiment
+from workbench.core import Job, Report
+from workbench.methods.base import Event
+
+KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt"}
+
+
+def run(job: Job, folder: Path, *, resume: bool = False, progress: Callable[[Event], None] | None = None) -> Report:
+    return experiment.run(job, two_devices(), workdir=folder, fidelity="paced", resume=resume, progress=progress)
+
+
+def losses(report: Report) -> list[tuple[int, int, float | None]]:
+    return [(step.epoch, step.step, step.loss) for step in report.steps]
+
+
+def at(epoch: int, act: Callable[[], None]) -> Callable[[Event], None]:
+    """Return a progress function that acts once, at the second step of an epoch (counted from 0)."""
+    done: list[Event] = []
+
+    def progress(event: Event) -> None:
+        if not done and event.kind == "step" and event.epoch == epoch and event.step == 1:
+            done.append(event)
+            act()
+
+    return progress
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def stop_in(job: Job, folder: Path, epoch: int) -> bool:
+    """Interrupt a run in an epoch; return whether it ended in the epoch's middle."""
+    with pytest.raises(KeyboardInterrupt):
+        run(job, folder, progress=at(epoch, interrupt))
+    # So short an epoch may have ended before the devices heard of it.
+    checkpoint = folder / "checkpoints" / f"epoch-{epoch}.safetensors"
+    in_its_middle = not checkpoint.exists()
+    checkpoint.unlink(missing_ok=True)
+    return in_its_middle

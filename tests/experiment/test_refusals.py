@@ -1,0 +1,86 @@
+"""What is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_job import two_devices
+
+from tests.experiment.running import run
+from workbench import experiment
+from workbench.core import Cluster, Job, Plan, Share, Stage
+from workbench.core.errors import (
+    CacheError,
+    ConfigError,
+    PlanError,
+    RuntimeSetupError,
+    WorkbenchError,
+)
+from workbench.methods.pac_plus import method as pac_plus
+from workbench.runtime.work_folder import own_folder
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_device_without_the_memory_is_refused_with_the_numbers(job: Job, tmp_path: Path) -> None:
+    small = replace(two_devices(), devices=tuple(replace(device, memory_bytes=200_000) for device in two_devices().devices))
+    with pytest.raises(PlanError, match=r"Device '\w+' has 200 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"):
+        experiment.run(job, small, workdir=tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_chosen_plan_that_does_not_fit_the_memory(job: Job, tmp_path: Path) -> None:
+    chosen = experiment.plan(job, two_devices(), "execute")
+    small = replace(two_devices(), devices=(two_devices().devices[0], replace(two_devices().devices[1], memory_bytes=1000)))
+    with pytest.raises(PlanError, match=r"Device .beta. has 1\.0 kB"):
+        experiment.run(job, small, workdir=tmp_path, chosen_plan=chosen)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stages": (Stage(start=0, stop=4, shares=(Share(rank=0, samples=8),)),)}, "4 layers; 'tiny-bert' has 6"),
+        ({"stages": (Stage(start=0, stop=6, shares=(Share(rank=2, samples=8),)),)}, "the cluster has 2 devices"),
+        ({"micro_batch_size": 4}, "mini-batches are 8 in 2, the job.s 16 in 2"),
+        ({"cached": None}, "no shares for those that run from the cache"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["simulate", "execute"])
+def test_a_chosen_plan_of_another_shape(mode: experiment.Mode, changes: dict, said: str, job: Job, tmp_path: Path) -> None:
+    stage = Stage(start=0, stop=6, shares=(Share(rank=0, samples=8),))
+    chosen = replace(Plan(method="pac_plus", stages=(stage,), micro_batch_size=8, num_micro_batches=2, cached=stage), **changes)
+    with pytest.raises(ConfigError, match=said):
+        experiment.run(job, two_devices(), mode, workdir=tmp_path, chosen_plan=chosen)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_clusters_that_cannot_be_emulated(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pac_plus.PacPlus, "prepare", lambda *_: pytest.fail("something was loaded"))
+    with pytest.raises(ConfigError, match=r"alpha, beta have no host_share.*--mode simulate"):
+        experiment.run(job, two_devices(share=None), workdir=tmp_path)
+    alpha, beta = two_devices().devices
+    with pytest.raises(RuntimeSetupError, match=r"beta has an address.*torchrun"):
+        experiment.run(job, Cluster(name="real", devices=(alpha, replace(beta, address="pi.local"))), workdir=tmp_path)
+    with pytest.raises(ConfigError, match="mode 'emulate'"):
+        experiment.run(job, two_devices(), "emulate")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_folder_that_another_run_uses(job: Job, tmp_path: Path) -> None:
+    with own_folder(tmp_path), pytest.raises(ConfigError, match="Another run is using it"):
+        run(job, tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkbenchError, match=r"cannot be made: (Not a directory|File exists)"):
+        run(job, tmp_path / "file" / "folder")
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_disk_budget_is_kept_before_anything_starts(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"needs \d\.\d MB .* The disk budget is 0\.0 MB\."):
+        run(replace(job, options={"disk_budget_bytes": 1000}), tmp_path)

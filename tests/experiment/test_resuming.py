@@ -1,0 +1,154 @@
+"""What ended in its middle goes on with the next step, whatever was damaged meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from tiny_job import two_devices
+
+from tests.experiment.running import KEPT_AFTER_A_RUN, at, losses, run, stop_in
+from workbench.core import Job, Report
+from workbench.core.errors import CacheError, DeviceLostError
+from workbench.core.serial import from_json, to_json
+from workbench.methods.base import Event
+from workbench.runtime.activation_cache import CacheManifest
+from workbench.runtime.engines import default_pool
+from workbench.runtime.kept_caches import KeptCaches
+
+
+def copied(stopped: tuple[Path, bool], folder: Path) -> bool:
+    """Copy a run that was stopped; return whether that was in its last epoch's middle."""
+    shutil.copytree(stopped[0], folder, dirs_exist_ok=True)
+    return stopped[1]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "said"), [(0, r"Resumed after step \d+ of epoch 1 of 3"), (1, r"Resumed after step \d+ of epoch 2 of 3")]
+)
+def test_a_killed_device_is_named_and_the_run_goes_on_afterwards(
+    epoch: int, said: str, job: Job, whole: tuple[Report, Path], tmp_path: Path
+) -> None:
+    pids = default_pool().acquire(two_devices(), "paced").engine_pids
+    killed_at: list[float] = []
+
+    def kill() -> None:
+        killed_at.append(time.monotonic())
+        os.kill(pids[1], signal.SIGKILL)
+
+    with pytest.raises(DeviceLostError, match=rf"'beta' \(rank 1\).*epoch {epoch + 1}, step \d") as caught:
+        run(job, tmp_path, progress=at(epoch, kill))
+    assert time.monotonic() - killed_at[0] < 10
+    assert "\n" not in str(caught.value)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    resumed = run(job, tmp_path, resume=True)
+    assert losses(resumed) == losses(whole[0])
+    assert resumed.metrics == whole[0].metrics
+    assert re.match(said, resumed.notes[0])
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_interrupted_run_goes_on_from_its_last_completed_step(
+    epoch: int, job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
+    in_its_middle = copied(stopped, tmp_path) if epoch == 2 else stop_in(job, tmp_path, epoch)
+    again: list[Event] = []
+    resumed = run(job, tmp_path, resume=True, progress=lambda event: again.append(event) if event.kind == "step" else None)
+    assert losses(resumed) == losses(whole[0])
+    assert again[0].epoch == epoch
+    assert (again[0].step > 0) == in_its_middle
+    assert len(again) == sum((event_epoch, step) >= (again[0].epoch, again[0].step) for event_epoch, step, _ in losses(whole[0]))
+    assert resumed.metrics == whole[0].metrics
+    assert {path.name for path in tmp_path.iterdir()} == KEPT_AFTER_A_RUN
+
+
+def test_a_finished_run_is_resumed_without_training(whole: tuple[Report, Path], job: Job) -> None:
+    report, folder = whole
+    steps: list[Event] = []
+    again = run(job, folder, resume=True, progress=lambda event: steps.append(event) if event.kind == "step" else None)
+    assert not steps
+    assert losses(again) == losses(report)
+    assert again.metrics == report.metrics
+    assert "all 3 epochs were finished" in again.notes[0]
+
+
+def test_kept_activations_serve_a_later_run_until_they_are_damaged(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    job = replace(job, epochs=2, options={"keep_cache": True, "cache_dtype": "int8"})
+    first = run(job, tmp_path / "first")
+    assert "kept for later runs" in first.notes[0]
+    second = run(replace(job, seed=1, options=job.options | {"reduction": 4}), tmp_path / "second")
+    assert [epoch.cached for epoch in second.epochs] == [True, True]
+    assert "the backbone is not run" in second.notes[0]
+    [kept] = KeptCaches().list()
+    data = KeptCaches().folder(kept.key) / "shard-0" / "taps.bin"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    third = run(job, tmp_path / "third")
+    assert [epoch.cached for epoch in third.epochs] == [False, True]
+    assert "checksum" in third.notes[0]
+    assert losses(third) == losses(first)
+
+
+def _flip(cache: Path) -> None:
+    data = bytearray((cache / "taps.bin").read_bytes())
+    data[len(data) // 2] ^= 255
+    (cache / "taps.bin").write_bytes(data)
+
+
+def _cut(cache: Path) -> None:
+    os.truncate(cache / "taps.bin", 1000)
+
+
+def _age(cache: Path) -> None:
+    manifest = from_json((cache / "manifest.json").read_bytes(), CacheManifest)
+    (cache / "manifest.json").write_text(to_json(replace(manifest, fingerprint="of another model")))
+
+
+def _garble(cache: Path) -> None:
+    (cache / "manifest.json").write_text("{]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_flip, "checksum"),
+        (_cut, "1000 bytes instead of"),
+        (_age, "another backbone"),
+        (_garble, "does not read"),
+        (shutil.rmtree, "missing"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_told_and_filled_again(
+    damage: Callable[[Path], None], said: str, job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
+    copied(stopped, tmp_path)
+    damage(next(path for path in sorted(tmp_path.glob("rank-*/cache")) if (path / "taps.bin").stat().st_size))
+    resumed = run(job, tmp_path, resume=True)
+    assert any(said in note for note in resumed.notes)
+    assert "filling the cache again" in resumed.phases_s
+    assert [loss for _, _, loss in losses(resumed)] == pytest.approx([loss for _, _, loss in losses(whole[0])], rel=1e-6)
+
+
+def test_a_damaged_checkpoint_costs_its_epoch_only(
+    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
+    copied(stopped, tmp_path)
+    os.truncate(tmp_path / "checkpoints" / "epoch-1.safetensors", 200)
+    resumed = run(job, tmp_path, resume=True)
+    assert resumed.notes[0].startswith("Resumed after epoch 1 of 3")
+    assert losses(resumed) == losses(whole[0])
+
+
+def test_another_job_is_not_resumed(job: Job, whole: tuple[Report, Path]) -> None:
+    with pytest.raises(CacheError, match="made by another job"):
+        run(replace(job, learning_rate=1e-3), whole[1], resume=True)
+    with safe_open(whole[1] / "checkpoints" / "epoch-2.safetensors", framework="pt") as kept:
+        assert kept.keys()

@@ -1,0 +1,71 @@
+"""What a run reports and leaves, and what it leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_job import EPOCHS
+
+from tests.experiment.running import KEPT_AFTER_A_RUN, run
+from workbench.core import Job, Report
+from workbench.core.errors import (
+    ConfigError,
+)
+from workbench.core.serial import from_json, to_json
+
+
+def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[Report, Path]) -> None:
+    report, folder = whole
+    assert [(epoch.epoch, epoch.cached) for epoch in report.epochs] == [(0, False), (1, True), (2, True)]
+    assert all(step.loss is not None and step.predicted_s and step.measured_s for step in report.steps)
+    assert {path.name for path in folder.iterdir()} == KEPT_AFTER_A_RUN
+    assert report.artifacts["adapter"] == str(folder / "adapter")
+    assert from_json(to_json(report), Report) == report
+
+
+def test_the_saved_adapter_predicts_the_same_in_a_fresh_process(whole: tuple[Report, Path], job: Job) -> None:
+    report, folder = whole
+    script = f"""
+from workbench.models.evaluation import predict
+from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.saving import load_adapter
+from workbench.tasks import load_task
+from workbench.tasks.metrics import compute
+from workbench.tasks.tokenize import evaluation_batches, tokenize
+
+adapter, about = load_adapter({str(folder / "adapter")!r})
+task = load_task(about.task, data={job.data!r})
+samples = tokenize(task.test, load_tokenizer(about.model), max_length=about.max_length)
+[predicted] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
+print(compute(task.metrics, predicted.answers(task.kind), predicted.references()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    expected = {name: value for name, value in report.metrics.items() if name != "chosen epoch"}
+    assert done.stdout.strip() == str(expected)
+
+
+def test_diverged_training_is_told(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"learning_rate = 1e\+06.*loss is (nan|inf) in step \d of epoch 1"):
+        run(replace(job, learning_rate=1e6), tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 1}, {"train_samples": 3}, {"batch_size": 1, "micro_batches": 1, "train_samples": 4}])
+def test_small_jobs(changes: dict, job: Job, tmp_path: Path) -> None:
+    report = run(replace(job, **changes), tmp_path)
+    assert len(report.epochs) == changes.get("epochs", EPOCHS)
+    assert all(step.loss for step in report.steps)
+
+
+def test_files_of_other_people_stay(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "precious").write_text("mine")
+    with pytest.raises(ConfigError, match="holds checkpoints, which no run of the workbench wrote"):
+        run(job, tmp_path)
+    (tmp_path / "checkpoints").rename(tmp_path / "thesis")
+    run(replace(job, epochs=1), tmp_path)
+    run(replace(job, epochs=1), tmp_path)
+    assert (tmp_path / "thesis" / "precious").read_text() == "mine"

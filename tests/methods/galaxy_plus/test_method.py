@@ -1,0 +1,199 @@
+"""The method as a user meets it: what it refuses, simulates and executes, and what a report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tiny_job import tiny_job, write_data
+
+from tests.methods.conftest import four_devices
+from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
+from workbench import experiment
+from workbench.core import Cluster, Job, Report
+from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.fetch import asset_path
+from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus import profiles
+from workbench.methods.galaxy_plus.launch import percentile, rank_job
+from workbench.methods.galaxy_plus.measuring import measure_host
+from workbench.methods.galaxy_plus.method import GalaxyPlus
+from workbench.methods.galaxy_plus.planning import inference_of
+from workbench.methods.galaxy_plus.predict import Predictor
+from workbench.methods.galaxy_plus.worker import RankJob
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.runtime.engines import EngineCluster
+
+SYSTEMS = ("galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local")
+REQUESTS = 5
+MEMORY_BYTES = 40_000_000
+"""Less than half of all-MiniLM-L6-v2."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measure coarsely, and leave nothing behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(profiles, "measure_host", partial(measure_host, shares=(0.5, 1.0), budget_s=0.01))
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def job_for(data: Path, model: str = "tiny-bert-2", **options: object) -> Job:
+    return tiny_job(data, method="galaxy_plus", model=model, test_samples=REQUESTS, options=options)
+
+
+def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) -> Report:
+    return experiment.run(job, four_devices(), engines=engines, workdir=folder, **settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("tiny-bert-2", {"system": "pac_plus"}, ("system = 'pac_plus'", "one of galaxy_plus, galaxy, megatron_lm")),
+        ("tiny-bert-2", {"tiles": 8}, ("The option 'tiles' of galaxy_plus", "tile_tokens")),
+        ("tiny-bert-2", {"warmup": -1}, ("warmup = -1", "below 0")),
+        ("tiny-bert-2", {"scheme": 3}, ("scheme = 3", "There are 1 and 2")),
+        ("tiny-bert-2", {"system": "edgeshard", "scheme": 2}, ("system = edgeshard", "galaxy_plus's to choose")),
+        ("tiny-bert-2", {"generate": 4}, ("generate = 4", "no language model head")),
+        ("tiny-gpt2-2", {"system": "sequence_parallel", "generate": 4}, ("generate = 4", "cannot divide a single token")),
+        ("tiny-gpt2-2", {"generate": 128}, ("128 new tokens", "128 positions")),
+    ],
+)
+def test_wrong_options_are_named(data: Path, model: str, options: dict, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        experiment.run(job_for(data, model, **options), four_devices(), "simulate")
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_simulates(data: Path, system: str, tmp_path: Path) -> None:
+    """A report says who holds what; the shown request takes as long as its timeline; JSON gives the report again."""
+    report = experiment.run(job_for(data, system=system), four_devices(), "simulate")
+    chosen = report.plan.inference
+    assert chosen is not None and chosen.paradigm == INFERENCE_SYSTEMS[system].paradigm
+    assert len(report.steps) == REQUESTS and all((step.predicted_s or 0) > 0 for step in report.steps)
+    timeline = report.timelines["request, predicted"]
+    assert any(timeline.makespan_s == pytest.approx(step.predicted_s) for step in report.steps)
+    assert report.phases_s["answering"] == pytest.approx(sum(step.predicted_s or 0 for step in report.steps))
+    shares = [share for stage in report.plan.stages for share in stage.shares]
+    if system in ("galaxy_plus", "galaxy", "megatron_lm"):
+        assert sum(share.heads for share in shares) == sum(chosen.units)
+        assert sum(share.columns for share in shares) == sum(chosen.columns)
+    assert Report.read(report.write(tmp_path / "report.json")) == report
+
+
+def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
+    job = job_for(data, system="galaxy", overlap=True, compare=3)
+    report = execute(job, engines, tmp_path, resume=True)
+    assert all(step.predicted_s and step.measured_s and step.loss is None for step in report.steps)
+    assert len(report.steps) == report.metrics["requests"] == REQUESTS
+    latencies = sorted(step.measured_s or 0.0 for step in report.steps)
+    assert report.metrics["latency p50 s"] == pytest.approx(latencies[REQUESTS // 2])
+    assert latencies[0] <= report.metrics["latency mean s"] <= report.metrics["latency p99 s"] <= latencies[-1]
+    assert report.metrics["largest error"] < 1e-5
+    assert any("nothing to resume" in note for note in report.notes)
+    measured, predicted = (report.timelines[f"request, {name}"] for name in ("measured", "predicted"))
+    done = [sorted((span.rank, str(span.op)) for span in timeline.spans) for timeline in (measured, predicted)]
+    assert done[0] == done[1], "the very operations that were simulated were run"
+    assert measured.title == predicted.title and "tokens" in measured.title
+    assert all(measured.peak_bytes(rank) > 0 for rank in (report.plan.inference or pytest.fail("no plan")).ranks)
+    assert report.bytes["sent for a request"] == round(mean_bytes(job, report))
+
+
+def mean_bytes(job: Job, report: Report) -> float:
+    """Return the bytes that the simulated requests send, on average."""
+    method, cluster = GalaxyPlus(), four_devices()
+    prepared = method.prepare(job, ignore)
+    assert report.plan.inference is not None
+    predictor = Predictor(inference_of(method.profile(prepared, cluster, ignore)), cluster, report.plan.inference)
+    timelines = [predictor.timeline(prepared.lengths(number)) for number in range(REQUESTS)]
+    return sum(timeline.bytes_sent(rank) for timeline in timelines for rank in range(4)) / REQUESTS
+
+
+def test_texts_and_pictures(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
+    written = execute(job_for(data, "tiny-gpt2-2", generate=3, scheme=2), engines, tmp_path / "text")
+    assert written.metrics["texts that differ"] == 0
+    assert written.metrics["first token s"] > 0 and written.metrics["further token s"] > 0
+    assert {"request, measured", "next token, measured", "next token, predicted"} <= set(written.timelines)
+    assert all(" | " in written.artifacts[f"text {number}"] for number in range(4))
+    seen = execute(
+        Job(method="galaxy_plus", model="tiny-vit-2", task="digits", test_samples=3, options={"system": "galaxy"}),
+        engines,
+        tmp_path / "seen",
+    )
+    assert seen.metrics["largest error"] < 1e-5
+
+
+def test_too_little_memory(data: Path, engines: EngineCluster) -> None:
+    """The planner says how much is missing; a device that runs out all the same says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WORKBENCH_CACHE")
+        folder = asset_path("all-MiniLM-L6-v2")
+    whole = job_for(data, str(folder), system="sequence_parallel")
+    with pytest.raises(PlanError, match=r"Device 'device-\d'.*MB"):
+        experiment.run(whole, of_another_make(four_devices(memory_bytes=MEMORY_BYTES)), "simulate")
+    message = rank_job_for(whole, of_another_make(four_devices()))
+    with pytest.raises(MemoryBudgetError, match=r"Device 'device-\d' asked for"):
+        engines.run(serve_with_little, [message] * 4)
+
+
+def of_another_make(cluster: Cluster) -> Cluster:
+    """Return devices whose speed is computed from the catalogue, not measured."""
+    return replace(cluster, devices=tuple(replace(device, model="another") for device in cluster.devices))
+
+
+def rank_job_for(job: Job, cluster: Cluster) -> RankJob:
+    """Return what the ranks are told of a job, not paced."""
+    method = GalaxyPlus()
+    prepared = method.prepare(job, ignore)
+    plan = method.plan(prepared, method.profile(prepared, cluster, ignore, emulated=False), cluster)
+    return rank_job(prepared, cluster, plan, None, timeout_s=10.0)
+
+
+def test_a_run_that_is_to_stop(data: Path, engines: EngineCluster) -> None:
+    """It ends after the request that is under way, on all devices, which live on."""
+    answers = engines.run(stop_after, [(rank_job_for(job_for(data, system="galaxy"), four_devices()), 2)] * 4)
+    assert [len(answer.requests) for answer in answers] == [2] * 4
+
+
+def test_a_plan_of_another_kind_is_refused(data: Path) -> None:
+    stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=1),))
+    with pytest.raises(ConfigError, match="does not say how"):
+        experiment.run(
+            job_for(data),
+            four_devices(),
+            "simulate",
+            chosen_plan=Plan(method="x", stages=(stage,), micro_batch_size=1, num_micro_batches=1),
+        )
+    plan = experiment.plan(job_for(data, system="galaxy"), four_devices())
+    assert plan.inference is not None
+    wrong = replace(plan, inference=replace(plan.inference, columns=(1,) * len(plan.inference.ranks)))
+    with pytest.raises(ConfigError, match="columns"):
+        experiment.run(job_for(data), four_devices(), "simulate", chosen_plan=wrong)
+
+
+def test_a_sweep_lays_measured_beside_simulated(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
+    method, cluster = GalaxyPlus(), four_devices()
+    plans = {name: experiment.plan(job_for(data, system=name), cluster) for name in ("galaxy", "edgeshard")}
+    prepared = method.prepare(job_for(data), ignore)
+    profile = method.profile(prepared, cluster, ignore)
+    points = method.sweep(prepared, profile, cluster, plans, engines, num_steps=2, folder=tmp_path)
+    assert [point.name for point in points] == ["galaxy", "edgeshard"]
+    assert all(point.predicted_s > 0 and (point.measured_s or 0) > 0 for point in points)
+
+
+def test_percentiles() -> None:
+    values = [float(number) for number in range(101)]
+    assert [percentile(values, share) for share in (0.0, 0.5, 0.955, 1.0)] == [0.0, 50.0, 95.5, 100.0]
+    assert percentile([7.0], 0.99) == 7.0

@@ -1,0 +1,238 @@
+"""`workbench serve`: a stream of requests on a cluster while devices slow down, die and come back; and the soak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.job import CLUSTER, ClusterName
+from workbench.cli.output import Json, print_json, print_table, require_writable, say
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+
+DEFAULTS = ReschedulingSettings()
+SHOWN_EVERY = 1000  # answers of a soak
+
+
+class Mode(StrEnum):
+    """In virtual time, or with real tensors on emulated devices."""
+
+    simulate = "simulate"
+    execute = "execute"
+
+
+class Fidelity(StrEnum):
+    """How links are emulated."""
+
+    auto = "auto"
+    kernel = "kernel"
+    paced = "paced"
+
+
+class Reaction(StrEnum):
+    """What is done about a straggler."""
+
+    none = "none"
+    exclude = "exclude"
+    rebalance = "rebalance"
+    best = "best"
+
+
+def serve(
+    model: Annotated[
+        str, typer.Option(help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large.")
+    ] = "all-MiniLM-L6-v2",
+    cluster: ClusterName = CLUSTER,
+    requests: Annotated[int, typer.Option(help="How many.")] = 200,
+    rate: Annotated[float, typer.Option(help="Of arrival per second (Poisson); 0: back to back.")] = 0.0,
+    length: Annotated[int, typer.Option(help="Tokens of a request.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of arrivals and tokens.")] = 0,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:DEVICE:FROM-TO[:FACTOR]", help="slow, kill or freeze a device by name or number; may be repeated."),
+    ] = None,
+    reaction: Annotated[Reaction, typer.Option(help="To a straggler: exclude is the paper's.")] = Reaction.exclude,
+    slow_factor: Annotated[float, typer.Option(help="So many times slower than the others is slow.")] = DEFAULTS.slow_factor,
+    window: Annotated[int, typer.Option(help="Last reports looked at.")] = DEFAULTS.window,
+    repeats: Annotated[int, typer.Option(help="Slow reports among them that make a straggler.")] = DEFAULTS.repeats,
+    report_every: Annotated[float, typer.Option(help="Seconds between two reports of a device.")] = DEFAULTS.report_every_s,
+    probe_every: Annotated[float, typer.Option(help="Seconds between two probes of a device left out, at first.")] = DEFAULTS.probe_every_s,
+    mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = Mode.execute,
+    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = Fidelity.auto,
+    report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
+    soak: Annotated[int, typer.Option(help="Instead: so many requests to a tiny model with random faults.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
+    for path in (report, out / "serving.html" if out is not None else None):
+        if path is not None:
+            require_writable(path)
+    if soak:
+        _soak(soak, seed, fidelity.value, report, out, as_json=as_json)
+        return
+    described = load_cluster(cluster)
+    served = _serve(
+        model,
+        described,
+        mode,
+        fidelity.value,
+        stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
+        rescheduling=ReschedulingSettings(
+            reaction=reaction.value,
+            slow_factor=slow_factor,
+            window=window,
+            repeats=repeats,
+            report_every_s=report_every,
+            probe_every_s=probe_every,
+        ),
+        faults=tuple(parse_fault(word, described) for word in fault or ()),
+    )
+    _finish(served, report, out, as_json=as_json)
+
+
+def parse_fault(word: str, cluster: Cluster) -> Fault:
+    """Return the fault that a word such as 'slow:rpi-l-1:10-30:4', 'kill:2:5-8' or 'freeze:2:5-' describes.  Raises ConfigError."""
+    parts = word.split(":")
+    asked = f"The fault '{word}' was asked for."
+    if len(parts) not in (3, 4):
+        raise ConfigError(asked, "It is not KIND:DEVICE:FROM-TO[:FACTOR].", "Write, for example, slow:1:10-30:4 or kill:1:10-20.")
+    kind, name, times = parts[:3]
+    names = [device.name for device in cluster.devices]
+    if name not in names and not (name.isdigit() and int(name) < len(names)):
+        raise ConfigError(asked, f"The devices of '{cluster.name}' are {', '.join(names)}.", "Name one of them, or its number from 0.")
+    start, _, end = times.partition("-")
+    try:
+        start_s, end_s = float(start), float(end) if end else None
+        factor = float(parts[3]) if len(parts) == 4 else (4.0 if kind == "slow" else 1.0)
+    except ValueError:
+        raise ConfigError(asked, f"'{times}' or the factor is not a number of seconds.", "Write, for example, slow:1:10-30:4.") from None
+    rank = names.index(name) if name in names else int(name)
+    return Fault(kind=kind, rank=rank, start_s=start_s, end_s=end_s, factor=factor)  # type: ignore[arg-type]
+
+
+def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any) -> ServingReport:
+    from workbench.experiment import environment
+    from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
+
+    if mode is Mode.simulate:
+        from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+
+        profile, lengths = _profile(model, cluster, stream.length)
+        planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
+        return replace(simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment())
+    from workbench.experiment import require_emulated
+    from workbench.methods.galaxy_plus.serving.hosts import measured_host
+    from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
+    from workbench.runtime.engines import EngineCluster
+
+    require_emulated(cluster)
+    host = measured_host(model, stream.length, lambda event: say(event.message))
+    say(f"Starting {cluster.world_size} devices")
+
+    def tell(event: ServingEvent) -> None:
+        say(event_line(event, cluster))
+
+    with EngineCluster.start(cluster, fidelity=fidelity) as engines:
+        report = serve_stream(model, cluster, engines, host, stream=stream, on_event=tell, **settings)
+    return replace(report, environment=environment())
+
+
+def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:
+    """Return the profile of the catalogue's devices for a described model or a real one, and the tokens in each stack."""
+    from workbench.profiler.descriptions import MODELS
+    from workbench.profiler.inference import analytic_from, analytic_inference
+
+    if model in MODELS:
+        profile = analytic_inference(model, cluster)
+    else:
+        from workbench.methods.galaxy_plus.measuring import sizes_of
+        from workbench.models.sharding import end_bytes, model_layout
+
+        layout = model_layout(model)
+        first_bytes, last_bytes = end_bytes(layout)
+        profile = analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes)
+    return profile, (length, max(1, length // 2))[: len(profile.stacks)]
+
+
+def event_line(event: ServingEvent, cluster: Cluster) -> str:
+    """Return an event as a line of text."""
+    device = f" {cluster.devices[event.rank].name}" if event.rank >= 0 else ""
+    value = {
+        "slowed": f" {event.value:g} times slower",
+        "straggler": f" {event.value:.2f} times slower than the others",
+        "rebalanced": f" {event.value:.2f} times slower",
+        "probed": f" {event.value:.2f} times slower than it can be",
+        "planned": f" plan {event.plan_after}, {1e3 * event.value:.0f} ms a request",
+        "loaded": f" plan {event.plan_after} in {event.value:.2f} s, {event.detail}",
+        "switched": f" to plan {event.plan_after}",
+        "repeated": f" request {event.value:.0f}",
+    }.get(event.kind, "")
+    return f"{event.time_s:9.2f} s  {event.kind}{device}{value}"
+
+
+def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool) -> None:
+    files = []
+    if path is not None:
+        files.append(report.write(path))
+    if out is not None:
+        from workbench.plots.serving import serving
+
+        out.mkdir(parents=True, exist_ok=True)
+        figure = out / "serving.html"
+        serving(report).write_html(figure, include_plotlyjs="directory")
+        files.append(figure)
+    if as_json:
+        print_json(_summary(report) | {"files": [str(file) for file in files]})
+        return
+    rows = ((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in _summary(report).items())
+    print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
+    for note in report.notes:
+        print(note)
+    for file in files:
+        print(f"Written     {file}")
+
+
+def _summary(report: ServingReport) -> dict[str, Any]:
+    kinds = ("straggler", "excluded", "rebalanced", "lost", "revived", "readmitted", "switched")
+    throughput = report.throughput_per_s(0.0, report.end_s)
+    return {
+        "numbers are": report.label,
+        "requests answered": len(report.requests),
+        "lost": report.num_lost,
+        "wrong": report.num_wrong,
+        "repeated": report.num_repeated,
+        "answers per second": throughput,
+        **{f"latency p{share:.0%} (s)".replace("%", ""): report.percentile_s(share) for share in (0.5, 0.95, 0.99)},
+        **{f"queueing p{share:.0%} (s)".replace("%", ""): report.percentile_s(share, "queueing") for share in (0.5, 0.95)},
+        "plans": len(report.plans),
+        **{kind: len(report.events_of(kind)) for kind in kinds},  # type: ignore[arg-type]
+        "late share": report.overrun_share,
+        "valid": report.valid,
+    }
+
+
+def _soak(num_requests: int, seed: int, fidelity: Any, path: Path | None, out: Path | None, *, as_json: bool) -> None:
+    from workbench.methods.galaxy_plus.serving.soak import soak
+
+    answered = 0
+
+    def count(request: ServedRequest) -> None:
+        nonlocal answered
+        answered += 1
+        if answered % SHOWN_EVERY == 0:
+            say(f"{answered} of {num_requests} answered after {request.end_s:.0f} s")
+
+    result = soak(num_requests, seed=seed, fidelity=fidelity, on_request=count)
+    if not as_json:
+        print(f"memory      {result.growth:+.1%} from the first fifth of the time to the last")
+        print(f"left behind {', '.join(result.left_behind) or 'nothing'}")
+    _finish(result.report, path, out, as_json=as_json)
+    if not result.is_clean:
+        raise typer.Exit(1)

@@ -1,0 +1,116 @@
+"""Thousands of requests while devices slow down, die, freeze and come back: every answer right, none lost, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.faults import random_faults
+from workbench.methods.galaxy_plus.serving.hosts import made_up_host
+from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.runtime.engines import EngineCluster
+
+SOAK_MODEL = "tiny-bert-2"
+SOAK_LENGTH = 16
+SOAK_FLOPS_PER_S = 4e7
+"""Of an imagined core: a request then takes four devices about 15 ms, of which the host computes little."""
+REQUESTS_PER_S = 30.0
+"""A guess at what comes of it, by which faults are spread over the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakResult:
+    """report: of the stream.  left_behind: what was there after the engines had ended and not before: processes, run folders, cgroups."""
+
+    report: ServingReport
+    left_behind: tuple[str, ...]
+
+    @property
+    def growth(self) -> float:
+        """Return how much the resident memory of all processes together grew from the first fifth of the time to the last, as a share.
+
+        Devices that are being started anew count with what they have then, so medians are compared.
+        """
+        totals = [sum(by_process) for _, by_process in self.report.memory if all(by_process)]
+        fifth = max(1, len(totals) // 5)
+        if len(totals) < 2:
+            return 0.0
+        first, last = sorted(totals[:fifth]), sorted(totals[-fifth:])
+        return last[len(last) // 2] / first[len(first) // 2] - 1
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether every answer was right, none lost, and nothing left behind."""
+        return not (self.report.num_lost or self.report.num_wrong or self.left_behind)
+
+
+def soak_cluster() -> Cluster:
+    """Return four unequal emulated devices for a tiny model."""
+    link = Link(bytes_per_s=1.25e8, latency_s=1e-4)
+    shares = (0.5, 0.5, 0.27, 0.27)
+    devices = tuple(
+        Device(name=f"device-{rank}", flops_per_s=SOAK_FLOPS_PER_S * share, memory_bytes=10**9, link=link, host_share=share)
+        for rank, share in enumerate(shares)
+    )
+    return Cluster(name="soak", devices=devices, description="Four unequal imagined devices for a tiny model")
+
+
+def soak(
+    num_requests: int,
+    *,
+    seed: int = 0,
+    faults: Sequence[Fault] | None = None,
+    fault_every_s: float = 15.0,
+    fidelity: Literal["auto", "kernel", "paced"] = "auto",
+    on_request: Callable[[ServedRequest], None] = lambda request: None,
+) -> SoakResult:
+    """Serve a tiny model with faults at random (or those given), and see what is left when all is over."""
+    before = _traces()
+    cluster = soak_cluster()
+    if faults is None:
+        faults = random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every_s=fault_every_s, seed=seed)
+    with EngineCluster.start(cluster, fidelity=fidelity) as engines:
+        report = serve(
+            SOAK_MODEL,
+            cluster,
+            engines,
+            made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
+            stream=StreamSettings(num_requests=num_requests, seed=seed, length=SOAK_LENGTH),
+            rescheduling=ReschedulingSettings(request_timeout_s=10.0, calm_s=5.0),
+            faults=faults,
+            on_request=on_request,
+        )
+    return SoakResult(report=report, left_behind=tuple(sorted(_traces() - before)))
+
+
+def _traces() -> set[str]:
+    """Return what runs of this process may leave: its descendants, run folders that name it, their cgroups and network interfaces."""
+    found = {f"process {process.pid}: {' '.join(process.cmdline())[:80]}" for process in _descendants()}
+    folders = Path(tempfile.gettempdir()).glob("workbench-run-*")
+    mine = [folder for folder in folders if f'"pid": {os.getpid()}' in _text(folder / "owner.json")]
+    found |= {f"folder {folder}" for folder in mine}
+    found |= {f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("**/workbench-run-*") if path.is_dir()}
+    return found | {f"network interface {name}" for name in psutil.net_if_addrs()}
+
+
+def _descendants() -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and "workbench" in " ".join(process.cmdline())
+    ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

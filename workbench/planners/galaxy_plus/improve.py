@@ -1,0 +1,136 @@
+"""Improve a plan step by step by a price other than Eq. 9, such as a simulation with overlap, while its memory allows it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.planners.galaxy_plus.memory import MemoryRule, check_inference
+
+Moved = Callable[[InferencePlan, float], Iterator[InferencePlan]]
+FIRST_STEP = 0.125
+LAST_STEP = 0.01
+
+
+def improve(
+    plan: InferencePlan,
+    seconds: float,
+    price: Callable[[InferencePlan], float],
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    most: int,
+    length: int,
+    decoder_length: int | None,
+    memory: MemoryRule,
+    schemes_free: bool = True,
+    ring_free: bool = True,
+    portal_free: bool = True,
+    tiles: Callable[[InferencePlan], int] | None = None,
+) -> tuple[InferencePlan, float]:
+    """Return the plan and its price after at most `most` other plans were priced; each that is faster is the next to start from.
+
+    seconds: the plan's own price.  length, decoder_length: tokens that must fit.  Moves, coarse before fine: schemes of some layers,
+    neighbours in the ring changed, tokens, columns and heads from position to position.
+    tiles: tile_tokens of a plan, if a rule gives it.
+    """
+    kinds: list[Moved] = [_tokens, _columns, _units]
+    if ring_free:
+        kinds.insert(0, lambda one, step: _ring(one, step, portal_free))
+    if schemes_free:
+        kinds.insert(0, lambda one, step: _schemes(profile, one, step))
+    seen, step = {plan}, FIRST_STEP
+    while step >= LAST_STEP and most > 0:
+        better = False
+        for moved in kinds:
+            for found in moved(plan, step):
+                one = found if tiles is None else replace(found, tile_tokens=tiles(found))
+                if one in seen:
+                    continue
+                seen.add(one)
+                try:
+                    check_inference(one, profile, cluster, length=length, decoder_length=decoder_length, memory=memory)
+                except PlanError:
+                    continue
+                value, most = price(one), most - 1
+                if value < seconds * (1 - 1e-4):
+                    plan, seconds, better = one, value, True
+                    break
+                if most <= 0:
+                    return plan, seconds
+        if not better:
+            step /= 2
+    return plan, seconds
+
+
+def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:
+    """Yield the parts with `step` moved between two positions, from the largest part first and to the smallest first."""
+    by_size = sorted(range(len(parts)), key=lambda position: -parts[position])
+    for giver, taker in itertools.product(by_size, reversed(by_size)):
+        if giver != taker and parts[giver] >= step:
+            moved = list(parts)
+            moved[giver] -= step
+            moved[taker] += step
+            yield tuple(moved)
+
+
+def _tokens(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    tokens = plan.tokens(plan.length)
+    count = plan.num_positions
+    whole = [plan.length * (position + 1) // count - plan.length * position // count for position in range(count)]
+    for part in (1.0, 0.5) if step == FIRST_STEP else ():  # towards equal parts, as rings like them
+        mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
+        mixed[0] += plan.length - sum(mixed)
+        if min(mixed) >= 0:
+            yield replace(plan, shares=tuple(float(number) for number in mixed))
+    for parts in _shifts(tokens, max(1, round(step * plan.length))):
+        yield replace(plan, shares=tuple(float(number) for number in parts))
+
+
+def _columns(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    if 1 in plan.schemes:
+        for parts in _shifts(plan.columns, max(1, round(step * sum(plan.columns)))):
+            yield replace(plan, columns=parts)
+
+
+def _units(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    for parts in _shifts(plan.units, max(1, round(step * sum(plan.units)))):
+        yield replace(plan, units=parts)
+
+
+def _schemes(profile: InferenceProfile, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    """Yield other numbers of scheme-2 layers in each stack, the first layers of each."""
+    numbers, first = [], 0
+    for shape in profile.stacks:
+        numbers.append(plan.schemes[first : first + shape.num_layers].count(2))
+        first += shape.num_layers
+    for at, shape in enumerate(profile.stacks):
+        few = max(1, round(step * shape.num_layers))
+        for q in dict.fromkeys((shape.num_layers, 0, numbers[at] + few, numbers[at] - few)):
+            if 0 <= q <= shape.num_layers and q != numbers[at]:
+                schemes: tuple[int, ...] = ()
+                for other, one in enumerate(profile.stacks):
+                    second = q if other == at else numbers[other]
+                    schemes += (2,) * second + (1,) * (one.num_layers - second)
+                yield replace(plan, schemes=schemes)
+
+
+def _ring(plan: InferencePlan, step: float, portal_free: bool) -> Iterator[InferencePlan]:
+    """Yield the plan with two neighbours in the ring changed, each position keeping its work."""
+    if step < FIRST_STEP:
+        return
+    first = 0 if portal_free else 1
+    for i in range(first, plan.num_positions - 1):
+        order = list(range(plan.num_positions))
+        order[i], order[i + 1] = order[i + 1], order[i]
+        yield replace(
+            plan,
+            ranks=tuple(plan.ranks[at] for at in order),
+            units=tuple(plan.units[at] for at in order),
+            columns=tuple(plan.columns[at] for at in order),
+            shares=tuple(plan.shares[at] for at in order),
+        )
