@@ -17,7 +17,7 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def test_the_notebooks_are_there() -> None:
-    assert {path.stem for path in NOTEBOOKS} >= {"00_quickstart", "01_devices", "02_pac_plus", "03_hybrid_parallelism"}
+    assert {path.stem for path in NOTEBOOKS} >= {"00_quickstart", "01_devices", "02_pac_plus", "03_hybrid_parallelism", "05_galaxy_plus"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

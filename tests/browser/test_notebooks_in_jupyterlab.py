@@ -113,11 +113,45 @@ def in_hybrid_parallelism(notebook: Notebook) -> None:
     try_split_editor(notebook)
 
 
+def try_layer_cutter(notebook: Notebook) -> None:
+    notebook.press("scheme 2")
+    wait_until(lambda: "One layer, scheme 2" in notebook.text_of(".widget-html"), 30, "the layer to be cut the other way")
+    move_slider(notebook, "rpi-m-3: its part of the layer, relative to the others'", Keys.HOME)
+    wait_until(lambda: "284 tokens on 3 devices" in notebook.text_of(".widget-html"), 30, "the last device to be left out")
+    notebook.shoot("cutter-scheme-2")
+
+
+def try_scheme_editor(notebook: Notebook) -> None:
+    move_slider(notebook, "How many layers, from the first on, are in scheme 2", Keys.ARROW_RIGHT, 2)
+    headline = ".widget-html [role=status]"
+    wait_until(lambda: "yours: [4, 2]" in notebook.text_of(headline), 30, "two layers in scheme 2")
+    notebook.press("5")
+    wait_until(lambda: "yours: [3, 3]" in notebook.text_of(headline), 30, "the last layer to follow its button")
+    notebook.shoot("editor-schemes")
+
+
+def try_straggler_lab(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    before = notebook.text_of(headline)
+    assert "% without re-scheduling" in before
+    move_slider(notebook, "How many times slower it computes", Keys.PAGE_UP, 2)
+    wait_until(lambda: notebook.text_of(headline) != before, 30, "a slower straggler to cost more")
+    notebook.shoot("straggler-slower")
+
+
+def in_galaxy_plus(notebook: Notebook) -> None:
+    try_layer_cutter(notebook)
+    try_scheme_editor(notebook)
+    try_player(notebook)
+    try_straggler_lab(notebook)
+
+
 CLICKS: dict[str, Callable[[Notebook], None]] = {
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
     "02_pac_plus": in_pac_plus,
     "03_hybrid_parallelism": in_hybrid_parallelism,
+    "05_galaxy_plus": in_galaxy_plus,
 }
 
 

@@ -143,7 +143,8 @@ def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, spli
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
-        torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=1e-6 * scale)
+        # The side network's hand-written passes and autograd add up in different orders.
+        torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
 
 
 @pytest.mark.parametrize("split", PLANS)

@@ -200,19 +200,20 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
 
 
 def _summary(report: ServingReport) -> dict[str, Any]:
-    kinds = ("straggler", "excluded", "rebalanced", "lost", "revived", "readmitted", "switched")
+    kinds = ("straggler", "excluded", "rebalanced", "lost", "revived", "readmitted")
     throughput = report.throughput_per_s(0.0, report.end_s)
     return {
         "numbers are": report.label,
         "requests answered": len(report.requests),
-        "lost": report.num_lost,
-        "wrong": report.num_wrong,
-        "repeated": report.num_repeated,
+        "requests lost": report.num_lost,
+        "answers wrong": report.num_wrong,
+        "requests repeated": report.num_repeated,
         "answers per second": throughput,
         **{f"latency p{share:.0%} (s)".replace("%", ""): report.percentile_s(share) for share in (0.5, 0.95, 0.99)},
         **{f"queueing p{share:.0%} (s)".replace("%", ""): report.percentile_s(share, "queueing") for share in (0.5, 0.95)},
         "plans": len(report.plans),
-        **{kind: len(report.events_of(kind)) for kind in kinds},  # type: ignore[arg-type]
+        **{f"devices {kind}": len(report.events_of(kind)) for kind in kinds},  # type: ignore[arg-type]
+        "plans switched to": len(report.events_of("switched")),
         "late share": report.overrun_share,
         "valid": report.valid,
     }

@@ -43,7 +43,8 @@ class ReschedulingSettings:
     slow_factor: hysteresis) it is taken back.  A device that straggles again within calm_s of that waits back_off times longer, up to
     longest_probe_s, before its next probe; after calm_s without trouble the wait is the first again.
     min_gain: a new plan must be predicted to be faster by this share ('rebalance' and 'best').
-    request_timeout_s: a request without an answer after this long has lost the devices that are silent.
+    silence_s: a device that answers no sign of life for so long is lost.  request_timeout_s: a request without an answer after this
+    long is repeated by a new group.
     """
 
     reaction: Reaction = "exclude"
@@ -58,6 +59,7 @@ class ReschedulingSettings:
     longest_probe_s: float = 30.0
     calm_s: float = 10.0
     min_gain: float = 0.05
+    silence_s: float = 5.0
     request_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class ReschedulingSettings:
                 "A straggler is found by `repeats` of the last `window` reports.",
                 "Set 1 <= repeats <= window and good_probes >= 1.",
             )
-        positive = (self.report_every_s, self.probe_every_s, self.longest_probe_s, self.request_timeout_s)
+        positive = (self.report_every_s, self.probe_every_s, self.longest_probe_s, self.silence_s, self.request_timeout_s)
         if min(positive) <= 0 or self.back_off < 1 or self.calm_s < 0 or self.min_gain < 0:
             raise ConfigError(
                 f"{asked}times {positive}, back_off {self.back_off:g}, calm_s {self.calm_s:g}, min_gain {self.min_gain:g}.",

@@ -43,7 +43,7 @@ class InferenceExplorer(widgets.VBox):
         self.tabs = widgets.Tab([FigureBox() for _ in titles], titles=titles)
         self.compared: tuple[InferenceComparison, ...] = ()
         self._shown, self._first_s = problem, 0.0
-        self._latest: Latest[InferenceProblem] = Latest(self._work)
+        self._latest: Latest[InferenceProblem | ConfigError] = Latest(self._work)
         self.form.on_change(lambda _: self._ask())
         self.length.observe(lambda _: self._ask(), names="value")
         self.tabs.observe(lambda _: self._draw(), names="selected_index")
@@ -68,10 +68,12 @@ class InferenceExplorer(widgets.VBox):
         try:
             self._latest.ask(self.problem)
         except ConfigError as error:
-            self.message.show_exception(error)
+            self._latest.ask(error)  # after what is being planned, which would clear it
 
-    def _work(self, problem: InferenceProblem) -> None:
+    def _work(self, problem: InferenceProblem | ConfigError) -> None:
         try:
+            if isinstance(problem, ConfigError):
+                raise problem
             self._show(problem)
         except Exception as error:  # a thread's error would be seen by nobody
             self.message.show_exception(error)

@@ -90,7 +90,7 @@ class LayerCutter(widgets.VBox):
             for device, weight in zip(cluster.devices, first, strict=True)
         )
         self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
-        self._latest: Latest[tuple[InferencePlan, int, int]] = Latest(self._work)
+        self._latest: Latest[tuple[InferencePlan, int, int] | ConfigError] = Latest(self._work)
         for control in (self.way, self.length, *self.weights):
             control.observe(lambda _: self._changed(), names="value")
         super().__init__([self.way, self.length, *self.weights, self.headline, self.message, self.figure])
@@ -111,10 +111,12 @@ class LayerCutter(widgets.VBox):
         try:
             self._latest.ask((self.plan, WAYS[self.way.value][1], self.length.value))
         except ConfigError as error:
-            self.message.show_exception(error)
+            self._latest.ask(error)  # after what is being drawn, which would clear it
 
-    def _work(self, request: tuple[InferencePlan, int, int]) -> None:
+    def _work(self, request: tuple[InferencePlan, int, int] | ConfigError) -> None:
         try:
+            if isinstance(request, ConfigError):
+                raise request
             self._show(*request)
         except Exception as error:  # a thread's error would be seen by nobody
             self.message.show_exception(error)

@@ -81,15 +81,25 @@ def needs_table(needs: Mapping[int, Need], cluster: Cluster) -> Table:
 def sweep_table(points: Sequence[SweepPoint]) -> Table:
     """Return the step time of each plan, simulated and (where it was executed) measured."""
     measured = any(point.measured_s for point in points)
+    inside = any(point.plan.inference is not None for point in points)
     rows = []
     for point in points:
-        row = [point.name, point.plan.partition(), point.plan.grouping(), f"{point.predicted_s * 1e3:.0f}"]
+        made = point.plan.inference
+        where = [point.plan.partition(), point.plan.grouping()]
+        if made is not None:
+            where = [
+                "-".join(map(str, parts)) if parts else "all" for parts in (made.units, made.tokens(made.length) if made.shares else ())
+            ]
+        row = [point.name, *where, f"{point.predicted_s * 1e3:.0f}"]
         if measured and point.measured_s:
             deviation = (point.predicted_s - point.measured_s) / point.measured_s
             row += [f"{point.measured_s * 1e3:.0f}", f"{deviation:+.1%}", f"{point.overrun_share:.1%}"]
         rows.append(row + [""] * (7 - len(row) if measured else 0))
-    columns = ["plan", "layers", "groups", "simulated, ms"] + (["measured, ms", "deviation", "late"] if measured else [])
-    return Table(columns, rows, title="Step time of the first epoch under each plan")
+    columns = ["plan", *(("heads", "tokens") if inside else ("layers", "groups")), "simulated, ms"] + (
+        ["measured, ms", "deviation", "late"] if measured else []
+    )
+    title = "Latency of a request under each plan" if inside else "Step time of the first epoch under each plan"
+    return Table(columns, rows, title=title)
 
 
 def comparison_table(compared: Sequence[Comparison], *, title: str = "What each planner makes of it (simulated)") -> Table:
@@ -195,7 +205,8 @@ def _request_rows(report: Report) -> list[tuple[str, str]]:
     words += [f"{median(measured) * 1e3:.1f} ms measured"] if measured else []
     rows = [("Request, median", ", ".join(words))] if words else []
     for name, value in report.metrics.items():
-        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms" if name.endswith(" s") and "per" not in name else f"{value:.3g}"))
+        is_time = name.endswith(" s") and not name.endswith(" per s")
+        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms") if is_time else (name, f"{value:.3g}"))
     return rows
 
 

@@ -175,7 +175,7 @@ def test_killed_device_loses_no_request(make_world: Callable) -> None:
 
 
 def test_frozen_device_is_found_silent(make_world: Callable) -> None:
-    report = make_world().serve(400, Fault(kind="freeze", rank=3, start_s=1.0, end_s=5.0), request_timeout_s=2.0)
+    report = make_world().serve(400, Fault(kind="freeze", rank=3, start_s=1.0, end_s=5.0), silence_s=2.0)
     assert report.events_of("lost")[0].time_s == pytest.approx(3.0)
     assert served_ranks(report)[1:] == [(0, 1, 2), (0, 1, 2, 3)] and report.num_lost == 0
 

@@ -1,6 +1,7 @@
 """A model cut by units, columns and tokens gives the numbers of the whole model (Galaxy+, section III-B)."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,6 +125,16 @@ def test_attention_of_parts_of_the_queries(family):
         for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):
             part = shard.attend(block, [tile[:, :3], tile[:, 3:]], run, start, stop)
             torch.testing.assert_close(part, whole[:, start:stop], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("length", [1, 2])
+def test_sequences_shorter_than_the_devices(family, length):
+    case = tiny_case(family)
+    short = replace(case, ids=case.ids[:1, :length], mask=case.mask[:1, :length])
+    units = case.layout.stacks[0].num_units
+    plan = hybrid(case, (1, 0, units - 1, 0), (16, 16, 16, 16), (0.25,) * 4, (1, 2))
+    assert_equal_to(run_plan(plan, shards_of(case, plan), short.ids, short.mask), short.local())
 
 
 @pytest.mark.parametrize("family", CUT_FAMILIES)

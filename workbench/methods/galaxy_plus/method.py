@@ -95,7 +95,7 @@ class GalaxyPlus:
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
-        check_memory(prepared, profile, cluster, check_plan(prepared, profile, cluster, plan))
+        check_memory(prepared, inference_of(profile), cluster, check_plan(prepared, profile, cluster, plan))
 
     def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
         """Simulate every request (see Method)."""

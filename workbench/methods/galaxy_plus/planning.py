@@ -7,31 +7,49 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
-from workbench.schedules.inference import InferenceLayout, inference_schedule
-from workbench.schedules.inference.prices import InferencePrices, choose_tiles
+from workbench.schedules.inference import InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tune
 from workbench.simulator import simulate
+
+SHIFTS = 40
+"""Small shifts of a plan that are simulated before it is taken, 10 to 20 ms each."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
-    inference, options = inference_of(profile), prepared.options
-    chosen = plan_inference(prepared, inference, cluster)
+    inference = inference_of(profile)
     price = prices(prepared, inference, cluster)
-    if chosen.paradigm == "hybrid" and chosen.num_positions > 1:
-        if options.tile_tokens is not None:
-            chosen = replace(chosen, tile_tokens=options.tile_tokens)
-        elif chosen.overlap:
-            tiled = choose_tiles(chosen, price, profile=inference, cluster=cluster, length=prepared.typical_length)
-            both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
-            chosen = replace(tiled, both_ways=both_ways)
-    chosen = replace(chosen, predicted_s=price(chosen), length=prepared.typical_length)
-    return as_plan(chosen, inference.stacks)
+    chosen = _finished(prepared, plan_inference(prepared, inference, cluster), price)
+    return as_plan(replace(chosen, predicted_s=price(chosen), length=prepared.typical_length), inference.stacks)
+
+
+def _finished(prepared: PreparedJob, chosen: InferencePlan, price: InferencePrices) -> InferencePlan:
+    """Return a hybrid plan with its tiles, as asked for or as they take the least time; our own planner's with the last shifts."""
+    options = prepared.options
+    if chosen.paradigm != "hybrid" or chosen.num_positions < 2 or not chosen.overlap:
+        return chosen
+    if options.tile_tokens is not None:
+        return replace(chosen, tile_tokens=options.tile_tokens)
+    settings: dict[str, Any] = {"profile": price.profile, "cluster": price.cluster, "length": prepared.typical_length}
+
+    def fits(plan: InferencePlan) -> bool:
+        try:
+            check_memory(prepared, price.profile, price.cluster, plan)
+        except PlanError:
+            return False
+        return True
+
+    if options.system == "galaxy_plus" and options.planner == "own":
+        tiled = tune([chosen], price, fits=fits, tries=SHIFTS, **settings)
+    else:
+        tiled = choose_tiles(chosen, price, **settings)
+    both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
+    return replace(tiled, both_ways=both_ways)
 
 
 def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePlan:
@@ -118,9 +136,9 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
     return chosen
 
 
-def check_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, chosen: InferencePlan) -> None:
+def check_memory(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, chosen: InferencePlan) -> None:
     """Raise PlanError, naming device and missing bytes, if a device's budget is too small for the longest request."""
-    check_inference(chosen, inference_of(profile), cluster, length=prepared.longest, decoder_length=prepared.decoder_length)
+    check_inference(chosen, profile, cluster, length=prepared.longest, decoder_length=prepared.decoder_length)
 
 
 def inference_of(profile: Profile) -> InferenceProfile:

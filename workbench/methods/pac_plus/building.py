@@ -21,7 +21,7 @@ from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
 def build_stage(
-    rank_job: RankJob, index: int | None, steps_per_epoch: int, *, is_fast: bool = False
+    rank_job: RankJob, index: int | None, steps_per_epoch: int, *, is_fast: bool = True
 ) -> tuple[StageCompute | None, FlatAdamW | None]:
     """Return a stage's layers and their optimizer, (None, None) for a rank without a stage.  is_fast: see StageCompute."""
     if index is None:

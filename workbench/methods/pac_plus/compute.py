@@ -42,11 +42,11 @@ class StageCompute:
         *,
         tap_dtype: torch.dtype,
         hidden_dtype: torch.dtype = torch.float32,
-        is_fast: bool = False,
+        is_fast: bool = True,
     ) -> None:
         """hidden_dtype: in which the backbone computes (section IV-D) and its output travels.
 
-        is_fast: the side network by FastSide instead of autograd; not in runs yet, where its memory was seen to grow from step to step.
+        is_fast: the side network by FastSide, where it has a path for it, instead of autograd.
         """
         self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
         self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype

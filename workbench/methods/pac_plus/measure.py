@@ -33,7 +33,7 @@ def measure_layers(
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
-    is_fast: bool = False,
+    is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.
 
@@ -169,7 +169,7 @@ class _Bench:
     """Calls of one stage on made-up inputs of any size."""
 
     def __init__(
-        self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = False
+        self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
     ) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
         if config.kind == "sequence_to_sequence" and stop == config.num_layers:

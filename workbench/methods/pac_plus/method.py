@@ -101,7 +101,7 @@ class PacPlus:
             "batch_sizes": BATCH_SIZES,
             "adapter": str(replace(prepared.adapter, seed=0)),
             "cache_dtype": prepared.options.cache_dtype,
-            "side network": "autograd",
+            "side network": "hand-written 2",
             "backbone": prepared.options.quantization.description,
             "max_length": max(prepared.train.lengths),
         }

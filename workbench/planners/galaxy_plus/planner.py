@@ -45,7 +45,7 @@ def plan(
     memory: MemoryRule = HELD,
     memory_length: int | None = None,
     most_candidates: int = 12,
-    most_steps: int = 60,
+    most_steps: int = 40,
     effort: int = 2,
     method: str = "galaxy_plus",
 ) -> InferencePlan:

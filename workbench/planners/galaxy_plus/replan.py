@@ -41,12 +41,13 @@ def replan(
     memory: MemoryRule = HELD,
     memory_length: int | None = None,
     effort: int = 0,
+    most_steps: int = 10,
 ) -> InferencePlan:
     """Return a plan of the same method on all devices of the cluster but `lost` and `excluded` ones.
 
     profile, cluster: of all devices; the plan's ranks are theirs, nothing is renumbered.  slowdowns: by rank, against the profile.
     portal: stands first (default: the old plan's first device, if it is left).  length: default the old plan's.
-    'galaxy_plus' plans as planner.plan does, with little effort unless told; any other method by its own planner, on the devices left.
+    'galaxy_plus' plans as planner.plan does, with little effort and few steps unless told; any other method by its own planner.
     Raises PlanError if none is left or nothing fits.
     """
     gone = set(lost) | set(excluded)
@@ -76,6 +77,8 @@ def replan(
             memory=memory,
             memory_length=memory_length,
             effort=effort,
+            most_candidates=8,
+            most_steps=most_steps,
             method=old.method,
         )
     made = system.plan(seen, cluster, length=tokens, decoder_length=decoder_length, ranks=left, memory=memory)

@@ -80,7 +80,7 @@ def estimate_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> float
         rounds = tables.rings(second)
         ring = min(
             sum(
-                count * tables.quick_ring_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack)
+                count * tables.ring_bound_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack)
                 for stack, count in enumerate(rounds)
             )
             for tokens in (speed, equal)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workbench.core.inference import proportional_parts
 from workbench.planners.galaxy_plus.cuts import best_columns, cuts
 from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
-from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, token_cuts, without_tokens
+from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, token_cuts
 
 MOST_NUMBERS = 64
 
@@ -150,14 +150,19 @@ def _other_holders(tables: Tables, found: Found) -> Iterator[Parts]:
     """Yield tokens with one position relieved, one that had none given its part, or two that change places."""
     ranks, tokens, n = found.ranks, found.tokens, len(found.ranks)
     with_tokens = sum(1 for count in tokens if count)
+    now_s = tables.tokens_s(ranks, tokens, found.second)
     for position in sorted(range(n), key=lambda at: tokens[at]):
         if tokens[position] and with_tokens > 1:
-            yield without_tokens(tables, ranks, tokens, found.second, position)
-        if not tokens[position]:
+            rough = proportional_parts(sum(tokens), [0 if at == position else count for at, count in enumerate(tokens)])
+        elif tokens[position]:
+            continue
+        else:
             part = max(1, sum(tokens) // (with_tokens + 1))
             rest = proportional_parts(sum(tokens) - part, tokens)
-            joined = tuple(part if at == position else count for at, count in enumerate(rest))
-            yield polish_tokens(tables, ranks, joined, found.second)
+            rough = tuple(part if at == position else count for at, count in enumerate(rest))
+        # Polishing gains some percent; a cut beyond that can only pay by the memory that it leaves.
+        is_close = tables.tokens_bound_s(ranks, rough, found.second) < 1.2 * now_s
+        yield polish_tokens(tables, ranks, rough, found.second) if is_close else rough
     for first, other in itertools.combinations(range(n), 2):
         if tokens[first] != tokens[other]:
             swapped = list(tokens)

@@ -39,6 +39,7 @@ class Tables:
         self._attention: dict[int, list[list[list[float]]]] = {}
         self._lines: dict[tuple[str, int, int], Line] = {}
         self._hops: dict[tuple[int, int, int], Line] = {}
+        self._links: dict[tuple[Ranks, int], list[tuple[list[Line], float, float]]] = {}
         self._tokens: dict[tuple[Ranks, Parts], list[tuple[float, float, float]]] = {}
 
     def attention(self, rank: int) -> list[list[list[float]]]:
@@ -151,16 +152,41 @@ class Tables:
         ]
         return ring_chain_s(gathered, 0) + ring_chain_s(summed, 1)
 
-    def quick_ring_s(self, ranks: Ranks, tokens: Parts, stack: int) -> float:
-        """Return about the same, as twice the larger of the busiest link's time and the slowest tile's journey."""
+    def ring_bound_s(self, ranks: Ranks, tokens: Parts, stack: int) -> float:
+        """Return a lower bound of ring_s, exact with equal links: the busiest link's time, or the slowest tile's journey."""
         n = len(ranks)
         if n < 2:
             return 0.0
-        hops = [self.hop(rank, ranks[(i + 1) % n], stack) for i, rank in enumerate(ranks)]
-        latency, each = sum(hop[0] for hop in hops), sum(hop[1] for hop in hops)
-        total = sum(tokens)
-        busy = max((n - 1) * hop[0] + hop[1] * (total - tokens[(i + 1) % n]) for i, hop in enumerate(hops))
-        return 2 * max(busy, max(latency - hops[i - 1][0] + (each - hops[i - 1][1]) * count for i, count in enumerate(tokens)))
+        key = ranks, stack
+        if key not in self._links:
+            hops = [self.hop(rank, ranks[(i + 1) % n], stack) for i, rank in enumerate(ranks)]
+            adds = [self.line("add", ranks[(i + 1) % n], stack) for i in range(n)]
+            summed = [(hop[0] + add[0], hop[1] + add[1]) for hop, add in zip(hops, adds, strict=True)]
+            # The tile of position i never takes the link that leads to i in an all-gather, nor the one from i in a reduce-scatter.
+            self._links[key] = [
+                ([*lines[offset:], *lines[:offset]], sum(line[0] for line in lines), sum(line[1] for line in lines))
+                for lines, offset in ((hops, n - 1), (summed, 0))
+            ]
+        total, senders = sum(tokens), n - tokens.count(0)
+        bound = 0.0
+        for lines, latency, each in self._links[key]:
+            slowest = 0.0
+            for count, (fixed, slope) in zip(tokens, lines, strict=True):
+                busy = fixed * (senders - (count > 0)) + slope * (total - count)
+                slowest = max(slowest, busy, latency - fixed + (each - slope) * count if count else 0.0)
+            bound += slowest
+        return bound
+
+    def tokens_bound_s(self, ranks: Ranks, tokens: Parts, second: Sequence[int]) -> float:
+        """Return a lower bound of tokens_s, found in less time."""
+        total = 0.0
+        for stack, (layers, q, rings) in enumerate(zip(self.layers, second, self.rings(second), strict=True)):
+            parts = self.cut(stack, tokens, self.lengths[stack])
+            total += rings * self.ring_bound_s(ranks, parts, stack)
+            total += layers * max(self.line("con", rank, stack)[1] * count for rank, count in zip(ranks, parts, strict=True))
+            if q:
+                total += q * max(self.line("sequence", rank, stack)[1] * count for rank, count in zip(ranks, parts, strict=True))
+        return total
 
     def seconds(self, ranks: Ranks, units: Parts, columns: Parts, tokens: Parts, second: Sequence[int]) -> float:
         """Return Eq. 9: T_scheme-1 + T_scheme-2."""

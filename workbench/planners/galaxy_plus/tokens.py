@@ -105,9 +105,12 @@ def polish_tokens(tables: Tables, ranks: Ranks, tokens: Parts, second: Sequence[
             parts = list(tokens)
             parts[giver] -= step
             parts[taker] += step
-            value = tables.tokens_s(ranks, tuple(parts), second)
+            moved_parts = tuple(parts)
+            if tables.tokens_bound_s(ranks, moved_parts, second) >= best * (1 - 1e-12):
+                continue
+            value = tables.tokens_s(ranks, moved_parts, second)
             if value < best * (1 - 1e-12):
-                best, tokens, moved = value, tuple(parts), True
+                best, tokens, moved = value, moved_parts, True
         if not moved:
             step //= 2
     return tokens
@@ -120,9 +123,3 @@ def moves(parts: Sequence[int]) -> list[tuple[int, int]]:
         return list(itertools.permutations(range(n), 2))
     by_size = sorted(range(n), key=lambda position: -parts[position])
     return [(giver, taker) for giver in by_size[:2] for taker in by_size[-8:] if giver != taker]
-
-
-def without_tokens(tables: Tables, ranks: Ranks, tokens: Parts, second: Sequence[int], position: int) -> Parts:
-    """Return the tokens with those of one position handed to the others in proportion."""
-    others = [0 if at == position else count for at, count in enumerate(tokens)]
-    return polish_tokens(tables, ranks, proportional_parts(sum(tokens), others), second)

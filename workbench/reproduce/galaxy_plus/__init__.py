@@ -1,4 +1,4 @@
-"""Galaxy+: every table and figure of the evaluation, simulated or counted from sizes."""
+"""Galaxy+: every table and figure of the evaluation, simulated or counted from sizes; re-scheduling executed too."""
 
 from workbench.reproduce.items import Item
 
@@ -13,4 +13,5 @@ ITEMS = (
     Item(name="fig14", title="Weak scaling, to 64 devices", source="simulated", module=f"{_HERE}.fig14"),
     Item(name="fig15", title="Strong scaling, to 64 devices", source="simulated", module=f"{_HERE}.fig15"),
     Item(name="fig16", title="Re-scheduling around a straggler", source="simulated", module=f"{_HERE}.fig16"),
+    Item(name="fig16-executed", title="Re-scheduling on emulated devices", source="executed", module=f"{_HERE}.fig16_executed"),
 )

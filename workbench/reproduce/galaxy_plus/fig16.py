@@ -154,7 +154,12 @@ def run(settings: Settings) -> Result:
 
 def draw(result: Result) -> list[Captioned]:
     """Return throughput and each device's utilisation over time."""
-    rate = {name: result.series[f"{name}, throughput"] for name in REACTIONS}
+    return draw_serving(result, "sequences per minute")
+
+
+def draw_serving(result: Result, unit: str) -> list[Captioned]:
+    """Return throughput and utilisation over time from series named 'REACTION, throughput' and 'REACTION, DEVICE'."""
+    rate = {name.removesuffix(", throughput"): points for name, points in result.series.items() if name.endswith(", throughput")}
     last = rate[WITH][-1][0]
     figure = lines(
         result,
@@ -162,10 +167,10 @@ def draw(result: Result) -> list[Captioned]:
         title=result.title,
         subtitle="requests one after the other; the load begins at the dotted line",
         x_title="s",
-        y_title="sequences per minute",
+        y_title=unit,
         dashes={WITHOUT: "dot", OWN: "dash"},
     )
-    devices = list(dict.fromkeys(name.removeprefix(f"{WITH}, ") for name in result.series if name.startswith(WITH)))
+    devices = [name.removeprefix(f"{WITH}, ") for name in result.series if name.startswith(f"{WITH}, ")]
     panels = {
         name: {
             device: tuple(point for point in result.series[f"{name}, {device}"] if point[0] <= last)
@@ -185,6 +190,6 @@ def draw(result: Result) -> list[Captioned]:
     for shown in (figure, used):
         shown.add_vline(x=result.series["load begins"][0][0], line={"dash": "dot", "width": 1})
     return [
-        Captioned("fig16", "Throughput over time, with and without re-scheduling.", figure),
-        Captioned("fig16-utilisation", "Utilisation of the devices over time, with and without re-scheduling.", used),
+        Captioned(result.item, "Throughput over time, with and without re-scheduling.", figure),
+        Captioned(f"{result.item}-utilisation", "Utilisation of the devices over time, with and without re-scheduling.", used),
     ]

@@ -17,7 +17,7 @@ from workbench.profiler.inference_sizes import end_bytes, stack_sizes
 from workbench.reproduce.values import paper_folder
 
 PAPER = "galaxy_plus"
-GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have three more layers of scheme 2 in Env. A
+GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have two more layers of scheme 2 in Env. A
 GIB = 2**30  # Table I's: GPT2-L's 774 million fp32 parameters are 2.88 of these and 3.10 of the others
 ENVIRONMENTS = ("Env. A", "Env. B")
 FIG_16 = "Fig. 16"  # two RPi-L and one RPi-M (section IV-F)

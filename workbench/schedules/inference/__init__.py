@@ -19,7 +19,8 @@ from workbench.schedules.inference.baselines import Exchange, pipeline_inference
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.hybrid import hybrid_inference
 from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
-from workbench.schedules.inference.prices import InferencePrices, choose_tiles, smallest_tile
+from workbench.schedules.inference.prices import InferencePrices
+from workbench.schedules.inference.tuning import choose_tiles, smallest_tile, tune
 
 __all__ = [
     "MESSAGE_S",
@@ -37,6 +38,7 @@ __all__ = [
     "sequence_inference",
     "smallest_tile",
     "tensor_inference",
+    "tune",
 ]
 
 

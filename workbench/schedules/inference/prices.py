@@ -1,4 +1,4 @@
-"""The time of a plan from a simulation of a few layers, for planners that compare dozens of plans; and how large its tiles should be.
+"""The time of a plan from a simulation of a few layers, for planners that compare dozens of plans.
 
 Layers of one scheme that follow each other soon take equal times, or every second one does (a schedule whose transfers never contend for
 an interface is a max-plus linear system, periodic from some layer on), so a run of many is simulated as a few and its last two steps are
@@ -7,7 +7,7 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
@@ -19,9 +19,6 @@ from workbench.schedules.inference.layout import InferenceLayout
 
 KEPT_LAYERS = 4
 """Of a run of alike layers: so many are simulated."""
-
-WORTH = 4.0
-"""A message should be under way so many times as long as it costs beside its bytes: 48 KB at 1000 Mbit/s and 0.1 ms."""
 
 Simulate = Callable[..., Timeline]
 Build = Callable[[InferenceLayout, int], Schedule]
@@ -87,45 +84,6 @@ class InferencePrices:
             memory=memory,
             title=title,
         )
-
-
-def choose_tiles(
-    plan: InferencePlan,
-    price: Callable[[InferencePlan], float],
-    *,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    length: int,
-    message_s: float = MESSAGE_S,
-    pieces: Iterable[int] = (1, 2, 3, 4, 6, 8),
-) -> InferencePlan:
-    """Return the plan with the tile size and the direction of the ring that take the least time.
-
-    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`); of equal prices the fewest messages
-    win, which is also what an emulation or a device with a slow processor prefers.
-    """
-    if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return replace(plan, tile_tokens=0, both_ways=False)
-    smallest = smallest_tile(profile, cluster, plan.ranks, message_s=message_s)
-    largest = max(plan.tokens(length))
-    sizes = [0, *(-(-largest // count) for count in pieces if count > 1 and largest / count >= smallest)]
-    found = replace(plan, tile_tokens=0, both_ways=False)
-    best_s = price(found)
-    for tile_tokens in dict.fromkeys(sizes):
-        for both_ways in (False, True):
-            tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
-            if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
-                continue
-            seconds = price(tried)
-            if seconds < 0.998 * best_s:
-                found, best_s = tried, seconds
-    return found
-
-
-def smallest_tile(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int], *, message_s: float = MESSAGE_S) -> int:
-    """Return the fewest tokens whose message is under way WORTH times as long as it costs beside its bytes, on the fastest link in use."""
-    fastest = max(cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
-    return max(1, round(WORTH * message_s * fastest / profile.stacks[0].hidden_bytes))
 
 
 def _runs(schemes: Sequence[int]) -> list[tuple[int, int]]:

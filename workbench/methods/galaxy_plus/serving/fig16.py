@@ -121,7 +121,7 @@ def load_spike_executed(
             stream=StreamSettings(num_requests=1_000_000, length=length),
             rescheduling=replace(settings, reaction=reaction),
             faults=faults,
-            until_s=until_s,
+            is_over=lambda now_s: now_s > until_s,
             **plan,  # type: ignore[arg-type]
         )
         return _cut(report)

@@ -18,6 +18,9 @@ from workbench.methods.galaxy_plus.serving.worker import WorkerSetup, serve_work
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.runtime.engine_service import EngineService
 
+_PING_EVERY_S = 1.0
+_STUCK = 3.0
+"""A device that has been at one command for so many times the timeout of a request will not end it."""
 _RESTARTS = 3
 """A device that dies by itself is started anew so often."""
 
@@ -50,7 +53,8 @@ class Fleet:
         self._known: set[int] = set()  # devices that were ready once
         self._kept_down: set[int] = set()  # by a fault, until it ends
         self._num_restarts: dict[int, int] = defaultdict(int)
-        self._suspects: dict[int, float] = {}
+        self._heard_s: dict[int, float] = {}
+        self._pinged_s = 0.0
 
     @property
     def next_fault_s(self) -> float:
@@ -96,8 +100,11 @@ class Fleet:
         found: list[Told] = []
         for rank, kind, content in self._service.news(timeout_s):
             if kind == "event":
-                self._suspects.pop(rank, None)
-                if isinstance(content, m.Ready):
+                self._heard_s[rank] = time.monotonic()
+                if isinstance(content, m.Pong):
+                    if content.busy_s > _STUCK * self._settings.request_timeout_s:
+                        self._service.kill(rank)
+                elif isinstance(content, m.Ready):
                     self.ready.add(rank)
                     found.append(Told(rank, "back" if rank in self._known else "ready"))
                     self._known.add(rank)
@@ -114,7 +121,6 @@ class Fleet:
                         raise content.error  # it could not even begin
                     self._service.kill(rank)  # it was not told to end: its engine is in an unknown state
                 self.ready.discard(rank)
-                self._suspects.pop(rank, None)
                 if rank not in self._kept_down:
                     self._come_back(rank)
                 found.append(Told(rank, "lost"))
@@ -145,17 +151,18 @@ class Fleet:
                 else:
                     self._service.restart(rank)
 
-    def suspect(self, ranks: Iterable[int], within_s: float) -> None:
-        """End these devices if they say nothing for so long from now on."""
-        for rank in ranks:
-            self._suspects.setdefault(rank, time.monotonic() + within_s)
-
-    def end_the_silent(self) -> None:
-        """End the suspects whose time is over; the news will tell that they are lost."""
+    def listen(self) -> None:
+        """Ask for signs of life, and end the devices that give none; the news will tell that they are lost."""
         now_s = time.monotonic()
-        for rank in [rank for rank, until_s in self._suspects.items() if now_s > until_s]:
-            del self._suspects[rank]
-            self._service.kill(rank)
+        if now_s - self._pinged_s > _PING_EVERY_S:
+            if now_s - self._pinged_s > 2 * _PING_EVERY_S:
+                self._heard_s = dict.fromkeys(self.ready, now_s)  # it was we who were silent
+            self._pinged_s = now_s
+            self.command(self.ready, m.Ping())
+        for rank in self.ready:
+            if now_s - self._heard_s[rank] > self._settings.silence_s:
+                self._heard_s[rank] = now_s
+                self._service.kill(rank)
 
     def memory(self) -> tuple[int, ...]:
         """Return the resident bytes of each device's process, 0 of the dead."""

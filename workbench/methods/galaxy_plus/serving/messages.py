@@ -64,6 +64,10 @@ class Abort(NamedTuple):
     epoch: int
 
 
+class Ping(NamedTuple):
+    """Give a sign of life, whatever you are at."""
+
+
 class Stop(NamedTuple):
     """End."""
 
@@ -73,6 +77,12 @@ class Stop(NamedTuple):
 
 class Ready(NamedTuple):
     """The job runs."""
+
+
+class Pong(NamedTuple):
+    """A sign of life.  busy_s: for so long the device has been at its present command, 0 if it waits for one."""
+
+    busy_s: float
 
 
 class Loaded(NamedTuple):

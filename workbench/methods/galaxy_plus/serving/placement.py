@@ -34,14 +34,13 @@ class Group:
     joined: frozenset[int] = frozenset()
     is_whole: bool = False
     is_forming: bool = False
-    since_s: float = 0.0
 
 
 class Placement:
     """lengths: of the sequences to come, in each stack."""
 
-    def __init__(self, fleet: Fleet, stacks: tuple[StackShape, ...], lengths: tuple[int, ...], *, timeout_s: float) -> None:
-        self._fleet, self._stacks, self._lengths, self._timeout_s = fleet, stacks, lengths, timeout_s
+    def __init__(self, fleet: Fleet, stacks: tuple[StackShape, ...], lengths: tuple[int, ...]) -> None:
+        self._fleet, self._stacks, self._lengths = fleet, stacks, lengths
         self.group = Group()
         self.loading: Loading | None = None
         self._held: dict[int, ShardSpec] = {}
@@ -90,7 +89,7 @@ class Placement:
         members = tuple(sorted(ranks))
         if not self._fleet.ready.issuperset(members):
             return
-        self.group = Group(self._num_groups, members, is_forming=True, since_s=time.monotonic())
+        self.group = Group(self._num_groups, members, is_forming=True)
         self._num_groups += 1
         self._fleet.command(members, m.Join(self.group.epoch, members))
 
@@ -124,8 +123,3 @@ class Placement:
             self.group = Group()
         if self.loading is not None and rank in self.loading.specs:
             self.loading = None
-
-    def look_for_silence(self, within_s: float) -> None:
-        """Suspect members that do not join."""
-        if self.group.is_forming and time.monotonic() - self.group.since_s > self._timeout_s + within_s:
-            self._fleet.suspect(set(self.group.members) - self.group.joined, 0.0)

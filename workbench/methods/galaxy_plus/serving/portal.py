@@ -26,8 +26,6 @@ from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue, Waiting
 
 _TICK_S = 0.05
-_ANSWERS_ABORT_S = 2.0
-"""A device that lives answers an abort within this time."""
 _MOST_ATTEMPTS = 20
 _MEMORY_EVERY_S = 1.0
 _WARM_UP = -1
@@ -82,8 +80,8 @@ class Portal:
         self.memory: list[tuple[float, tuple[int, ...]]] = []
         self.late_s = self.paced_s = 0.0
 
-    def run(self, until_s: float | None = None) -> None:
-        """Serve until every request was answered, no plan can ever fit again, or it is until_s."""
+    def run(self, is_over: Callable[[float], bool] = lambda now_s: False) -> None:
+        """Serve until every request was answered, no plan can ever fit again, or is_over (at so many seconds) says so."""
         self._fleet.start()
         with ThreadPoolExecutor(1, thread_name_prefix="re-scheduling") as planning:
             while self._queue.num_left or self._attempt is not None:
@@ -95,7 +93,7 @@ class Portal:
                 self._watch()
                 self._prepare()
                 self._serve()
-                if self._is_over() or (until_s is not None and self.now_s > until_s):
+                if self._is_stuck() or is_over(self.now_s):
                     break
         self._fleet.stop()
 
@@ -115,7 +113,7 @@ class Portal:
         soonest_s = min(self._fleet.next_fault_s, math.inf if arrival_s is None else arrival_s)
         return min(_TICK_S, max(0.0005, soonest_s - self.now_s))
 
-    def _is_over(self) -> bool:
+    def _is_stuck(self) -> bool:
         return self._rescheduler.wanted < 0 and self._attempt is None and not self._is_undecided and not self._fleet.may_grow
 
     def _take(self, told: Told) -> None:
@@ -170,13 +168,11 @@ class Portal:
                 self._fleet.command((rank,), m.Probe(sum(self._requests[0].lengths)))
 
     def _watch(self) -> None:
-        """Find devices that are silent, sample memory, and hand the reports of a period in."""
+        """Listen for signs of life, sample memory, and hand the reports of a period in."""
         now_s, attempt = self.now_s, self._attempt
         if attempt is not None and time.monotonic() - attempt.since_s > self._settings.request_timeout_s:
-            self._fleet.suspect(self._placement.group.members, _ANSWERS_ABORT_S)
             self._repeat()
-        self._placement.look_for_silence(_ANSWERS_ABORT_S)
-        self._fleet.end_the_silent()
+        self._fleet.listen()
         if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
             self.memory.append((now_s, (*self._fleet.memory(), psutil.Process().memory_info().rss)))
         if now_s - self._reported_s > self._settings.report_every_s:

@@ -41,7 +41,7 @@ def serve(
     requests: Sequence[Request] = (),
     first_plan: InferencePlan | None = None,
     left_out: Sequence[int] = (),
-    until_s: float | None = None,
+    is_over: Callable[[float], bool] = lambda now_s: False,
     is_priced: bool = True,
     on_event: Callable[[ServingEvent], None] | None = None,
     on_request: Callable[[ServedRequest], None] = lambda request: None,
@@ -50,8 +50,9 @@ def serve(
 
     host: the profile of one unslowed core (one device), by which the emulated devices are paced and planned for.
     requests: served in turn, all of one length; without any, random tokens of stream.length.
-    first_plan: for all devices; without one our planner's.  left_out: devices that no plan may use.  until_s: the service ends then,
-    with what was answered.  is_priced: plans are compared by simulation (else by Eq. 9).
+    first_plan: for all devices; without one our planner's.  left_out: devices that no plan may use.
+    is_priced: plans are compared by simulation (else by Eq. 9).
+    is_over: asked (with the seconds of the service) whether to end before all were answered.
     Engines are left running, as they were.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
     """
     settings = rescheduling or ReschedulingSettings()
@@ -69,16 +70,16 @@ def serve(
     log = ServingLog(watch=on_event)
     times = simulated_times(profile, cluster, lengths)
     planner = without(planner_of(profile, cluster, lengths, first=first_plan, is_priced=is_priced), left_out)
+    rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
     answers = local_answers(model, layout, asked)
-    timeout_s = settings.request_timeout_s
     samples = Samples(cluster.world_size)
     with engines.service() as service:
-        session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=timeout_s)
+        session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
         fleet = Fleet(service, session, cluster, faults, log, samples, settings=settings)
         portal = Portal(
             fleet,
-            Placement(fleet, layout.stacks, lengths, timeout_s=timeout_s),
-            Rescheduler(settings, cluster.world_size, planner, times, log),
+            Placement(fleet, layout.stacks, lengths),
+            rescheduler,
             settings,
             log,
             samples,
@@ -87,7 +88,7 @@ def serve(
             lambda number, output: is_right(output, answers[number % len(answers)]),
             on_request,
         )
-        portal.run(until_s)
+        portal.run(is_over)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
     is_valid = overrun_share <= BUSY_OVERRUN_SHARE
     end_s = max((request.end_s for request in log.requests), default=0.0)

@@ -29,9 +29,8 @@ def simulate_serving(
     planner, times: see service.planner_of and service.simulated_times.  Weights are read at Device.storage_bytes_per_s.
     Raises PlanError if no plan fits the whole cluster.
     """
-    service = VirtualPortal(
-        profile, cluster, planner, times, stream, rescheduling or ReschedulingSettings(), faults, world or SimulatedWorld()
-    )
+    settings = rescheduling or ReschedulingSettings()
+    service = VirtualPortal(profile, cluster, planner, times, stream, settings, faults, world or SimulatedWorld())
     service.run()
     log = service.log
     return ServingReport(

@@ -12,7 +12,7 @@ from typing import Literal
 import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingReport, StreamSettings
+from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.faults import random_faults
 from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
@@ -24,6 +24,7 @@ SOAK_FLOPS_PER_S = 4e7
 """Of an imagined core: a request then takes four devices about 15 ms, of which the host computes little."""
 REQUESTS_PER_S = 30.0
 """A guess at what comes of it, by which faults are spread over the stream."""
+SETTINGS = ReschedulingSettings(report_every_s=0.2, silence_s=5.0, request_timeout_s=10.0, calm_s=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,12 @@ def soak(
     faults: Sequence[Fault] | None = None,
     fault_every_s: float = 15.0,
     fidelity: Literal["auto", "kernel", "paced"] = "auto",
+    rescheduling: ReschedulingSettings = SETTINGS,
+    on_event: Callable[[ServingEvent], None] | None = None,
     on_request: Callable[[ServedRequest], None] = lambda request: None,
+    is_over: Callable[[float], bool] = lambda now_s: False,
 ) -> SoakResult:
-    """Serve a tiny model with faults at random (or those given), and see what is left when all is over."""
+    """Serve a tiny model with faults at random (or those given), and see what is left when all is over.  See `serve`."""
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
@@ -84,9 +88,11 @@ def soak(
             engines,
             made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
             stream=StreamSettings(num_requests=num_requests, seed=seed, length=SOAK_LENGTH),
-            rescheduling=ReschedulingSettings(request_timeout_s=10.0, calm_s=5.0),
+            rescheduling=rescheduling,
             faults=faults,
+            on_event=on_event,
             on_request=on_request,
+            is_over=is_over,
         )
     return SoakResult(report=report, left_behind=tuple(sorted(_traces() - before)))
 

@@ -277,7 +277,7 @@ class VirtualPortal:
             return
         self.log.add(self.now_s, "killed" if fault.kind == "kill" else "frozen", fault.rank)
         self._down.add(fault.rank)
-        notice_s = self.world.notice_s if fault.kind == "kill" else self.settings.request_timeout_s
+        notice_s = self.world.notice_s if fault.kind == "kill" else self.settings.silence_s
         if self._attempt is not None and fault.rank in self.log.plans[self._attempt.plan].ranks:
             self._attempt.ticket = -1  # it will not end
         self._at(self.now_s + notice_s, lambda: self._lost(fault.rank))

@@ -23,6 +23,8 @@ from workbench.methods.galaxy_plus.serving.messages import (
     Keep,
     Load,
     Loaded,
+    Ping,
+    Pong,
     Probe,
     Probed,
     Ready,
@@ -65,7 +67,7 @@ def serve_worker(context: RankContext, setup: WorkerSetup) -> None:
 
 
 class _Worker:
-    """commands: what waits for the compute thread.  Slow and Abort act at once, Load in a thread of its own."""
+    """commands: what waits for the compute thread.  Slow, Abort and Ping act at once, Load in a thread of its own."""
 
     def __init__(self, context: RankContext, setup: WorkerSetup) -> None:
         self._context, self._setup = context, setup
@@ -91,6 +93,7 @@ class _Worker:
         self._fastest_probe_s: float | None = None
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._serving: Serve | None = None
+        self._busy_since_s: float | None = None
         self._pacer = ReportingPacer(self._share, is_emulated=self._is_paced, every_s=setup.report_every_s, tell=self._report)
         self._listener = CommandListener(context, setup.address, self._take)
         context.publish(Ready())
@@ -111,17 +114,22 @@ class _Worker:
                 command = self._commands.get(timeout=0.5)
             except queue.Empty:
                 continue
-            match command:
-                case Stop():
-                    return
-                case Join():
-                    self._context.publish(self._join(command))
-                case Serve():
-                    self._context.publish(self._serve(command))
-                case Probe():
-                    self._context.publish(self._probe(command))
-                case Keep():
-                    self._keep(command)
+            if isinstance(command, Stop):
+                return
+            self._busy_since_s = time.monotonic()
+            self._do(command)
+            self._busy_since_s = None
+
+    def _do(self, command: Any) -> None:
+        match command:
+            case Join():
+                self._context.publish(self._join(command))
+            case Serve():
+                self._context.publish(self._serve(command))
+            case Probe():
+                self._context.publish(self._probe(command))
+            case Keep():
+                self._keep(command)
 
     def _take(self, command: Any) -> None:
         """Act on a command at once, or leave it for the compute thread (in the listener's thread)."""
@@ -134,6 +142,9 @@ class _Worker:
                 session = self._session
                 if session is not None and self._epoch == command.epoch:
                     session.transport.mailbox.fail(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
+            case Ping():
+                since_s = self._busy_since_s
+                self._context.publish(Pong(0.0 if since_s is None else time.monotonic() - since_s))
             case Load():
                 self._wanted = command.plan
                 threading.Thread(target=self._load, args=(command,), name=f"load plan {command.plan}", daemon=True).start()

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from workbench.cli.app import app
+from workbench.cli.serve import event_line, parse_fault
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.serving import Fault, ServingEvent, ServingReport
+
+CLUSTER = load_cluster("galaxy-env-b")
+
+
+def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> None:
+    words = ["serve", "--mode", "simulate", "--model", "DistilBERT", "--cluster", "galaxy-env-b", "--length", "96", "--requests", "60"]
+    faults = ["--fault", "slow:rpi-l-1:2-8:5", "--fault", "kill:2:12-14"]
+    path = tmp_path / "serving.json"
+    result = CliRunner().invoke(app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    report = ServingReport.read(path)
+    assert told["requests answered"] == len(report.requests) == 60
+    assert told["requests lost"] == 0 and told["devices excluded"] >= 1 and told["devices lost"] == 1
+    assert [fault.kind for fault in report.faults] == ["slow", "kill"]
+    assert told["latency p95 (s)"] == report.percentile_s(0.95)
+    assert (tmp_path / "serving.html").is_file() and str(path) in told["files"]
+    plain = CliRunner().invoke(app, [*words, "--requests", "2"])
+    assert "simulated" in plain.stdout and "answers per second" in plain.stdout
+
+
+def test_faults_as_words() -> None:
+    assert parse_fault("slow:rpi-m:10-30:4", CLUSTER) == Fault(kind="slow", rank=2, start_s=10.0, end_s=30.0, factor=4.0)
+    assert parse_fault("kill:3:5-", CLUSTER) == Fault(kind="kill", rank=3, start_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "word", ["slow", "slow:rpi-x:1-2", "slow:9:1-2", "slow:1:soon", "slow:1:2-1", "burn:1:1-2", "slow:1:1-2:x", "slow:1:1-2:0"]
+)
+def test_faults_that_cannot_be_meant(word: str) -> None:
+    with pytest.raises(ConfigError, match="fault"):
+        parse_fault(word, CLUSTER)
+
+
+def test_events_are_told_with_their_device() -> None:
+    event = ServingEvent(time_s=3.14159, kind="straggler", rank=2, value=4.0)
+    assert event_line(event, CLUSTER) == "     3.14 s  straggler rpi-m 4.00 times slower than the others"

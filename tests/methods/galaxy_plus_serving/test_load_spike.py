@@ -1,0 +1,55 @@
+"""Galaxy+ Fig. 16 in virtual time, with the planner and the schedules that emulated devices have, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.core.catalogue import load_cluster
+from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, LoadSpikeResult, load_spike_simulated
+from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.profiler.inference import analytic_inference
+
+
+@pytest.fixture(scope="module")
+def result() -> LoadSpikeResult:
+    cluster = load_cluster("galaxy-env-b").without(3)
+    profile = analytic_inference("DistilBERT", cluster)
+    return load_spike_simulated(profile, cluster, LoadSpike(rank=1, start_s=10.0, factor=5.0, until_s=30.0), length=284)
+
+
+def test_throughput_comes_back_with_rescheduling_and_not_without(result: LoadSpikeResult) -> None:
+    before, after = result.throughput_per_s("without re-scheduling")
+    assert after < 0.4 * before
+    assert result.restored_s("without re-scheduling") is None
+    before, after = result.throughput_per_s("exclusion")
+    assert after == pytest.approx(result.best_per_s, rel=0.02) and after < before
+    assert 0.0 < (result.restored_s("exclusion") or 100.0) < 5.0
+
+
+def test_the_others_work_again_without_the_straggler(result: LoadSpikeResult) -> None:
+    def share(variant: str, rank: int) -> float:
+        shares = [share for time_s, share in result.reports[variant].utilisation(rank, 1.0) if time_s > 20]
+        return sum(shares) / len(shares)
+
+    for rank in (0, 2):
+        assert share("without re-scheduling", rank) < 0.5 < 0.8 * share("exclusion", rank)
+    assert share("exclusion", 1) == pytest.approx(0.8)  # what its other load takes
+
+
+def test_keeping_it_with_a_smaller_share_is_never_worse(result: LoadSpikeResult) -> None:
+    assert result.throughput_per_s("best of both")[1] >= 0.99 * result.throughput_per_s("exclusion")[1]
+
+
+def test_planner_plans_for_those_that_are_left() -> None:
+    cluster = load_cluster("galaxy-env-b")
+    profile = analytic_inference("DistilBERT", cluster)
+    planner, times = planner_of(profile, cluster, (128,), is_priced=False), simulated_times(profile, cluster, (128,))
+    whole = planner((0, 1, 2, 3), {})
+    assert set(planner((0, 2, 3), {}).ranks) <= {0, 2, 3}
+    slowed = planner((0, 1, 2, 3), {0: 4.0})
+    share = {plan: plan.units[plan.ranks.index(0)] if 0 in plan.ranks else 0 for plan in (whole, slowed)}
+    assert share[slowed] < share[whole]
+    assert times(slowed, {0: 4.0}).seconds < times(whole, {0: 4.0}).seconds
+    # Three times slower, a device computes three times as long, block by block.
+    own, slow = times(whole, {}).blocks[0], times(whole, {0: 3.0}).blocks[0]
+    assert own.keys() == slow.keys() and all(slow[block] == pytest.approx(3 * own[block]) for block in own)

@@ -1,0 +1,99 @@
+"""A stream on emulated devices: real tensors, real processes, which are slowed down, killed, frozen and come back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.serving import Fault, ServingEvent, StreamSettings
+from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.serving.hosts import made_up_host
+from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.galaxy_plus.serving.soak import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL, soak, soak_cluster
+
+MOST_REQUESTS = 20_000
+
+
+class Story:
+    """Says when all that was to happen has happened, and some requests were served after it."""
+
+    def __init__(self, *wanted: tuple[str, int]) -> None:
+        self.wanted, self.answered_after = list(wanted), 0
+
+    def event(self, event: ServingEvent) -> None:
+        if self.wanted and (event.kind, event.rank) == self.wanted[0]:
+            self.wanted.pop(0)
+
+    def request(self, _: Any) -> None:
+        self.answered_after += not self.wanted
+
+    def is_over(self, _: float) -> bool:
+        return self.answered_after >= 30
+
+
+@pytest.mark.slow
+def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
+    faults = (
+        Fault(kind="slow", rank=1, start_s=0.5, end_s=4.0, factor=6.0),
+        Fault(kind="kill", rank=2, start_s=7.0, end_s=7.2),
+        Fault(kind="freeze", rank=3, start_s=9.0),
+    )
+    story = Story(("excluded", 1), ("lost", 2), ("lost", 3), ("readmitted", 2), ("switched", -1))
+    result = soak(
+        MOST_REQUESTS,
+        faults=faults,
+        fidelity="paced",
+        on_event=story.event,
+        on_request=story.request,
+        is_over=story.is_over,
+    )
+    report = result.report
+    assert len(report.requests) < MOST_REQUESTS, f"still to come: {story.wanted}"
+    assert sorted(request.number for request in report.requests) == list(range(len(report.requests)))
+    assert all(request.is_right is True for request in report.requests)
+    assert result.left_behind == ()
+
+    # Each of the devices served when it was well, and none when it was out.
+    assert set(report.plans[0].ranks) == {0, 1, 2, 3}
+    for rank, out, back in ((1, "excluded", "readmitted"), (2, "lost", "readmitted")):
+        since = next(event.time_s for event in report.events if (event.kind, event.rank) == (out, rank))
+        served_by = [event for event in report.events_of("switched") if event.time_s > since]
+        assert rank not in report.plans[served_by[0].plan_after].ranks
+        readmitted = report.events_of(back, rank=rank)
+        assert readmitted and rank in report.plans[readmitted[0].plan_after].ranks
+    slowness = report.events_of("straggler", rank=1)[0].value
+    assert slowness == pytest.approx(6.0, rel=0.25)
+    assert all(event.value == pytest.approx(6.0, rel=0.1) for event in report.events_of("probed", rank=1) if event.time_s < 4.0)
+    assert 3 not in report.plans[report.requests[-1].plan].ranks
+    # What is loaded is what is missing: less than a whole copy, which is what the first plan read.
+    loads = [int(event.detail.split()[0]) for event in report.events_of("loaded")]
+    assert min(loads[1:]) < loads[0] / 2
+    # While weights were read for the plan without the straggler, requests were served under the old one.
+    excluded = report.events_of("excluded", rank=1)[0].time_s
+    switched = next(event.time_s for event in report.events_of("switched") if event.time_s > excluded)
+    assert not report.events_of("repeated") or min(event.time_s for event in report.events_of("repeated")) > switched
+    assert {request.plan for request in report.requests if excluded < request.end_s < switched} <= {0}
+    # What the devices did is there to be drawn.
+    assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {0, 1, 2, 3}
+    assert max(sample.load for sample in report.samples if sample.rank == 1) == pytest.approx(5 / 6)
+    assert len(report.memory) > 2 and len(report.memory[0][1]) == 5
+
+
+def test_what_cannot_be_served() -> None:
+    cluster, host = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S)
+    stream = StreamSettings(num_requests=1, length=SOAK_LENGTH)
+    engines: Any = None  # what is wrong is said before any is needed
+    with pytest.raises(ConfigError, match="4 devices"):
+        serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start_s=0.0)])
+    with pytest.raises(ConfigError, match="reads 1 to"):
+        serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
+    unequal = [Request(length, torch.zeros(1, length, dtype=torch.long)) for length in (4, 5)]
+    with pytest.raises(ConfigError, match="several lengths"):
+        serve(SOAK_MODEL, cluster, engines, host, stream=stream, requests=unequal)
+    small = dataclasses.replace(cluster, devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices))
+    with pytest.raises(PlanError, match="device-"):
+        serve(SOAK_MODEL, small, engines, host, stream=stream)

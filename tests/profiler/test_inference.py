@@ -1,0 +1,161 @@
+"""Profiles of single-shot inference: counted, measured, fitted, scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import PieceCost
+from workbench.profiler.descriptions import MODELS, ModelDescription
+from workbench.profiler.inference import analytic_costs, analytic_inference, scaled_to
+from workbench.profiler.inference_sizes import end_bytes, sizes_of_shape, stack_sizes
+from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference, plain_makers
+
+TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
+TINY_LLAMA = replace(TINY, name="tiny-llama", kind="decoder", kv_heads=2, gated=True, biases=False, norm_vectors=1)
+TINY_T5 = replace(TINY, name="tiny-t5", kind="encoder-decoder", biases=False, norm_vectors=1)
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), TINY, TINY_LLAMA, TINY_T5], ids=lambda model: model.name)
+def test_the_parts_of_every_stack_are_all_its_parameters(model):
+    first, last = end_bytes(model)
+    layers = 0
+    for sizes in stack_sizes(model):
+        shape = sizes.shape
+        layers += shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes)
+    assert layers + first + last == 4 * model.params
+
+
+def test_grouped_heads_are_one_unit_and_a_decoder_has_cross_attention():
+    [llama] = stack_sizes(TINY_LLAMA)
+    assert (llama.shape.num_units, llama.heads_per_unit, llama.query_width, llama.kv_width, llama.head_width) == (2, 2, 16, 8, 8)
+    assert llama.unit_flops("UP") == 2 * llama.unit_flops("DOWN")
+    encoder, decoder = stack_sizes("T5-Large")
+    assert (encoder.shape.has_cross_attention, decoder.shape.has_cross_attention) == (False, True)
+    assert {"CQ", "CKV", "CATT", "COUT"} <= set(decoder.kinds) - set(encoder.kinds)
+    assert decoder.layer_flops(10, 20) - encoder.layer_flops(10) == pytest.approx(2 * 1024 * 1024 * 2 * (10 + 20) + 4 * 1024 * 10 * 20)
+    again = sizes_of_shape(llama.shape, query_width=16, kv_width=8, heads_per_unit=2, is_gated=True)
+    assert again == llama
+    with pytest.raises(ConfigError, match="at least 1"):
+        sizes_of_shape(llama.shape, query_width=0, kv_width=8)
+
+
+def test_analytic_pieces_are_flops_over_speed_and_traffic_over_bandwidth():
+    [sizes] = stack_sizes("BERT-Large")
+    costs = analytic_costs(sizes, flops_per_s=1e9)
+    kinds = ("QKV", "OUT", "UP", "DOWN")
+    seconds = sum(costs.seconds(kind, 284, sizes.shape.columns if kind in ("UP", "DOWN") else 16) for kind in kinds)
+    assert seconds == pytest.approx(2 * 284 * 12 * 1024 * 1024 / 1e9)
+    assert costs.seconds("ATT", 284 * 284, 16) == pytest.approx(4 * 284 * 284 * 1024 / 1e9)
+    assert seconds + costs.seconds("ATT", 284 * 284, 16) == pytest.approx(sizes.layer_flops(284) / 1e9)
+    bound = analytic_costs(sizes, flops_per_s=1e9, memory_bytes_per_s=1e9, operation_s=1e-3)
+    assert bound.seconds("CONN", 284) - costs.seconds("CONN", 284) == pytest.approx(1e-3 + 5 * 4 * 1024 * 284 / 1e9)
+    streamed = analytic_costs(sizes, flops_per_s=1e9, weight_bytes_per_s=1e9)
+    assert streamed.seconds("UP", 1, 4096) - costs.seconds("UP", 1, 4096) == pytest.approx(4 * 1024 * 4096 / 1e9)
+    logits = analytic_costs(sizes, flops_per_s=1e9, vocabulary=30522)
+    assert logits.seconds("HEAD", 284) - costs.seconds("HEAD", 284) == pytest.approx(2 * 1024 * 30522 / 1e9)
+
+
+def test_an_analytic_profile_has_a_row_for_every_device():
+    cluster = load_cluster("galaxy-env-b")
+    profile = analytic_inference("T5-Large", cluster)
+    assert (profile.world_size, len(profile.stacks), profile.source) == (4, 2, "analytic")
+    slow, fast = (profile.costs[rank][0].seconds("UP", 10, 100) for rank in (3, 0))
+    assert slow / fast == pytest.approx(cluster.devices[0].flops_per_s / cluster.devices[3].flops_per_s)
+    assert (profile.first_bytes, profile.last_bytes) == end_bytes("T5-Large")
+
+
+def test_a_fit_finds_the_cost_that_made_the_samples():
+    made = PieceCost(fixed_s=2e-5, token_s=1e-7, unit_s=3e-6, token_unit_s=4e-8)
+    found = [(tokens, units, made.seconds(tokens, units)) for tokens in (8, 64, 300) for units in (1, 4, 12)]
+    fit = fit_piece(0, "QKV", found)
+    assert fit.worst_error < 1e-6
+    assert fit.cost.token_unit_s == pytest.approx(4e-8, rel=1e-4)
+    noisy = [(tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(found)]
+    assert 0.05 < fit_piece(0, "QKV", noisy).median_error < 0.15
+    falling = fit_piece(0, "ADD", [(10, 1, 2e-3), (100, 1, 1e-3)])
+    assert falling.cost.token_s == 0 and falling.cost.unit_s == 0, "more work never costs less"
+    with pytest.raises(ConfigError, match="Time it longer"):
+        fit_piece(0, "ADD", [(10, 1, 0.0)])
+
+
+def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path):
+    stacks = stack_sizes(TINY_T5)
+    made = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
+    timed = []
+
+    def time_them(cells, *, budget_s):
+        timed.append(budget_s)
+        return {
+            cell: SimpleNamespace(seconds=made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3])) for cell in cells
+        }
+
+    def measure():
+        return measure_inference("tiny-t5", stacks, tokens=(4, 9), budget_s=3.0, first_bytes=7, time_them=time_them)
+
+    first, note = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
+    again, _ = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
+    assert "measured now" in note
+    assert first == again
+    assert timed == [3.0]
+    host = first.profile
+    assert (host.source, host.world_size, host.first_bytes) == ("measured", 1, 7)
+    assert {fit.kind for fit in first.fits if fit.stack == 1} >= {
+        "QKV",
+        "ATT",
+        "OUT",
+        "CQ",
+        "CKV",
+        "CATT",
+        "COUT",
+        "UP",
+        "DOWN",
+        "CONN",
+        "ADD",
+    }
+    assert max(fit.worst_error for fit in first.fits) < 1e-6
+    cluster = load_cluster("laptop")
+    scaled = scaled_to(host, cluster)
+    assert scaled.source == "scaled"
+    for rank, device in enumerate(cluster.devices):
+        whole, own = host.costs[0][1].seconds("CATT", 36, 3), scaled.costs[rank][1].seconds("CATT", 36, 3)
+        assert own == pytest.approx(whole / device.host_share)
+    with pytest.raises(ConfigError, match="one core, one device"):
+        scaled_to(scaled, cluster)
+    with pytest.raises(ConfigError, match="no host_share"):
+        scaled_to(host, load_cluster("galaxy-env-d"))
+    with pytest.raises(ConfigError, match="sets of calls"):
+        measure_inference("tiny-t5", stacks, [{}])
+
+
+@pytest.mark.parametrize("model", [TINY, TINY_LLAMA, TINY_T5], ids=lambda model: model.name)
+def test_plain_calls_have_the_sizes_of_the_pieces(model):
+    for sizes in stack_sizes(model):
+        calls = plain_makers(sizes)
+        widths = {
+            "QKV": sizes.query_width + 2 * sizes.kv_width,
+            "CKV": 2 * sizes.kv_width,
+            "CQ": sizes.query_width,
+            "ATT": sizes.query_width,
+            "CATT": sizes.query_width,
+            "UP": 1,
+        }
+        assert set(sizes.kinds) <= set(calls)
+        for kind, make in calls.items():
+            out = make(5, 2)()
+            assert out.shape == (5, 2 * widths[kind] if kind in widths else sizes.shape.hidden_size), kind
+            assert out.dtype == torch.float32
+
+
+def test_timing_this_host_gives_costs_above_zero():
+    found = measure_inference("tiny", stack_sizes(TINY), tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
+    [[costs]] = found.profile.costs
+    for fit in found.fits:
+        assert all(sample.seconds > 0 for sample in fit.samples)
+        assert fit.cost.seconds(64 * 64, 4) > 0, fit.kind
+    assert costs.seconds("UP", 64, 64) == next(fit for fit in found.fits if fit.kind == "UP").cost.seconds(64, 64)

@@ -1,0 +1,146 @@
+"""The last touches to a plan by its simulated time: how large its tiles are, which way they go, and small shifts between devices.
+
+A planner's formulas know nothing of the order of tiles in a ring: which device waits for whom is seen only in the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.schedules.inference.costs import MESSAGE_S
+
+WORTH = 4.0
+"""A message should be under way so many times as long as it costs beside its bytes: 48 KB at 1000 Mbit/s and 0.1 ms."""
+
+GAIN = 0.998
+"""Of the time so far, what a change must stay below: simulated times are not exact to a thousandth."""
+
+TRIES = 120
+
+Price = Callable[[InferencePlan], float]
+
+
+def choose_tiles(
+    plan: InferencePlan,
+    price: Price,
+    *,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    length: int,
+    message_s: float = MESSAGE_S,
+    pieces: Iterable[int] = (1, 2, 3, 4, 6, 8),
+) -> InferencePlan:
+    """Return the plan with the tile size and the direction of the ring that take the least time.
+
+    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`); of equal prices the fewest messages
+    win, which is also what an emulation or a device with a slow processor prefers.
+    """
+    if plan.paradigm != "hybrid" or plan.num_positions < 2:
+        return replace(plan, tile_tokens=0, both_ways=False)
+    smallest = smallest_tile(profile, cluster, plan.ranks, message_s=message_s)
+    largest = max(plan.tokens(length))
+    sizes = [0, *(-(-largest // count) for count in pieces if count > 1 and largest / count >= smallest)]
+    found = replace(plan, tile_tokens=0, both_ways=False)
+    best_s = price(found)
+    for tile_tokens in dict.fromkeys(sizes):
+        for both_ways in (False, True):
+            tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
+            if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
+                continue
+            seconds = price(tried)
+            if seconds < GAIN * best_s:
+                found, best_s = tried, seconds
+    return found
+
+
+def smallest_tile(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int], *, message_s: float = MESSAGE_S) -> int:
+    """Return the fewest tokens whose message is under way WORTH times as long as it costs beside its bytes, on the fastest link in use."""
+    fastest = max(cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
+    return max(1, round(WORTH * message_s * fastest / profile.stacks[0].hidden_bytes))
+
+
+def tune(
+    plans: Iterable[InferencePlan],
+    price: Price,
+    *,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    length: int,
+    fits: Callable[[InferencePlan], bool] = lambda plan: True,
+    message_s: float = MESSAGE_S,
+    tries: int = TRIES,
+) -> InferencePlan:
+    """Return the plan that takes the least time, from plans of one paradigm or of several: with its tiles chosen, and then shifted.
+
+    The two best hybrid plans are improved step by step: tokens, units or columns go from one device to another, the ring changes its
+    order behind the first device, each if that gains and the plan still fits.  tries: plans that are priced on the way, each.
+    """
+    tiled = {
+        choose_tiles(plan, price, profile=profile, cluster=cluster, length=length, message_s=message_s) if plan.overlap else plan
+        for plan in plans
+    }
+    ordered = sorted(tiled, key=price)
+    best = [_shifted(plan, price, length, fits, tries) for plan in ordered[:2]]
+    return min((*best, *ordered[:1]), key=price)
+
+
+def _shifted(plan: InferencePlan, price: Price, length: int, fits: Callable[[InferencePlan], bool], tries: int) -> InferencePlan:
+    if plan.paradigm != "hybrid" or plan.num_positions < 2:
+        return plan
+    found, best_s = replace(plan, shares=tuple(map(float, plan.tokens(length)))), price(plan)
+    left, has_gained = tries, True
+    while has_gained and left > 0:
+        has_gained = False
+        for change in _changes(found, length):
+            if left == 0:
+                break
+            tried = change(found)
+            if tried is None or not fits(tried):
+                continue
+            left -= 1
+            seconds = price(tried)
+            while seconds < GAIN * best_s:
+                found, best_s, has_gained = tried, seconds, True
+                further = change(found)
+                if left == 0 or further is None or not fits(further):
+                    break
+                left, tried = left - 1, further
+                seconds = price(tried)
+    return found
+
+
+def _changes(plan: InferencePlan, length: int) -> Iterator[Callable[[InferencePlan], InferencePlan | None]]:
+    """Return small changes, the largest first, each a function that may be repeated; it returns None where it cannot be made."""
+    pairs = [(a, b) for a in range(plan.num_positions) for b in range(plan.num_positions) if a != b]
+    for a, b in pairs:
+        yield lambda found, a=a, b=b: _moved(found, "units", a, b, 1)
+    for share in (16, 40, 100):
+        tokens = max(1, length // share)
+        for a, b in pairs:
+            yield lambda found, a=a, b=b, tokens=tokens: _moved(found, "shares", a, b, tokens)
+        if 1 in plan.schemes:
+            columns = max(1, sum(plan.columns) // (2 * share))
+            for a, b in pairs:
+                yield lambda found, a=a, b=b, columns=columns: _moved(found, "columns", a, b, columns)
+    for a, b in pairs:
+        if 0 < a < b:
+            yield lambda found, a=a, b=b: _swapped(found, a, b)
+
+
+def _moved(plan: InferencePlan, name: str, source: int, destination: int, amount: int) -> InferencePlan | None:
+    parts = list(getattr(plan, name))
+    if parts[source] < amount:
+        return None
+    parts[source] -= amount
+    parts[destination] += amount
+    return replace(plan, **{name: tuple(parts)})
+
+
+def _swapped(plan: InferencePlan, a: int, b: int) -> InferencePlan:
+    order = list(range(plan.num_positions))
+    order[a], order[b] = order[b], order[a]
+    changed = {name: tuple(getattr(plan, name)[at] for at in order) for name in ("ranks", "units", "columns", "shares")}
+    return replace(plan, **changed)
