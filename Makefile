@@ -21,8 +21,11 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Two lanes, one for each core of a small machine: what only computes, then the notebooks; beside what starts devices, servers, browsers.
-COMPUTING := tests/core tests/models tests/planners tests/plots tests/profiler tests/reproduce tests/schedules tests/simulator tests/tasks
+# Groups of tests, long ones first; two run at a time, one for each core of a small machine.  The last is whatever no other names.
+# Notebooks and browser stay together: both write the notebooks' output.
+TEST_GROUPS := notebooks+tests/browser tests/runtime tests/methods tests/cli+tests/experiment tests/models \
+	tests/planners+tests/schedules+tests/reproduce
+REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
 
@@ -30,11 +33,11 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@log=$$(mktemp); $(PYTEST) $(COMPUTING) notebooks >$$log 2>&1 & computing=$$!; \
-	trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) --ignore=notebooks $(addprefix --ignore=,$(COMPUTING)) tests; others=$$?; \
-	wait $$computing; status=$$?; echo; echo "$(COMPUTING) notebooks:"; cat $$log; \
-	exit $$(( others ? others : status ))
+	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
+	printf '%s\n' $(TEST_GROUPS) rest | xargs -P 2 -n 1 sh -c ' \
+		group=$$1; case $$group in rest) set -- $(REST);; *) set -- $$(echo $$group | tr + " ");; esac; \
+		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
+		$(PYTEST) "$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh
 
 lab: setup
 	$(BIN)/jupyter lab notebooks

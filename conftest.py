@@ -8,5 +8,6 @@ import pytest
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the notebooks' temporary output (see workbench.widgets.settings.output_folder)."""
-    shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)
+    """Remove the notebooks' temporary output (see workbench.widgets.settings.output_folder), if this session's notebooks wrote it."""
+    if any(item.nodeid.startswith(("notebooks/", "tests/browser/")) for item in session.items):
+        shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)

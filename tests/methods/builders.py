@@ -37,13 +37,22 @@ PLANS = {
 
 
 def made_up_split(
-    count: int, vocabulary: int = 60, seed: int = 0, *, start_id: int | None = None, words: tuple[tuple[int, ...], ...] = ()
+    count: int,
+    vocabulary: int = 60,
+    seed: int = 0,
+    *,
+    start_id: int | None = None,
+    words: tuple[tuple[int, ...], ...] = (),
+    rated: bool = False,
 ) -> TokenizedSplit:
-    """Return samples of 3 to 19 tokens with labels by chance.  start_id, words: of an encoder-decoder, and what it is to write."""
+    """Return samples of 3 to 19 tokens with labels by chance.
+
+    start_id, words: of an encoder-decoder, and what it is to write.  rated: labels are numbers around 3.
+    """
     chance = random.Random(seed)
     return TokenizedSplit(
         ids=tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count)),
-        labels=tuple(chance.randrange(2) for _ in range(count)),
+        labels=tuple(chance.gauss(3.0, 0.5) if rated else chance.randrange(2) for _ in range(count)),
         sample_ids=tuple(range(100, 100 + count)),
         pad_id=0,
         start_id=start_id,
@@ -55,8 +64,9 @@ WORDS = ((11, 12, 1), (13, 1))
 
 
 def split_for(stack: LayerStack, count: int, kind: Kind = "classification") -> TokenizedSplit:
-    """Return samples that suit a backbone: with label words for sequence-to-sequence."""
-    return made_up_split(count, start_id=stack.decoder_start_id, words=WORDS if kind == "sequence_to_sequence" else ())
+    """Return samples that suit a backbone and a target: with label words for sequence-to-sequence."""
+    words = WORDS if kind == "sequence_to_sequence" else ()
+    return made_up_split(count, start_id=stack.decoder_start_id, words=words, rated=kind == "regression")
 
 
 def adapter_config(stack: LayerStack, kind: Kind = "classification") -> ParallelAdapterConfig:
@@ -66,6 +76,9 @@ def adapter_config(stack: LayerStack, kind: Kind = "classification") -> Parallel
         num_layers=stack.num_layers,
         is_causal=stack.is_causal,
         kind=kind,
+        num_outputs=1 if kind == "regression" else 2,
+        label_mean=3.0 if kind == "regression" else 0.0,
+        label_std=0.5 if kind == "regression" else 1.0,
         num_encoder_layers=stack.num_encoder_layers,
         target_length=split_for(stack, 1, kind).target_length,
     )

@@ -1,5 +1,7 @@
 """The taps of an epoch's steps, read ahead."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,16 @@ def test_what_is_lost_reaches_the_step_that_needs_it(cache: ActivationCache) -> 
             batches.batch(samples, length)
         with pytest.raises(KeyError):
             batches.batch([99], 4)
+
+
+def test_buffers_go_with_the_epoch(cache: ActivationCache) -> None:
+    """At once: megabytes for each of many epochs would else wait for a garbage collection."""
+    gc.disable()
+    try:
+        with CachedBatches(cache, STEPS) as batches:
+            held = [weakref.ref(buffer) for buffer in batches._buffers]
+            for samples, length in STEPS:
+                batches.batch(samples, length)
+        assert len(held) == 3 and not any(buffer() is not None for buffer in held)
+    finally:
+        gc.enable()

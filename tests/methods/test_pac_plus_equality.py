@@ -96,6 +96,7 @@ def test_losses_and_weights_equal_one_process(model: str, name: str, engines: En
 
 FAMILIES: dict[str, Kind] = {
     "tiny-opt": "classification",
+    "tiny-bert": "regression",
     "tiny-t5": "sequence_to_sequence",
     "tiny-bart": "classification",
 }
@@ -104,7 +105,7 @@ FAMILIES: dict[str, Kind] = {
 @pytest.mark.parametrize("name", ["[3, 3] on [2-2]", "[2, 2, 1, 1] on [1-1-1-1]"])
 @pytest.mark.parametrize("model", FAMILIES)
 def test_further_families_equal_one_process(model: str, name: str, engines: EngineCluster, tmp_path: Path) -> None:
-    """Encoder-decoders cut inside either stack and between them, with label and text targets: every loss and every weight."""
+    """Encoder-decoders cut inside either stack and between them, with label and text targets, and ratings: every loss and every weight."""
     stack, kind = load_stack(model), FAMILIES[model]
     job = make_rank_job(stack, model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, kind=kind)
     losses = losses_of(engines.run(run_rank, [job] * 4))
@@ -144,7 +145,7 @@ def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, spli
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
         # The side network's hand-written passes and autograd add up in different orders.
-        torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
+        torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=3e-6 * scale)
 
 
 @pytest.mark.parametrize("split", PLANS)

@@ -146,9 +146,28 @@ def test_regression_loss_and_output():
     close(task_loss(logits, labels, "regression"), ((logits[:, 0] - labels) ** 2).mean())
 
 
+def test_a_regression_learns_standardised_labels_and_answers_in_their_own_units():
+    """Its loss and gradients are those of labels of mean 0 and deviation 1."""
+    shape = {"hidden_size": 32, "num_layers": 1, "kind": "regression", "num_outputs": 1, "dropout": 0.0}
+    plain = ParallelAdapter(ParallelAdapterConfig(**shape)).train()
+    scaled = ParallelAdapter(ParallelAdapterConfig(**shape, label_mean=3.0, label_std=0.5)).train()
+    scaled.load_state_dict(plain.state_dict())
+    taps, mask, labels = [torch.randn(3, 2, 32), torch.randn(3, 2, 32)], torch.ones(3, 2), torch.tensor([3.5, 2.0, 3.1])
+    ours, theirs = (adapter.predict(taps, mask, torch.arange(3)) for adapter in (scaled, plain))
+    close(ours, 0.5 * theirs + 3.0)
+    losses = task_loss(ours, labels, "regression", label_std=0.5), task_loss(theirs, (labels - 3.0) / 0.5, "regression")
+    close(*losses)
+    for loss in losses:
+        loss.backward()
+    for mine, other in zip(scaled.parameters(), plain.parameters(), strict=True):
+        close(mine.grad, other.grad)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"label_std": 2.0}, "only a regression"),
+        ({"kind": "regression", "num_outputs": 1, "label_std": 0.0}, "above 0"),
         ({"reduction": 7}, "multiple of 7"),
         ({"dropout": 1.0}, "dropout"),
         ({"num_heads": 5}, "5 heads"),

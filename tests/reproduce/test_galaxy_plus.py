@@ -8,9 +8,12 @@ import pytest
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.serial import from_json, to_json
+from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, load_spike_simulated
+from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
+from workbench.profiler.inference import scaled_to
 from workbench.reproduce import Result, Settings, items_of
-from workbench.reproduce.galaxy_plus import fig12, fig13, fig14, fig15, fig16, table1, table2, table5
+from workbench.reproduce.galaxy_plus import fig12, fig13, fig14, fig15, fig16, fig16_executed, table1, table2, table5
 from workbench.reproduce.galaxy_plus.contradictions import contradictions, least_bytes
 from workbench.reproduce.galaxy_plus.latency import sequence_s, timeline
 from workbench.reproduce.galaxy_plus.printed import printed_s
@@ -204,6 +207,29 @@ def test_fig_16_the_excluded_device_is_the_loaded_one(result):
     before, after = fig16.rates(reports[fig16.WITH])
     assert fig16.rates(reports[fig16.WITHOUT])[1] < after < before
     assert result(fig16).source == "simulated"
+
+
+def test_fig_16_executed_is_told_from_its_reports():
+    on = fig16_executed.devices()
+    assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
+    host = scaled_to(made_up_host("tiny-bert", 1e8), on)
+    spike = LoadSpike(rank=1, start_s=4.0, factor=4.0, until_s=14.0)
+    found = load_spike_simulated(host, on, spike, length=16, noise=0.0)
+    made = fig16_executed.result_of(found, "tiny-bert", 16)
+    assert failing(made) == []
+    assert all(one.kind == "measured" for one in made.comparisons)
+    lost = replace(found.reports[fig16_executed.WITH], valid=False, overrun_share=0.3)
+    again = fig16_executed.result_of(replace(found, reports=found.reports | {fig16_executed.WITH: lost}), "tiny-bert", 16)
+    assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
+    assert [captioned.name for captioned in fig16_executed.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
+
+
+def test_constants_say_which_cells_they_were_fitted_on(result):
+    kinds = {one.labels: one.kind for one in result(table5).comparisons}
+    assert sum(kind == "fitted" for kind in kinds.values()) == 20 + 3
+    assert {labels[1] for labels, kind in kinds.items() if kind == "fitted"} == {"Env. A"}
+    for name in ("fitted", "assumed", "paper", "derived", "datasheet"):
+        assert f"[{name}]" in (paper_folder("galaxy_plus") / "constants.toml").read_text()
 
 
 def test_sensitivity_varies_each_constant_both_ways():

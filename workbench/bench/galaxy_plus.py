@@ -1,7 +1,7 @@
 """`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
 
-Devices stand to each other as the Raspberry Pis of Galaxy+'s environments A and B, at the shares of a host core that the catalogue gives
-them; links have kernel fidelity where there is any.
+Devices stand to each other as the Raspberry Pis of Galaxy+'s environments A and B, together as fast as
+one core of the host; links have kernel fidelity where there is any.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,9 +27,10 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.planners.galaxy_plus import plan as plan_galaxy_plus
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule
+from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune
 from workbench.simulator import simulate
 
 MODELS = ("MiniLM", "BERT-base")
@@ -70,7 +72,7 @@ class Selection:
             kind: tuple(value for word, value in values.items() if word in {given.lower() for given in words})
             for kind, values in known.items()
         }
-        return cls(**{kind: values for kind, values in chosen.items() if values})  # type: ignore[arg-type]
+        return cls(**{kind: values for kind, values in chosen.items() if values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,9 @@ class BenchModel:
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan, with the tiles that suit it."""
         price = self.prices(cluster, length)
-        made = INFERENCE_SYSTEMS["galaxy_plus"].plan(price.profile, cluster, length=length, ranks=ranks, price=price)  # type: ignore[call-arg]
-        return self.tiled(made, price, length)
+        planner = partial(plan_galaxy_plus, price.profile, cluster, length=length, ranks=ranks)
+        plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
+        return tune(plans, price, profile=price.profile, cluster=cluster, length=length)
 
     def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
         """Return a plan with the tiles that take the least time."""
@@ -261,9 +264,10 @@ def _line(point: dict[str, Any]) -> str:
 
 
 def _overlap_line(point: dict[str, Any]) -> str:
-    parts = "; ".join(
-        f"{kind} {point[kind]['both_s'] * 1e3:.1f} ms = {point[kind]['ratio']:.2f} of the longer of {point[kind]['computation_s'] * 1e3:.1f} and "
-        f"{point[kind]['communication_s'] * 1e3:.1f}"
-        for kind in ("attention", "feed_forward")
-    )
-    return f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s, overlapped block: {parts}"
+    def part(kind: str) -> str:
+        block = point[kind]
+        alone = f"{block['computation_s'] * 1e3:.1f} and {block['communication_s'] * 1e3:.1f}"
+        return f"{kind} {block['both_s'] * 1e3:.1f} ms = {block['ratio']:.2f} of the longer of {alone}"
+
+    where = f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s"
+    return f"{where}, overlapped block: {part('attention')}; {part('feed_forward')}"

@@ -14,10 +14,13 @@ from workbench.core.inference import InferenceProfile
 from workbench.methods.galaxy_plus.measuring import measure_host
 from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer
-from workbench.profiler.inference_timing import cached_inference
+from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 
 VOCABULARY = 2000
 CLUSTERS = {"homogeneous": "galaxy-env-a", "heterogeneous": "galaxy-env-b"}
+CORES = 1.0
+"""Of the host that all devices together are worth, in the catalogue's proportions: half of the smallest host, so that it carries them."""
+
 MEMORY_BYTES = 8_000_000_000
 """Of every device: the baselines of the benchmark must all fit."""
 
@@ -62,7 +65,7 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     name = str(folder)
     key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
 
-    def measure():  # noqa: ANN202
+    def measure() -> MeasuredInference:
         layout = model_layout(name)
         source = open_weights(name, layout=layout)
         try:
@@ -76,8 +79,11 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
 
 
 def emulated_cluster(name: str, mbit_per_s: float) -> Cluster:
-    """Return the catalogue's environment, its devices as shares of a host core, with links of a bandwidth."""
+    """Return the catalogue's environment with links of a bandwidth, its devices as fast as CORES host cores together."""
     cluster = load_cluster(CLUSTERS[name])
     link = Link(bytes_per_s=mbit_per_s * 125_000)
-    devices = tuple(replace(device, link=link, memory_bytes=MEMORY_BYTES) for device in cluster.devices)
+    whole = sum(device.flops_per_s for device in cluster.devices)
+    devices = tuple(
+        replace(device, link=link, memory_bytes=MEMORY_BYTES, host_share=CORES * device.flops_per_s / whole) for device in cluster.devices
+    )
     return replace(cluster, name=f"{name}, {mbit_per_s:g} Mbit/s", devices=devices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,8 @@ ROUNDS = 2
 def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Callable[[str], None]) -> dict[str, Any]:
     """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
 
-    A layer takes the time between the ends of two layers' last connections, on any device: what is in front of the first and behind the last
-    does not count, as in the paper.
+    A layer takes the time between the ends of two layers' last connections, on any device: what is in front of the first and behind the
+    last does not count, as in the paper.
     """
     chance = random.Random(0)
     sides = []
@@ -72,7 +73,7 @@ def _layer_s(results: Sequence[SidesResult], name: str) -> float:
             if layer >= 0:
                 ends[layer] = max(ends.get(layer, 0.0), span.end_s)
     numbers = sorted(ends)
-    return median(ends[b] - ends[a] for a, b in zip(numbers, numbers[1:], strict=False))
+    return median(ends[b] - ends[a] for a, b in pairwise(numbers))
 
 
 def _layer_of(span: Span) -> int:

@@ -40,7 +40,11 @@ from workbench.core.job import Job
 from workbench.core.report import Report
 
 # Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
-BENCHES = {"runtime": "workbench.bench.runtime", "pac_plus": "workbench.bench.pac_plus"}
+BENCHES = {
+    "runtime": "workbench.bench.runtime",
+    "pac_plus": "workbench.bench.pac_plus",
+    "galaxy_plus": "workbench.bench.galaxy_plus",
+}
 
 app = typer.Typer(
     cls=Commands,
@@ -340,14 +344,24 @@ def draw(
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
+    only: Annotated[
+        str, typer.Option(help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
     if name != "all" and name not in BENCHES:
         raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    if words and name != "galaxy_plus":
+        raise ConfigError(
+            f"Only the points '{only}' of {name} were asked for.", "Only galaxy_plus has points to choose.", "Leave out --only."
+        )
     from workbench.cli.show import show_bench
 
-    results = {chosen: import_module(BENCHES[chosen]).bench(say) for chosen in (BENCHES if name == "all" else (name,))}
+    options = {"galaxy_plus": {"only": words}}
+    names = tuple(BENCHES) if name == "all" else (name,)
+    results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:
         print_json(results)
     else:

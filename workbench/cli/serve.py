@@ -17,7 +17,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 
 DEFAULTS = ReschedulingSettings()
-SHOWN_EVERY = 1000  # answers of a soak
+SHOWN_EVERY = 500  # answers of a soak
 
 
 class Mode(StrEnum):

@@ -28,6 +28,7 @@ class ParallelAdapterConfig:
     head_input: what the head reads: the 'sum' W_up a_L + b_L (the paper's), or the 'side' or the 'backbone' part alone.
     kind: 'sequence_to_sequence' needs an encoder-decoder, whose own language model head it reads.
     dropout: of the pooled features.  seed: of the initial weights and of the dropout.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
     """
 
     hidden_size: int
@@ -45,6 +46,8 @@ class ParallelAdapterConfig:
     head_input: HeadInput = "sum"
     dropout: float = 0.1
     seed: int = 0
+    label_mean: float = 0.0
+    label_std: float = 1.0
 
     def __post_init__(self) -> None:
         asked = f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
@@ -56,6 +59,12 @@ class ParallelAdapterConfig:
             raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
         if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
             raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
+        if not self.label_std > 0 or (self.kind != "regression" and (self.label_mean, self.label_std) != (0.0, 1.0)):
+            raise ConfigError(
+                f"Labels of mean {self.label_mean:g} and deviation {self.label_std:g} were asked for in {self.kind}.",
+                "The deviation must be above 0, and only a regression's labels are numbers.",
+                "Leave both out.",
+            )
         if self.tap_every < 1:
             raise ConfigError(f"Adapters behind every {self.tap_every}th layer were asked for.", "That is none.", "Raise tap_every.")
         self._check_decoder()

@@ -147,7 +147,7 @@ class ParallelAdapterModel(nn.Module):
         if sample_ids is None:
             sample_ids = ids_of_texts(input_ids, mask)
         logits = self.adapter.predict(taps, mask, sample_ids, self._next_epoch())
-        loss = None if labels is None else task_loss(logits, labels, self.adapter.config.kind)
+        loss = None if labels is None else task_loss(logits, labels, self.adapter.config.kind, label_std=self.adapter.config.label_std)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def set_epoch(self, epoch: int) -> None:

@@ -140,18 +140,19 @@ class ParallelAdapter(ParallelAdapterStage):
         return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch)
 
 
-def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean") -> Tensor:
+def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean", label_std: float = 1.0) -> Tensor:
     """Return cross entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
     In sequence-to-sequence (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its own tokens.
     reduction: 'mean', or 'sum' when a mini-batch is divided among devices and each divides by the whole's size.
+    label_std: the unit in which a regression's errors count (see ParallelAdapterConfig).
     """
     if kind == "sequence_to_sequence":
         tokens = F.cross_entropy(logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
         samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
         return samples.mean() if reduction == "mean" else samples.sum()
     if kind == "regression":
-        return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction)
+        return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction) / label_std**2
     return F.cross_entropy(logits, labels, reduction=reduction)
 
 

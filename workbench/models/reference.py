@@ -56,4 +56,4 @@ def reference_loss(stack: LayerStack, adapter: ParallelAdapter, batch: LabelledB
     with torch.no_grad():
         _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch)
-    return task_loss(logits, batch.labels, adapter.config.kind)
+    return task_loss(logits, batch.labels, adapter.config.kind, label_std=adapter.config.label_std)

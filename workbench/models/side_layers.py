@@ -115,6 +115,7 @@ class SideHead(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
+        self.label_mean, self.label_std = config.label_mean, config.label_std
         self.register_buffer("mean", torch.zeros(config.hidden_size))
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
@@ -130,7 +131,7 @@ class SideHead(nn.Module):
         features = joined(self.up(pooled), last, self.reads)
         if self.training:
             features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        return self.output(features)
+        return self.output(features) * self.label_std + self.label_mean
 
 
 class SequenceHead(nn.Module):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
+from typing import NamedTuple
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine import START_TIMEOUT_S
@@ -15,12 +17,15 @@ from workbench.runtime.processes import ProcessId
 _POLL_S = 0.05
 
 
-def restart_engine(session: EngineSession, rank: int, *, timeout_s: float = START_TIMEOUT_S) -> None:
+def restart_engine(
+    session: EngineSession, rank: int, *, timeout_s: float = START_TIMEOUT_S, cancelled: threading.Event | None = None
+) -> None:
     """End what is left of a rank's engine and start a new one in its place: same namespace, cgroup and number; takes seconds.
 
-    May be called from any thread, for several ranks at a time.  Raises RuntimeSetupError; the other engines are left alone.
+    May be called from any thread, for several ranks at a time.  cancelled: given up when it is set; the session ends what was begun.
+    Raises RuntimeSetupError; the other engines are left alone.
     """
-    deadline_s = time.monotonic() + timeout_s
+    wait = _Patience(time.monotonic() + timeout_s, cancelled or threading.Event())
     asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started anew."
     session.engines[rank].kill()
     session.engines[rank].wait(5.0)
@@ -31,7 +36,7 @@ def restart_engine(session: EngineSession, rank: int, *, timeout_s: float = STAR
     # The hub does not look after engines (see engine_session): it is told, and gives the number free.
     client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
     while rank in client.ids:
-        _require_time(deadline_s, asked, "The controller did not let go of its number")
+        wait.a_moment(asked, "The controller did not let go of its number")
     command = session.commands[rank]
     with open(command.log, "ab") as log:
         process = subprocess.Popen(
@@ -47,16 +52,21 @@ def restart_engine(session: EngineSession, rank: int, *, timeout_s: float = STAR
     while rank not in client.ids:
         if process.poll() is not None:
             raise RuntimeSetupError(asked, f"It ended at once ({process.returncode}).", f"See {command.log}.")
-        _require_time(deadline_s, asked, "It did not register")
+        wait.a_moment(asked, "It did not register")
     reply = client[rank].apply_async(identify)
     while not reply.ready():
-        _require_time(deadline_s, asked, "It did not answer")
-        reply.wait(_POLL_S)
+        wait.a_moment(asked, "It did not answer")
     if reply.get() != process.pid:
         raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {process.pid}.", "Start the engines again.")
 
 
-def _require_time(deadline_s: float, asked: str, found: str) -> None:
-    if time.monotonic() > deadline_s:
-        raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
-    time.sleep(_POLL_S)
+class _Patience(NamedTuple):
+    deadline_s: float
+    cancelled: threading.Event
+
+    def a_moment(self, asked: str, found: str) -> None:
+        """Wait a moment.  Raises RuntimeSetupError when the time is over or nobody needs the engine any more."""
+        if time.monotonic() > self.deadline_s:
+            raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
+        if self.cancelled.wait(_POLL_S):
+            raise RuntimeSetupError(asked, "It was given up.", "Start the engines again.")

@@ -45,6 +45,7 @@ class EngineService:
         self._contexts: dict[int, RankContext] = {}
         self._unsent: dict[int, list[bytes]] = {}
         self._restarts: dict[int, tuple[threading.Thread, list[BaseException]]] = {}
+        self._cancelled = threading.Event()
         self._zmq = zmq.Context()
         self._commands = self._zmq.socket(zmq.ROUTER)
         self._commands.linger = 0
@@ -122,7 +123,7 @@ class EngineService:
 
         def work() -> None:
             try:
-                restart_engine(self._session, rank)
+                restart_engine(self._session, rank, cancelled=self._cancelled)
             except BaseException as error:  # told by `news`
                 errors.append(error)
 
@@ -150,14 +151,15 @@ class EngineService:
         return tuple(read_memory(engine.pid) if engine.alive else None for engine in self._session.engines)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Wait for the jobs, which were told to end, and for restarts; return whether all engines live and are free again."""
+        """Wait a while for the jobs, which were told to end, and for restarts; return whether all engines live and are free again."""
         deadline_s = time.monotonic() + timeout_s
         while (self._replies or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.02)
         self._commands.close()
         self._zmq.term()
+        self._cancelled.set()
         for thread, _ in self._restarts.values():
-            thread.join(60.0)
+            thread.join()
         return not self._replies and self._session.healthy
 
 

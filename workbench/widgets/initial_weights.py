@@ -76,7 +76,7 @@ def learning_curves(
         for step, (batch, tapped) in enumerate(zip(batches, taps, strict=True)):
             set_learning_rate(optimizer, learning_rate_at(step, len(batches), learning_rate, WARM_UP))
             logits = adapter.train().predict(tapped, batch.attention_mask, batch.sample_ids, epoch=step // steps_per_epoch)
-            task_loss(logits, batch.labels, config.kind).backward()
+            task_loss(logits, batch.labels, config.kind, label_std=config.label_std).backward()
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % every == 0 or step + 1 == len(batches):

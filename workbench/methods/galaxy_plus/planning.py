@@ -13,7 +13,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
-from workbench.schedules.inference import InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tune
+from workbench.schedules.inference import InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tile_options, tune
 from workbench.simulator import simulate
 
 SHIFTS = 40
@@ -24,36 +24,38 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
     inference = inference_of(profile)
     price = prices(prepared, inference, cluster)
-    chosen = _finished(prepared, plan_inference(prepared, inference, cluster), price)
+    chosen = _finished(prepared, inference, cluster, price)
     return as_plan(replace(chosen, predicted_s=price(chosen), length=prepared.typical_length), inference.stacks)
 
 
-def _finished(prepared: PreparedJob, chosen: InferencePlan, price: InferencePrices) -> InferencePlan:
-    """Return a hybrid plan with its tiles, as asked for or as they take the least time; our own planner's with the last shifts."""
+def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices) -> InferencePlan:
+    """Return the plan with its tiles, as asked for or as they take the least time; our own planner's with the last shifts."""
     options = prepared.options
+    chosen = plan_inference(prepared, profile, cluster)
     if chosen.paradigm != "hybrid" or chosen.num_positions < 2 or not chosen.overlap:
         return chosen
     if options.tile_tokens is not None:
         return replace(chosen, tile_tokens=options.tile_tokens)
-    settings: dict[str, Any] = {"profile": price.profile, "cluster": price.cluster, "length": prepared.typical_length}
+    settings: dict[str, Any] = {"profile": profile, "cluster": cluster, "length": prepared.typical_length}
 
     def fits(plan: InferencePlan) -> bool:
         try:
-            check_memory(prepared, price.profile, price.cluster, plan)
+            check_memory(prepared, profile, cluster, plan)
         except PlanError:
             return False
         return True
 
     if options.system == "galaxy_plus" and options.planner == "own":
-        tiled = tune([chosen], price, fits=fits, tries=SHIFTS, **settings)
+        others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
+        tiled = tune([chosen, *others], price, fits=fits, tries=SHIFTS, **settings)
     else:
         tiled = choose_tiles(chosen, price, **settings)
     both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
     return replace(tiled, both_ways=both_ways)
 
 
-def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePlan:
-    """Return what the planner of the job's system decides."""
+def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:
+    """Return what the planner of the job's system decides.  tile_tokens: with which our own prices its plans, if the job names none."""
     options = prepared.options
     wanted: dict[str, Any] = {"length": prepared.typical_length, "decoder_length": prepared.decoder_length}
     name = options.system
@@ -68,7 +70,7 @@ def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cl
             "both_ways": options.both_ways,
             "schemes": options.scheme,
             "memory_length": prepared.longest,
-            "tile_tokens": options.tile_tokens or 0,
+            "tile_tokens": tile_tokens if options.tile_tokens is None else options.tile_tokens,
         }
     chosen = INFERENCE_SYSTEMS[name].plan(profile, cluster, **wanted)
     return replace(chosen, overlap=False, both_ways=False) if options.overlap is False else chosen

@@ -48,6 +48,7 @@ class CachedBatches:
 
     def __exit__(self, *exc: object) -> None:
         self._ahead.__exit__(*exc)
+        self._buffers.clear()  # now, not when a collection finds the circle through self._load
 
     def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
         """Return the taps of the next step, which must be this one."""

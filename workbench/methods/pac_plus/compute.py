@@ -76,7 +76,7 @@ class StageCompute:
         if targets is None:
             return SideContext(side_input, output)
         logits = self.adapter.head(output, taps[-1], attention_mask, targets.sample_ids, targets.epoch)
-        loss = task_loss(logits, targets.labels, self.adapter.config.kind, reduction="sum") / targets.total
+        loss = self._loss(logits, targets)
         return SideContext(side_input, loss)
 
     def side_backward(self, context: SideContext, gradient: Tensor | None) -> Tensor | None:
@@ -91,6 +91,10 @@ class StageCompute:
         """Return whether side_forward takes taps without padding."""
         return self._fast is not None
 
+    def _loss(self, logits: Tensor, targets: Targets) -> Tensor:
+        config = self.adapter.config
+        return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+
     def _fast_forward(
         self, fast: FastSide, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None
     ) -> SideContext:
@@ -100,7 +104,7 @@ class StageCompute:
         if targets is None:
             return SideContext(None, packing.unpack(output), fast=own)
         logits, head = fast.head(output, packed[-1], packing, targets.sample_ids, targets.epoch)
-        loss = task_loss(logits, targets.labels, self.adapter.config.kind, reduction="sum") / targets.total
+        loss = self._loss(logits, targets)
         return SideContext(None, loss, fast=own, head=head)
 
     def _fast_backward(self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None) -> Tensor | None:

@@ -99,7 +99,7 @@ class PacPlus:
             # The name alone may be a folder in which another model lies by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
-            "adapter": str(replace(prepared.adapter, seed=0)),
+            "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
             "cache_dtype": prepared.options.cache_dtype,
             "side network": "hand-written 2",
             "backbone": prepared.options.quantization.description,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Literal
 
 from workbench.core.cluster import Cluster
@@ -175,6 +176,8 @@ def prepare(job: Job) -> PreparedJob:
         head_input=options.head_input,
         dropout=options.dropout,
         seed=job.seed,
+        label_mean=fmean(train.labels) if task.kind == "regression" else 0.0,
+        label_std=(pstdev(train.labels) or 1.0) if task.kind == "regression" else 1.0,
     )
     return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
 

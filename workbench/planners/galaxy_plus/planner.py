@@ -150,11 +150,13 @@ def candidates(
     for order in list(dict.fromkeys(found.ranks for found in looked[: 1 + effort])) or tried[:4]:
         looked += search_ring(tables, order, most=64, schemes=schemes, every=True, keep=2)
     looked.sort()
-    refined = [refine(tables, found, schemes=schemes) for found in looked[: 1 + effort]]
+    refined = [refine(tables, found, schemes=schemes, holders=False) for found in looked[: 1 + effort]]
     printed = _algorithm_1(profile, cluster, tables, chosen, portal, ring is not None, schemes, longest, decoder_length)
     if printed is not None:
-        refined += [printed, refine(tables, printed, schemes=schemes)]
+        refined += [printed, refine(tables, printed, schemes=schemes, holders=False)]
     refined.sort()
+    if refined:
+        refined.insert(0, refine(tables, refined[0], schemes=schemes))
     # Whatever Eq. 9 thinks of them, a price is asked about Algorithm 1's plan and about one device alone.
     alone = [] if ring is not None else [_alone(tables, rank, schemes) for rank in (chosen if portal is None else (portal,))]
     asked_anyway = [found for found in (printed, min((one for one in alone if one is not None), default=None)) if found is not None]

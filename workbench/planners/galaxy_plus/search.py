@@ -88,14 +88,18 @@ def _complete(tables: Tables, ranks: Ranks, units: Parts, tokens: Parts, second:
     return Found(tables.seconds(ranks, units, columns, tokens, second), ranks, units, columns, tokens, second)
 
 
-def refine(tables: Tables, found: Found, *, schemes: int | None = None, rounds: int = 12) -> Found:
-    """Return the plan after moves of tokens, units and schemes, one at a time, while they save time."""
+def refine(tables: Tables, found: Found, *, schemes: int | None = None, holders: bool = True, rounds: int = 12) -> Found:
+    """Return the plan after moves of tokens, units and schemes, one at a time, while they save time.
+
+    holders: other positions may get tokens, or lose all.
+    """
     room = tables.room(found.ranks)
     step = max(1, max(found.tokens) // 8)
     for _ in range(rounds):
         better = _with_tokens(tables, found, polish_tokens(tables, found.ranks, found.tokens, found.second, first_step=step))
         step = 1
-        better = _refine_holders(tables, better, room, schemes)
+        if holders:
+            better = _refine_holders(tables, better, room, schemes)
         better = _refine_units(tables, better, room)
         if schemes is None:
             better = _refine_schemes(tables, better, room)

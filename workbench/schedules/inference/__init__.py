@@ -20,7 +20,7 @@ from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.hybrid import hybrid_inference
 from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
 from workbench.schedules.inference.prices import InferencePrices
-from workbench.schedules.inference.tuning import choose_tiles, smallest_tile, tune
+from workbench.schedules.inference.tuning import choose_tiles, smallest_tile, tile_options, tune
 
 __all__ = [
     "MESSAGE_S",
@@ -38,6 +38,7 @@ __all__ = [
     "sequence_inference",
     "smallest_tile",
     "tensor_inference",
+    "tile_options",
     "tune",
 ]
 

@@ -28,10 +28,19 @@ class Builder:
         self._outputs: list[list[Value]] = [[] for _ in range(layout.num_positions)]
 
     def add(
-        self, position: int, kind: str, stage: int, part: int, reads: Sequence[Value], writes: Sequence[Value], *, step: int = NONE
+        self,
+        position: int,
+        kind: str,
+        stage: int,
+        part: int,
+        reads: Sequence[Value],
+        writes: Sequence[Value],
+        *,
+        step: int = NONE,
+        stream: str = "compute",
     ) -> None:
         """Append a compute operation to a position's list."""
-        self.lists[position].append(Op(kind, stage, step, part, tuple(reads), tuple(writes)))
+        self.lists[position].append(Op(kind, stage, step, part, tuple(reads), tuple(writes), (), stream))
 
     def collective(self, kind: str, stage: int, reads: Sequence[Sequence[Value]], write: Value) -> None:
         """Append a collective of all positions; reads: by position."""

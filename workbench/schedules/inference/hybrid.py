@@ -5,6 +5,7 @@ at the tile's owner, which then does the connection.  With overlap every tile is
 (Fig. 9); the products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  Where the second matrix works
 token by token as the first does (feed-forward, cross-attention) it follows on each tile at once, so that both rings run side by side.
 In scheme 2 the owner takes its tiles through the feed-forward block one by one, and each starts on its way round as soon as it can.
+The sums are added on a stream of their own, as a library of collectives does: the ring need not wait behind a long product.
 Positions without a part of a block's weights do not stand in its ring; those without tokens own no tile.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from workbench.core.schedule import NONE, Schedule, Value
+from workbench.core.schedule import NONE, RING, Schedule, Value
 from workbench.schedules.inference.building import Builder, after
 from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
 
@@ -152,9 +153,17 @@ class _Hybrid(Builder):
         return [(tile, following) for _, tile, following in sorted(found, key=lambda entry: entry[0])]
 
     def _in_sum_order(self, block: Block, position: int, tiles: Sequence[Tile]) -> list[Tile]:
-        """Return tiles in the order in which the ring needs this position's products."""
+        """Return tiles in the order in which the ring needs this position's products.
+
+        Where the owners go on by themselves, everybody's first pieces come first, so that they can begin on these.
+        """
         firsts = self._firsts[block.stack]
-        return sorted(tiles, key=lambda tile: (self._chain(block, tile).index(position), tile.number - firsts[tile.position]))
+
+        def order(tile: Tile) -> tuple[int, int]:
+            step, piece = self._chain(block, tile).index(position), tile.number - firsts[tile.position]
+            return (piece, step) if block.kind != "feed_forward" and block.scheme == 2 else (step, piece)
+
+        return sorted(tiles, key=order)
 
     # What happens at one position.
 
@@ -201,7 +210,7 @@ class _Hybrid(Builder):
             total = _value("sum", number, tile, step)
             if step:
                 reads = [self._product(block, position, tile), _value("sum", number, tile, step - 1)]
-                self.add(position, "ADD", number, tile.number, reads, [total], step=step)
+                self.add(position, "ADD", number, tile.number, reads, [total], step=step, stream=RING)
             self.send(total, position, chain[step + 1] if step + 1 < len(chain) else tile.position)
 
     def _product(self, block: Block, position: int, tile: Tile) -> Value:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
@@ -60,6 +61,11 @@ def smallest_tile(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[i
     """Return the fewest tokens whose message is under way WORTH times as long as it costs beside its bytes, on the fastest link in use."""
     fastest = max(cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
     return max(1, round(WORTH * message_s * fastest / profile.stacks[0].hidden_bytes))
+
+
+def tile_options(length: int) -> tuple[int, ...]:
+    """Return the tile sizes with which a planner should be asked for plans to tune: whole shares, quarters and sixths of the sequence."""
+    return tuple(dict.fromkeys((0, -(-length // 4), -(-length // 6))))
 
 
 def tune(
@@ -116,18 +122,18 @@ def _changes(plan: InferencePlan, length: int) -> Iterator[Callable[[InferencePl
     """Return small changes, the largest first, each a function that may be repeated; it returns None where it cannot be made."""
     pairs = [(a, b) for a in range(plan.num_positions) for b in range(plan.num_positions) if a != b]
     for a, b in pairs:
-        yield lambda found, a=a, b=b: _moved(found, "units", a, b, 1)
+        yield partial(_moved, name="units", source=a, destination=b, amount=1)
     for share in (16, 40, 100):
         tokens = max(1, length // share)
         for a, b in pairs:
-            yield lambda found, a=a, b=b, tokens=tokens: _moved(found, "shares", a, b, tokens)
+            yield partial(_moved, name="shares", source=a, destination=b, amount=tokens)
         if 1 in plan.schemes:
             columns = max(1, sum(plan.columns) // (2 * share))
             for a, b in pairs:
-                yield lambda found, a=a, b=b, columns=columns: _moved(found, "columns", a, b, columns)
+                yield partial(_moved, name="columns", source=a, destination=b, amount=columns)
     for a, b in pairs:
         if 0 < a < b:
-            yield lambda found, a=a, b=b: _swapped(found, a, b)
+            yield partial(_swapped, a=a, b=b)
 
 
 def _moved(plan: InferencePlan, name: str, source: int, destination: int, amount: int) -> InferencePlan | None:
@@ -136,11 +142,16 @@ def _moved(plan: InferencePlan, name: str, source: int, destination: int, amount
         return None
     parts[source] -= amount
     parts[destination] += amount
-    return replace(plan, **{name: tuple(parts)})
+    return replace(plan, **{name: tuple(parts)})  # type: ignore[arg-type]
 
 
 def _swapped(plan: InferencePlan, a: int, b: int) -> InferencePlan:
     order = list(range(plan.num_positions))
     order[a], order[b] = order[b], order[a]
-    changed = {name: tuple(getattr(plan, name)[at] for at in order) for name in ("ranks", "units", "columns", "shares")}
-    return replace(plan, **changed)
+    return replace(
+        plan,
+        ranks=tuple(plan.ranks[at] for at in order),
+        units=tuple(plan.units[at] for at in order),
+        columns=tuple(plan.columns[at] for at in order),
+        shares=tuple(plan.shares[at] for at in order),
+    )

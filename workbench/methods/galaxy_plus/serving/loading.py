@@ -5,11 +5,6 @@ from __future__ import annotations
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 
 
-def bytes_held(plan: InferencePlan | None, profile: InferenceProfile, rank: int) -> int:
-    """Return the bytes of the weights that a device keeps under a plan; 0 if it takes no part."""
-    return sum(sum(layer) for layer in _layers(plan, profile, rank)) + _ends(plan, profile, rank)
-
-
 def bytes_to_read(old: InferencePlan | None, new: InferencePlan, profile: InferenceProfile, rank: int) -> int:
     """Return the bytes that a device reads to go from one plan to another: what it holds already is kept."""
     before, after = _layers(old, profile, rank), _layers(new, profile, rank)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+
+import pytest
+
+from workbench.core.inference import InferencePlan
+from workbench.core.schedule import Op
+from workbench.core.serving import Fault, ReschedulingSettings
+from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare
+from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
+from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
+from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
+from workbench.methods.galaxy_plus.serving.reports import means
+from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
+
+EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
+
+
+def times(**factors: float) -> dict[int, dict[int, float]]:
+    """What devices report that are `factors` times slower than expected: d1=3.0."""
+    return {rank: {block: seconds * factors.get(f"d{rank}", 1.0) for block, seconds in own.items()} for rank, own in EXPECTED.items()}
+
+
+def test_devices_are_compared_in_the_same_block_by_what_is_expected_of_each() -> None:
+    assert compare(times(), EXPECTED, 1.5) == dict.fromkeys(EXPECTED, Verdict(1.0, False))
+    found = compare(times(d1=3.0), EXPECTED, 1.5)
+    assert found[1].slowness == pytest.approx(3.0) and found[1].is_slow
+    assert not found[0].is_slow and not found[2].is_slow
+    # What slows all of them down alike, or is a common error of the costs, makes no straggler.
+    assert {verdict.is_slow for verdict in compare(times(d0=4.0, d1=4.0, d2=4.0), EXPECTED, 1.5).values()} == {False}
+    # Of two, too, the slow one is found; one alone is compared with nobody.
+    pair = {rank: times(d0=2.0)[rank] for rank in (0, 1)}
+    assert [verdict.is_slow for verdict in compare(pair, EXPECTED, 1.5).values()] == [True, False]
+    assert compare({0: times(d0=9.0)[0]}, EXPECTED, 1.5) == {0: Verdict(1.0, False)}
+    # One slow block of two is not most of them; blocks of which nothing is expected say nothing.
+    once = times()
+    once[2][1] *= 10
+    assert not compare(once, EXPECTED, 1.5)[2].is_slow
+    assert compare({**times(), 2: {0: 0.2, 1: 0.2, 7: 99.0}}, EXPECTED, 1.5)[2] == Verdict(1.0, False)
+
+
+def test_a_straggler_is_repeatedly_slow() -> None:
+    detector = StragglerDetector(ReschedulingSettings(window=5, repeats=3))
+    for is_slow in (True, False, True, False, False, True, False):  # never three of five
+        detector.add({1: Verdict(4.0 if is_slow else 1.0, is_slow)})
+        assert detector.stragglers() == ()
+    detector.add({1: Verdict(6.0, True)})
+    detector.add({1: Verdict(5.0, True)})
+    assert detector.stragglers() == (1,) and detector.slowness(1) == 5.0
+    assert not detector.has_been_below(1, 1.5)
+    for _ in range(3):
+        detector.add({1: Verdict(1.1, False)})
+    assert detector.has_been_below(1, 1.2) and not detector.has_been_below(1, 1.0)
+    detector.forget()
+    assert detector.stragglers() == () and detector.slowness(1) == 1.0
+
+
+def test_reports_of_parts_of_requests_are_put_together() -> None:
+    assert means([{0: 1.0, 1: 2.0}, {0: 3.0}]) == {0: 2.0, 1: 2.0}
+
+
+def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> None:
+    told: list[dict[int, float]] = []
+    pacer = ReportingPacer(0.5, is_emulated=True, every_s=0.03, tell=told.append)
+    for block in range(8):
+        for _ in range(2):
+            pacer.run(partial(lambda op, reads: time.sleep(0.0), Op(kind="UP", stage=block), ()), 0.004)
+    pacer.run(lambda: None, 0.004)  # what is no operation belongs to no block
+    assert told and max(block for report in told for block in report) < 6, "of the last two blocks tiles may still come"
+    pacer.tell()
+    seconds = {block: sum(report.get(block, 0.0) for report in told) for block in range(8)}
+    assert all(found == pytest.approx(2 * 0.004 / 0.5, abs=0.004) for found in seconds.values())
+    assert all(len([report for report in told if block in report]) == 1 for block in seconds)
+    pacer.share = 0.25  # an injected slow-down shows in what is reported, a busy host does not
+    pacer.run(partial(lambda op, reads: time.sleep(0.05), Op(kind="UP", stage=0), ()), 0.004)
+    pacer.tell()
+    assert told[-1][0] == pytest.approx(0.016, abs=0.005)
+
+
+def test_faults_begin_and_end_once_and_in_order() -> None:
+    faults = [Fault(kind="slow", rank=0, start_s=1.0, end_s=3.0, factor=2.0), Fault(kind="slow", rank=0, start_s=2.0, factor=3.0)]
+    schedule = FaultSchedule(faults)
+    assert schedule.next_s == 1.0 and schedule.due(0.5) == []
+    assert schedule.due(1.0) == [(faults[0], True)] and schedule.factor(0) == 2.0
+    assert schedule.due(2.5) == [(faults[1], True)] and schedule.factor(0) == 6.0 and schedule.factor(1) == 1.0
+    assert schedule.due(9.0) == [(faults[0], False)] and schedule.factor(0) == 3.0
+    assert schedule.next_s == math.inf
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_faults_leave_half_of_the_devices_up(seed: int) -> None:
+    faults = random_faults(4, 600.0, every_s=8.0, seed=seed)
+    assert faults == random_faults(4, 600.0, every_s=8.0, seed=seed)
+    assert {fault.kind for fault in faults} == {"slow", "kill", "freeze"} and {fault.rank for fault in faults} == {0, 1, 2, 3}
+    for fault in faults:
+        assert fault.end_s is not None and fault.end_s <= 600.0
+        others = [other for other in faults if other is not fault and other.rank == fault.rank]
+        assert all(other.start_s > fault.end_s or (other.end_s or 0.0) < fault.start_s for other in others)
+        down = [other for other in faults if other.kind != "slow" and other.start_s <= fault.start_s < (other.end_s or 0.0)]
+        assert len(down) <= 2
+
+
+def test_samples_keep_every_busy_second() -> None:
+    samples = Samples(2)
+    samples.busy(0, Busy(0.5, 2.5, 1.0))
+    samples.busy(0, Busy(2.6, 2.9, 0.3))
+    samples.load(1, 1.0, 0.75)
+    samples.load(1, 2.5, 0.0)
+    samples.slowness(1, 1.2, 4.0)
+    found = samples.over(1.0, 2.9)
+    busy = {sample.start_s: sample.busy_s for sample in found if sample.rank == 0}
+    assert busy == {0.0: pytest.approx(0.25), 1.0: pytest.approx(0.5), 2.0: pytest.approx(0.55)}
+    second = [sample for sample in found if sample.rank == 1]
+    assert [sample.load for sample in second] == [0.0, pytest.approx(0.75), pytest.approx(0.375)]
+    assert [sample.slowness for sample in second] == [0.0, 4.0, 0.0]
+    assert second[1].utilisation == pytest.approx(0.75) and second[0].utilisation == 0.0
+
+
+def test_only_what_is_missing_is_read(make_world: type) -> None:
+    world = make_world()
+    base = {"method": "by hand", "paradigm": "hybrid", "columns": (10, 10, 10), "shares": (1.0, 1.0, 1.0)}
+    old = InferencePlan(ranks=(0, 1, 2), units=(10, 10, 10), schemes=(1, 1), **base)
+    assert bytes_to_read(None, old, world.profile, 1) == 2 * (10 * 20_000 + 10 * 10_000)
+    assert bytes_to_read(old, old, world.profile, 1) == 0
+    more = InferencePlan(ranks=(0, 1, 2), units=(5, 15, 10), schemes=(1, 2), **base)
+    assert bytes_to_read(old, more, world.profile, 0) == 20 * 10_000  # the second layer's feed-forward network whole
+    assert bytes_to_read(old, more, world.profile, 1) == 2 * 5 * 20_000 + 20 * 10_000
+    assert bytes_to_read(more, old, world.profile, 1) == 0
+    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(2,))
+    assert bytes_to_read(old, whole, world.profile, 1) == 2 * 20 * (20_000 + 10_000)
+
+
+def test_equal_plans_are_one_in_the_log() -> None:
+    log = ServingLog()
+    made = [
+        InferencePlan(
+            method="m", paradigm="hybrid", ranks=(0, 1), units=units, columns=(1, 1), shares=(1.0, 1.0), schemes=(1,), predicted_s=s
+        )
+        for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
+    ]
+    assert [log.plan(plan) for plan in made] == [0, 0, 1]
