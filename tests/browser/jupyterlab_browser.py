@@ -125,6 +125,8 @@ def browser(folder: Path) -> Iterator[webdriver.Chrome]:
     ):
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    # A window that nobody looks at may start without focus, and JupyterLab then has no current notebook.
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     try:
         yield driver
     finally:
@@ -214,11 +216,8 @@ class Notebook:
 
 _PANEL = "jupyterapp.shell.currentWidget"
 _SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
-# On a busy machine the launcher may take the place of the notebook that opens, and leave no widget current: the notebook is made so.
 _READY = f"""
     const panel = window.jupyterapp && {_PANEL};
-    const opened = window.jupyterapp && !panel && Array.from(jupyterapp.shell.widgets('main'))[0];
-    if (opened) jupyterapp.shell.activateById(opened.id);
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
     return Boolean(kernel) && kernel.status === 'idle' && panel.content.widgets.length > 1;
 """

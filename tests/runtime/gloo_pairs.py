@@ -26,10 +26,10 @@ def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20
     return on_ranks(2, work, timeout_s=timeout_s, **settings)
 
 
-def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
+def on_ranks(count: int, work: Callable[[int, Any], Any], *, timeout_s: float = 20.0, kind: Any = Transport, **settings: Any) -> list[Any]:
     """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
-    settings: of the Transport; a callable is called with the rank.
+    settings: of the Transport; a callable is called with the rank.  kind: of transport.
     """
     store = dist.HashStore()
     results: list[Any] = [None] * count
@@ -43,7 +43,7 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
             options._timeout = timedelta(seconds=timeout_s)
             group = dist.ProcessGroupGloo(store, rank, count, options)
             own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
-            with Transport(group, rank, subgroup=lambda ranks: group, timeout_s=timeout_s, **own) as transport:
+            with kind(group, rank, subgroup=lambda ranks: group, timeout_s=timeout_s, **own) as transport:
                 results[rank] = work(rank, transport)
         except BaseException as error:
             errors.append(error)

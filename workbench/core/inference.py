@@ -159,7 +159,8 @@ class InferencePlan:
     shares: relative parts of the sequence, partition S; `tokens(length)` makes numbers of them.
     schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
     overlap: tiles of the ring run beside tiles of the GEMMs (section III-D).  both_ways: half of each tile goes round the other way.
-    tile_tokens: a tile is cut into pieces of at most so many tokens; 0 leaves it whole.
+    tile_tokens: a tile is cut into pieces of at most so many tokens; 0 leaves it whole.  group_tokens: neighbouring pieces of one device
+    that are sent one by one are multiplied together, up to so many tokens; 0 multiplies each by itself.
     predicted_s: of one sequence of `length` tokens, as the planner priced it.
     """
 
@@ -174,6 +175,7 @@ class InferencePlan:
     overlap: bool = False
     both_ways: bool = False
     tile_tokens: int = 0
+    group_tokens: int = 0
     length: int = 0
     predicted_s: float = 0.0
     notes: tuple[str, ...] = field(default=())

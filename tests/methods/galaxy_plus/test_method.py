@@ -13,6 +13,7 @@ from tiny_job import tiny_job, write_data
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
 from workbench import experiment
+from workbench.cli.show import summary
 from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError
 from workbench.core.plan import Plan, Share, Stage
@@ -26,6 +27,7 @@ from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.predict import Predictor
 from workbench.methods.galaxy_plus.worker import RankJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.plots.export import figures
 from workbench.runtime.engines import EngineCluster
 
 SYSTEMS = ("galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local")
@@ -108,6 +110,11 @@ def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_pat
     assert done[0] == done[1], "the very operations that were simulated were run"
     assert measured.title == predicted.title and "tokens" in measured.title
     assert all(measured.peak_bytes(rank) > 0 for rank in (report.plan.inference or pytest.fail("no plan")).ranks)
+    told, drawn = summary(report), [captioned.name for captioned in figures(report)]
+    assert "Latency" in told and "differ from the local model's" in told and "hybrid model parallelism" in told
+    assert not any(word in told.lower() for word in ("loss", "epoch", "micro-batch", "cache"))
+    assert {"gantt-request_measured", "gantt-request_predicted", "predicted_against_measured"} <= set(drawn)
+    assert not {"curves", "epoch_times"} & set(drawn)
     assert report.bytes["sent for a request"] == round(mean_bytes(job, report))
 
 

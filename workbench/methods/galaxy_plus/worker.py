@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -80,9 +81,28 @@ def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
             MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
             InferenceSession(context, rank_job.setup, process_group, budget) as session,
         ):
-            return _Run(context, session, rank_job, budget).all()
+            result = _Run(context, session, rank_job, budget).all()
+        return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
     finally:
         torch.set_grad_enabled(True)
+
+
+def on_rank_zeros_clock(result: RankServed, offset_s: float) -> RankServed:
+    """Return the result with the moments of what is drawn moved by this rank's clock offset, so that ranks of several machines compare."""
+
+    def moved(spans: Sequence[Span]) -> tuple[Span, ...]:
+        return tuple(span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans)
+
+    def later(samples: Sequence[MemorySample]) -> tuple[MemorySample, ...]:
+        return tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in samples)
+
+    return replace(
+        result,
+        spans=moved(result.spans),
+        memory=later(result.memory),
+        token_spans=moved(result.token_spans),
+        token_memory=later(result.token_memory),
+    )
 
 
 class _Run:

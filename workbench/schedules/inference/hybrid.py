@@ -84,20 +84,23 @@ class _Hybrid(Builder):
             for tile in present:
                 self._enter_stack(block, position, tile)
         arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
+        nexts = dict(arriving)
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
             self._multiply(block, position, group)
-        for tile, following in arriving:
-            if following is not None:
-                self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
-            if is_first:
-                self._enter_stack(block, position, tile)
+        for group in self._grouped([tile for tile, _ in arriving]):
+            for tile in group:
+                following = nexts[tile]
+                if following is not None:
+                    self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
+                if is_first:
+                    self._enter_stack(block, position, tile)
             if is_streamed and is_member:
-                groups.append((tile,))
-                self._multiply(block, position, (tile,))
+                groups.append(group)
+                self._multiply(block, position, group)
                 if block.kind != "attention":
-                    self._leave(block, position, (tile,), groups)
+                    self._leave(block, position, group, groups)
         if is_member and not is_streamed:
             groups = [tiles]
             self._multiply(block, position, tiles)
@@ -222,16 +225,31 @@ class _Hybrid(Builder):
         own = self._own[block.stack][position]
         following = self.layout.blocks[block.number + 1] if block.number + 1 < self.layout.end else block
         is_own_next = following.kind == "feed_forward" and not following.is_split
-        for tile in own:
-            chain = self._chain(block, tile)
-            terms = [_value("sum", block.number, tile, len(chain) - 1 - (position in chain))] if chain != (position,) else []
-            if position in chain:
-                terms.insert(0, _value("prod", block.number, tile))
-            self._connect(block, position, tile, terms)
-            if is_own_next and self.layout.plan.overlap:
-                self._feed_forward(following, position, (tile,))
-        if is_own_next and not self.layout.plan.overlap and own:
-            self._feed_forward(following, position, own)
+        groups = self._grouped(own) if self.layout.plan.overlap else [own] if own else []
+        for group in groups:
+            for tile in group:
+                self._connect_own(block, position, tile)
+            if is_own_next:
+                self._feed_forward(following, position, group)
+
+    def _connect_own(self, block: Block, position: int, tile: Tile) -> None:
+        chain = self._chain(block, tile)
+        terms = [_value("sum", block.number, tile, len(chain) - 1 - (position in chain))] if chain != (position,) else []
+        if position in chain:
+            terms.insert(0, _value("prod", block.number, tile))
+        self._connect(block, position, tile, terms)
+
+    def _grouped(self, tiles: Sequence[Tile]) -> list[Group]:
+        """Return the tiles in the same order, neighbouring pieces of one owner together up to the plan's group_tokens."""
+        groups: list[Group] = []
+        for tile in tiles:
+            last = groups[-1] if groups else ()
+            is_next = bool(last) and last[-1].position == tile.position and last[-1].stop == tile.start
+            if is_next and tile.stop - last[0].start <= self.layout.plan.group_tokens:
+                groups[-1] = (*last, tile)
+            else:
+                groups.append((tile,))
+        return groups
 
     def _feed_forward(self, block: Block, position: int, group: Group) -> None:
         """Append the whole feed-forward block of scheme 2 on some of a position's own tiles."""

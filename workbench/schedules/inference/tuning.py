@@ -40,20 +40,22 @@ def choose_tiles(
     win, which is also what an emulation or a device with a slow processor prefers.
     """
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return replace(plan, tile_tokens=0, both_ways=False)
+        return replace(plan, tile_tokens=0, group_tokens=0, both_ways=False)
     smallest = smallest_tile(profile, cluster, plan.ranks, message_s=message_s)
     largest = max(plan.tokens(length))
     sizes = [0, *(-(-largest // count) for count in pieces if count > 1 and largest / count >= smallest)]
-    found = replace(plan, tile_tokens=0, both_ways=False)
+    found = replace(plan, tile_tokens=0, group_tokens=0, both_ways=False)
     best_s = price(found)
     for tile_tokens in dict.fromkeys(sizes):
         for both_ways in (False, True):
             tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
             if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
                 continue
-            seconds = price(tried)
-            if seconds < GAIN * best_s:
-                found, best_s = tried, seconds
+            for group_tokens in (0, largest) if tile_tokens else (0,):
+                tried = replace(tried, group_tokens=group_tokens)
+                seconds = price(tried)
+                if seconds < GAIN * best_s:
+                    found, best_s = tried, seconds
     return found
 
 

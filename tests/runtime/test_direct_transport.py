@@ -1,0 +1,151 @@
+"""Values leave the moment they are there: what passes through, and sums of a ring, need no compute thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gloo_pairs import cluster_of_two, on_ranks
+
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
+from workbench.core.timeline import Span
+from workbench.runtime.direct_transport import DirectTransport
+from workbench.runtime.executor import Execution, execute
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.transport import PacedLinks, TensorSpec
+from workbench.schedules import check
+
+SIZE = 500
+
+
+def value(name: str, part: int = NONE) -> Value:
+    return Value(name, 0, NONE, part)
+
+
+def compute(kind: str, reads: tuple[Value, ...], writes: tuple[Value, ...], stream: str = "compute") -> Op:
+    return Op(kind, 0, NONE, NONE, reads, writes, (), stream)
+
+
+def run(schedule: Schedule, handlers: dict[str, Callable[..., tuple[Any, ...]]], **settings: Any) -> list[Execution]:
+    check(schedule)
+
+    def work(rank: int, transport: DirectTransport) -> Execution:
+        inputs = {name: torch.full((SIZE,), float(rank + 1)) for name in schedule.inputs[rank]}
+        done = execute(
+            schedule,
+            rank,
+            handlers=handlers,
+            transport=transport,
+            spec=lambda value: TensorSpec((SIZE,), torch.float32),
+            inputs=inputs,
+            pacer=Pacer(1.0),
+        )
+        assert transport.mailbox.take_all() == {}
+        return done
+
+    return on_ranks(schedule.world_size, work, kind=DirectTransport, **settings)
+
+
+def ring_of_three() -> Schedule:
+    """Rank 0's tile goes on by rank 1 to rank 2; a sum comes back over rank 1, which adds its own term on the ring's stream."""
+    tile, total, more, own, last = value("tile"), value("sum", 0), value("sum", 1), value("own"), value("last")
+    return Schedule(
+        ops=(
+            (send(tile, 0, 1), recv(more, 1, 0), compute("LAST", (more,), (last,))),
+            (
+                compute("TERM", (), (own,)),
+                recv(tile, 0, 1),
+                send(tile, 1, 2),
+                recv(total, 2, 1),
+                compute("LONG", (), (value("long"),)),
+                compute("ADD", (own, total), (more,), RING),
+                send(more, 1, 0),
+            ),
+            (recv(tile, 1, 2), compute("FIRST", (tile,), (total,)), send(total, 2, 1)),
+        ),
+        inputs=((tile,), (), ()),
+        outputs=((last,), (value("long"),), ()),
+    )
+
+
+def test_a_busy_compute_thread_holds_nothing_up() -> None:
+    """Rank 1 computes until rank 0 has what came through rank 1: this ends only if the transport passes it on and adds by itself."""
+    arrived = threading.Event()
+
+    def long(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert arrived.wait(10), "the sum did not come round while rank 1 computed"
+        return (torch.zeros(1),)
+
+    def last(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        arrived.set()
+        return reads
+
+    handlers = {
+        "TERM": lambda op, reads: (torch.full((SIZE,), 10.0),),
+        "FIRST": lambda op, reads: (reads[0] + 100,),
+        "ADD": lambda op, reads: (reads[1].add_(reads[0]),),
+        "LONG": long,
+        "LAST": last,
+    }
+    first, middle, end = run(ring_of_three(), handlers)
+    assert first.outputs[value("last")][0].item() == 1 + 100 + 10
+    kinds = [span.op.kind for span in middle.spans]
+    assert sorted(kinds) == ["ADD", "LONG", "RECV", "RECV", "SEND", "SEND", "TERM"]
+    (added,) = [span for span in middle.spans if span.op.kind == "ADD"]
+    (busy,) = [span for span in middle.spans if span.op.kind == "LONG"]
+    assert busy.start_s <= added.start_s and added.end_s <= busy.end_s
+    assert [span.op.kind for span in end.spans if not span.op.is_communication] == ["FIRST"]
+
+
+def swap(count: int) -> Schedule:
+    """Two ranks send each other `count` values; each sums what came, in the reverse of the order in which it was sent."""
+    ops = []
+    for rank in range(2):
+        mine, theirs = ([value(f"from-{one}", part) for part in range(count)] for one in (rank, 1 - rank))
+        made = compute("MAKE", (), tuple(mine))
+        sums = compute("SUM", tuple(reversed(theirs)), (value("total"),))
+        ops.append((made, *(send(one, rank, 1 - rank) for one in mine), *(recv(one, 1 - rank, rank) for one in theirs), sums))
+    return Schedule(ops=tuple(ops), outputs=((value("total"),),) * 2)
+
+
+HANDLERS = {
+    "MAKE": lambda op, reads: tuple(torch.full((SIZE,), float(one.part)) for one in op.writes),
+    "SUM": lambda op, reads: (torch.stack(reads)[:, 0].clone(),),
+}
+
+
+def test_more_messages_than_are_posted_ahead() -> None:
+    count = 40
+    for done in run(swap(count), HANDLERS, window=4):
+        assert done.outputs[value("total")].tolist() == [float(part) for part in reversed(range(count))]
+
+
+def test_paced_messages_take_as_long_as_the_link() -> None:
+    cluster = cluster_of_two(bytes_per_s=4 * SIZE / 0.01, latency_s=0.002)
+    done = run(swap(3), HANDLERS, paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
+    for execution in done:
+        sent: list[Span] = sorted((span for span in execution.spans if span.op.kind == "SEND"), key=lambda span: span.start_s)
+        assert len(sent) == 3 and all(span.end_s - span.start_s >= 0.014 for span in sent)
+        assert sent[2].start_s - sent[0].start_s >= 2 * 0.014, "one after the other"
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_silent_peer_is_an_error(passes: bool) -> None:
+    """Whether a value is awaited or only to be passed on."""
+    tile, over = value("tile"), threading.Event()
+
+    def work(rank: int, transport: DirectTransport) -> None:
+        if rank != 1:
+            assert over.wait(20)  # silent, but there
+            return
+        ops = [recv(tile, 0, 1), send(tile, 1, 2)] if passes else [recv(tile, 0, 1)]
+        transport.expect(ops, lambda value: TensorSpec((SIZE,), torch.float32), () if passes else (tile,))
+        with pytest.raises(DeviceLostError, match="tile:0"):
+            transport.flush() if passes else transport.mailbox.get(tile)
+        over.set()
+
+    on_ranks(3, work, kind=DirectTransport, timeout_s=0.3)
