@@ -9,9 +9,8 @@ import pytest
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.serial import from_json, to_json
 from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, load_spike_simulated
-from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
-from workbench.profiler.inference import scaled_to
+from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Result, Settings, items_of
 from workbench.reproduce.galaxy_plus import fig12, fig13, fig14, fig15, fig16, fig16_executed, table1, table2, table5, table5_plans
 from workbench.reproduce.galaxy_plus.contradictions import contradictions, least_bytes
@@ -213,14 +212,14 @@ def test_fig_16_the_excluded_device_is_the_loaded_one(result):
 def test_fig_16_executed_is_told_from_its_reports():
     on = fig16_executed.devices()
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
-    host = scaled_to(made_up_host("tiny-bert", 2e7), on)
-    spike = LoadSpike(rank=1, start_s=4.0, factor=4.0, until_s=14.0)
-    found = load_spike_simulated(host, on, spike, length=16, noise=0.0)
-    made = fig16_executed.result_of(found, "tiny-bert", 16)
+    fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
+    spike = LoadSpike(rank=1, start_s=5.0, factor=4.0, until_s=16.0)
+    found = load_spike_simulated(analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, length=128, noise=0.0)
+    made = fig16_executed.result_of(found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)
     lost = replace(found.reports[fig16_executed.WITH], valid=False, overrun_share=0.3)
-    again = fig16_executed.result_of(replace(found, reports=found.reports | {fig16_executed.WITH: lost}), "tiny-bert", 16)
+    again = fig16_executed.result_of(replace(found, reports=found.reports | {fig16_executed.WITH: lost}), "all-MiniLM-L6-v2", 128)
     assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
     assert [captioned.name for captioned in fig16_executed.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
 

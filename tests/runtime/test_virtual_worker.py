@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VirtualWorkers
+from workbench.models.loading import load_model
 from workbench.runtime.executor import Execution, execute
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import TensorSpec, Transport
@@ -37,7 +39,36 @@ def chain() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
 
 
-def run(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> list[tuple[Execution, list[nn.Module]]]:
+def loss_of(hidden: torch.Tensor) -> torch.Tensor:
+    """Return something to make small: of a norm's output, whose squares always add up to the same, one half."""
+    return hidden.square().sum() if hidden.shape[-1] == WIDTH else hidden[..., ::2].square().mean()
+
+
+class Encoder(nn.Module):
+    """A layer of a real model, hidden state to hidden state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        output = self.layer(hidden)
+        return output[0] if isinstance(output, tuple) else output
+
+
+def tiny_bert() -> list[nn.Module]:
+    """Return the embeddings and the layers of a tiny BERT, all trained."""
+    model = load_model("tiny-bert-2").eval().requires_grad_(True)
+    return [model.embeddings, *(Encoder(layer) for layer in model.encoder.layer)]
+
+
+def run(
+    workers: VirtualWorkers,
+    num_waves: int,
+    batches: torch.Tensor,
+    make: Callable[[], list[nn.Module]] = chain,
+    boundary: tuple[int, ...] = (SAMPLES, WIDTH),
+) -> list[tuple[Execution, list[nn.Module]]]:
     schedule = check(insert_transfers(hetpipe(workers, num_waves)))
     stages = {stage.ranks[0]: stage for plan in workers.pipelines for stage in plan.stages}
 
@@ -49,7 +80,7 @@ def run(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> list[
             hidden = batches[batch] if source is None else source
             for index in range(len(layers)):
                 hidden = call(index, hidden)
-            return hidden.square().sum() if own.stop == LAYERS else hidden
+            return loss_of(hidden) if own.stop == LAYERS else hidden
 
         stage = VirtualWorkerStage(
             workers,
@@ -57,7 +88,7 @@ def run(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> list[
             layers,
             compute,
             step=lambda weights, gradient: weights - LEARNING_RATE * gradient,
-            boundary=lambda value: TensorSpec((SAMPLES, WIDTH), torch.float32),
+            boundary=lambda value: TensorSpec(boundary, torch.float32),
         )
         done = execute(
             schedule,
@@ -71,16 +102,18 @@ def run(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> list[
         stage.load(next(content for value, content in done.outputs.items() if value.name == "weight"))
         return done, layers
 
-    model = chain()
+    model = make()
     return on_ranks(len(workers.ranks), work)
 
 
-def expected(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> tuple[dict[int, float], list[list[torch.Tensor]]]:
+def expected(
+    workers: VirtualWorkers, num_waves: int, batches: torch.Tensor, make: Callable[[], list[nn.Module]] = chain
+) -> tuple[dict[int, float], list[list[torch.Tensor]]]:
     """Return the loss of each batch and the last parameters, in one process, from which updates each mini-batch sees.
 
     On stage i of k: its own virtual worker's but the min(k - i, N_m) - 1 last, and of every other one the waves that WSP demands.
     """
-    model = chain()
+    model = make()
     count = len(workers.pipelines)
     updates: dict[tuple[int, int], list[list[torch.Tensor]]] = {}  # [virtual worker, mini-batch][layer]
     losses = {}
@@ -94,7 +127,7 @@ def expected(workers: VirtualWorkers, num_waves: int, batches: torch.Tensor) -> 
                     if q < limit:
                         add(seen[stage.start : stage.stop], update[stage.start : stage.stop])
             batch = p * count + worker
-            loss = nn.Sequential(*seen)(batches[batch]).square().sum()
+            loss = loss_of(nn.Sequential(*seen)(batches[batch]))
             loss.backward()
             losses[batch] = loss.item()
             updates[worker, p] = [[-LEARNING_RATE * parameter.grad for parameter in layer.parameters()] for layer in seen]
@@ -128,6 +161,23 @@ def test_losses_and_weights_are_those_of_one_process(cuts, in_flight, clock_dist
         for layer, wanted in zip(layers, parameters[stage.start : stage.stop], strict=True):
             for parameter, tensor in zip(layer.parameters(), wanted, strict=True):
                 torch.testing.assert_close(parameter.detach(), tensor)
+
+
+def test_a_real_model_on_two_virtual_workers() -> None:
+    """A BERT cut behind its embeddings in one virtual worker and before its last layer in the other, one wave of distance."""
+    workers, num_waves = workers_of(((1, 2), (2, 1)), 2, 1), 3
+    drawn = torch.Generator().manual_seed(1)
+    batches = torch.randint(5, 60, (2 * num_waves * 2, SAMPLES, 6), generator=drawn)
+    losses, parameters = expected(workers, num_waves, batches, tiny_bert)
+    results = run(workers, num_waves, batches, tiny_bert, (SAMPLES, 6, 32))
+    found = {value.microbatch: float(content) for done, _ in results for value, content in done.outputs.items() if value.name == "loss"}
+    assert found == pytest.approx(losses, rel=1e-5)
+    assert max(losses.values()) > 1.01 * min(losses.values())  # it learns something
+    stages = [stage for plan in workers.pipelines for stage in plan.stages]
+    for (_, layers), stage in zip(results, stages, strict=True):
+        for layer, wanted in zip(layers, parameters[stage.start : stage.stop], strict=True):
+            for parameter, tensor in zip(layer.parameters(), wanted, strict=True):
+                torch.testing.assert_close(parameter.detach(), tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_one_mini_batch_a_wave_without_distance_is_synchronous_training() -> None:

@@ -11,7 +11,16 @@ from inference_algebra import shape
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.schedule import COMMUNICATION, Op, Value
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule, smallest_tile
+from workbench.schedules.inference import (
+    InferenceCosts,
+    InferenceLayout,
+    InferencePrices,
+    choose_tiles,
+    inference_schedule,
+    smallest_tile,
+    tile_options,
+    tune,
+)
 from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)
@@ -185,6 +194,41 @@ def test_tiles_follow_link_and_costs() -> None:
     assert slow(chosen["slow"]) < 0.95 * slow(plan)
     dear = choose_tiles(plan, slow, profile=slow.profile, cluster=slow.cluster, length=284, message_s=0.1)
     assert dear.tile_tokens == 0 and not dear.both_ways  # no piece is worth such a message
+
+
+def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
+    """From a bad split towards a good one, never to one that does not fit, never to a slower one; a single device has nothing to tune."""
+    stack = transformer(4)
+    priced = prices(HETEROGENEOUS, 500, stack)
+    bad = replace(hybrid(HETEROGENEOUS, stack, (2,) * 4), units=(3, 3, 3, 3), shares=(1.0,) * 4)
+
+    def tuned(fits=lambda plan: True) -> InferencePlan:
+        return tune([bad], priced, profile=priced.profile, cluster=priced.cluster, length=284, message_s=MESSAGE_S, fits=fits, tries=30)
+
+    free = tuned()
+    assert free.units[3] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
+    assert priced(free) < 0.75 * priced(bad)
+    bound = tuned(lambda plan: plan.units[3] == 3)
+    assert bound.units[3] == 3 and priced(free) < priced(bound) < priced(bad)
+    alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
+    assert tune([alone], priced, profile=priced.profile, cluster=priced.cluster, length=284) == alone
+    assert tile_options(284) == (0, 71, 48)
+
+
+def test_pieces_are_sent_one_by_one_and_multiplied_together() -> None:
+    """As many transfers, fewer products: worth it where each product has a price of its own, such as reading the weights."""
+    stack = transformer(2)
+    apart = hybrid(HETEROGENEOUS, stack, (2, 2), tile_tokens=30)
+    together = replace(apart, group_tokens=120)
+    made = {plan.group_tokens: inference_schedule(InferenceLayout.build(plan, (stack,), 284)) for plan in (apart, together)}
+    count = {
+        (group, kind): sum(op.kind == kind for ops in schedule.ops for op in ops)
+        for group, schedule in made.items()
+        for kind in ("SEND", "UP", "QKV")
+    }
+    assert count[0, "SEND"] == count[120, "SEND"]
+    assert (count[0, "UP"], count[120, "UP"]) == (2 * (4 + 4 + 2 + 1), 2 * 4)
+    assert count[120, "QKV"] < 0.6 * count[0, "QKV"]
 
 
 def test_many_devices() -> None:

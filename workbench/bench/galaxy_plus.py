@@ -1,7 +1,7 @@
 """`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
 
-Devices stand to each other as the Raspberry Pis of Galaxy+'s environments A and B, together as fast as
-one core of the host; links have kernel fidelity where there is any.
+Devices stand to each other as the Raspberry Pis of Galaxy+'s environments A and B, together as fast as CORES cores of the host; links
+have kernel fidelity where there is any.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SLOW_SIDES = ("edgeshard", "local")
 """Timed FEW_ROUNDS times: one device after the other takes long, and what little crosses links hardly varies."""
 BUSY_SHARE = 0.05
 """Of the paced time that may be late before a point is invalid: host too busy."""
+MESSAGE_S = 2e-4
+"""What a message costs here: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
 LARGEST_GAP = 1e-4
 PARTS = ("latency", "overlap", "scaling")
 
@@ -90,7 +92,12 @@ class BenchModel:
     def prices(self, cluster: Cluster, length: int) -> InferencePrices:
         """Return what prices plans on the emulated devices."""
         return InferencePrices(
-            profile=scaled_to(self.host, cluster), cluster=cluster, lengths=(length,), build=inference_schedule, simulate=simulate
+            profile=scaled_to(self.host, cluster),
+            cluster=cluster,
+            lengths=(length,),
+            build=inference_schedule,
+            simulate=simulate,
+            message_s=MESSAGE_S,
         )
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
@@ -98,11 +105,11 @@ class BenchModel:
         price = self.prices(cluster, length)
         planner = partial(plan_galaxy_plus, price.profile, cluster, length=length, ranks=ranks)
         plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
-        return tune(plans, price, profile=price.profile, cluster=cluster, length=length)
+        return tune(plans, price, profile=price.profile, cluster=cluster, length=length, message_s=MESSAGE_S)
 
     def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
         """Return a plan with the tiles that take the least time."""
-        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length)
+        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length, message_s=MESSAGE_S)
 
 
 def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -208,7 +215,9 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
         "schemes": ours.configuration,
         "ranks": ours.ranks,
         "units": ours.units,
+        "tokens": ours.tokens(LENGTH),
         "tile_tokens": ours.tile_tokens,
+        "group_tokens": ours.group_tokens,
         "both_ways": ours.both_ways,
         "overrun_share": late,
         "is_valid": late <= BUSY_SHARE,

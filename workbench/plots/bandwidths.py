@@ -119,6 +119,7 @@ def speedups(
                     "thickness": 1.5,
                     "width": 4,
                     "color": BLACK,
+                    "visible": any(spread.high > spread.low for spread in shown.values()),
                 },
                 marker={"color": colour_of(name, index)},
                 hovertext=[
@@ -155,7 +156,10 @@ def speedups(
         title="links (Mbit/s)", tickvals=list(places.values()), ticktext=[f"{rate:,g}" for rate in places], showgrid=False, zeroline=False
     )
     figure.update_yaxes(title="latency over ours", rangemode="tozero", zeroline=False)
-    said = "; ".join(filter(None, [subtitle, "bars: the middle half of the rounds", "dotted: what is aimed at" if floors else ""]))
+    spreads = any(spread.high > spread.low for points in found.values() for spread in points.values())
+    said = "; ".join(
+        filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else "", "dotted: what is aimed at" if floors else ""])
+    )
     return _with_legend(finish(figure, title=title, label=label, subtitle=said, note=note, height=460))
 
 

@@ -116,7 +116,7 @@ class MemoryBudget:
     def __enter__(self) -> MemoryBudget:
         release_free_memory()
         if gc.get_freeze_count() == 0:
-            # The libraries' objects, hundreds of thousands of them, live as long as the process: no later collection looks through them again.
+            # The libraries' hundreds of thousands of objects live as long as the process: no later collection looks through them again.
             gc.freeze()
         self.footprint_bytes = self._reading().data_bytes
         if sys.platform == "linux":

@@ -58,6 +58,7 @@ class FigureBox(widgets.VBox):
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = widgets.HTML()
         self.shown = go.FigureWidget()
+        self._is_drawn = False
         super().__init__([self.heading, self.shown])
         if figure is not None:
             self.show(figure)
@@ -70,6 +71,11 @@ class FigureBox(widgets.VBox):
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=WIDTH_PIXELS)
+        if not self._is_drawn:
+            # What a widget has from the beginning arrives with it; what is added before the browser has loaded it may be lost.
+            self.shown, self._is_drawn = go.FigureWidget(bare), True
+            self.children = (self.heading, self.shown)
+            return
         with self.shown.batch_update():
             self.shown.data = ()
             self.shown.update_layout(bare.layout, overwrite=True)

@@ -59,14 +59,13 @@ class LayerCutter(widgets.VBox):
         first = weights or [max(1, round(MOST * device.flops_per_s / fastest)) for device in cluster.devices]
         self.way = widgets.ToggleButtons(
             options=list(WAYS),
-            description="Cut",
             tooltips=[
                 "Heads and columns divided, norms by tokens (Fig. 6)",
                 "Heads divided, feed-forward network and norms by tokens (Fig. 7)",
                 "Heads and columns divided equally, norms computed everywhere",
                 "Tokens divided equally, all weights everywhere",
             ],
-            style=WIDE | {"button_width": "10em"},
+            style={"button_width": "12em"},
         )
         self.length = widgets.IntSlider(
             value=length,

@@ -27,7 +27,14 @@ TILE_WORDS = {
     "ADD": "adds the sum that arrived",
 }
 """What an operation of single-shot inference does, for the table."""
-TILE_VALUES = {"emb": "embedded tile", "hid": "tile", "sum": "sum of tile", "prod": "term of tile", "kv": "keys and values of tile", "mem": "memory tile"}
+TILE_VALUES = {
+    "emb": "embedded tile",
+    "hid": "tile",
+    "sum": "sum of tile",
+    "prod": "term of tile",
+    "kv": "keys and values of tile",
+    "mem": "memory tile",
+}
 
 
 class Moment(NamedTuple):

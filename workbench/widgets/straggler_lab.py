@@ -57,7 +57,7 @@ class StragglerLab(widgets.VBox):
         self.duration = _slider("For (%)", 40, 5, 200, 5, "How long it lasts, in hundredths of the undisturbed stream's time")
         self.reaction = _choice("What to do", list(REACTIONS.items()), "exclude", "What the portal does about a straggler")
         self.message, self.headline = Message(), widgets.HTML()
-        self.tabs = widgets.Tab([FigureBox(), FigureBox()], titles=["Throughput and processors", "Latency of each request"])
+        self.tabs = widgets.Tab([FigureBox(), FigureBox()], titles=["Throughput", "Latencies"])
         self.reports: dict[str, ServingReport] = {}
         self._latest: Latest[tuple[Fault, ReschedulingSettings]] = Latest(self._work)
         for control in (self.device, self.kind, self.factor, self.start, self.duration, self.reaction):
@@ -193,6 +193,6 @@ def _slider(description: str, value: float, least: float, most: float, step: flo
         tooltip=tooltip,
         style=WIDE,
         layout=widgets.Layout(width="23em"),
-        readout_format="g",
+        readout_format=".0f" if step >= 1 else ".1f",
         continuous_update=False,
     )

@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import torch
 
+from workbench.methods.galaxy_plus.requests import shape_of_picture
 from workbench.models.sharding import (
     LayerSlices,
     ModelLayout,
@@ -133,13 +134,6 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
             "COUT": product("out", cross, width=part.head_size),
         }
     return makers
-
-
-def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
-    """Return a picture's tokens, the class token among them, and the values of each."""
-    config = layout.config
-    grid = config.image_size // config.patch_size
-    return grid * grid + 1, config.num_channels * config.patch_size**2
 
 
 def _range(count: int) -> tuple[tuple[int, int], ...]:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from workbench.core.errors import ConfigError
 from workbench.core.timeline import MemorySample, Span
-from workbench.models.sharding import What
+from workbench.models.sharding import ModelLayout, What
 
 
 class Request(NamedTuple):
@@ -61,3 +62,33 @@ class Generated(NamedTuple):
     prefill: Answer
     token_s: tuple[float, ...]
     steps: tuple[Answer, ...] = ()
+
+
+def check_request(request: Request, layout: ModelLayout) -> None:
+    """Raise ConfigError for a request that the model cannot read, alike on every device: nobody waits for one that has refused."""
+    asked, text, targets = f"A request of {request.length} tokens was given to '{layout.name}'.", request.length, request.decoder_length
+    if text < 1 or targets < 0:
+        raise ConfigError(asked, "There is nothing to compute.", "Give at least one token.")
+    if layout.has_decoder != bool(targets):
+        found = "Its decoder is given none." if layout.has_decoder else f"It has no decoder, but is given {targets} tokens for one."
+        raise ConfigError(asked, found, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model.")
+    if layout.family.reads_images:
+        tokens, values = shape_of_picture(layout)
+        if text != tokens or (request.ids is not None and tuple(request.ids.shape) != (1, tokens, values)):
+            side = layout.config.image_size
+            given = "" if request.ids is None else f", given as {tuple(request.ids.shape)}"
+            found = f"Its pictures are {side} x {side} pixels: {tokens} tokens of {values} values{given}."
+            raise ConfigError(asked, found, "Scale the picture, as the model's tokenizer does.")
+        return
+    if layout.max_length and max(text, targets) > layout.max_length:
+        raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
+    for ids, length in ((request.ids, text), (request.decoder_ids, targets), (request.mask, text)):
+        if ids is not None and tuple(ids.shape) != (1, length):
+            raise ConfigError(asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length}).")
+
+
+def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
+    """Return a picture's tokens, the class token among them, and the values of each."""
+    config = layout.config
+    grid = config.image_size // config.patch_size
+    return grid * grid + 1, config.num_channels * config.patch_size**2

@@ -18,7 +18,7 @@ from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.control import ControlChannel
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.methods.galaxy_plus.programs import Program, Programs
-from workbench.methods.galaxy_plus.requests import Answer, Generated, Request
+from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     KeyValueCache,
@@ -180,6 +180,7 @@ class InferenceSession:
         if shard is None:
             now = time.monotonic()
             return Answer(None, now, now)
+        check_request(request, self.layout)
         program = self.prepare(holding.plan, request)
         with torch.inference_mode():
             run = shard.begin(request.length, request.mask, target_length=max(1, request.decoder_length), cache=cache)

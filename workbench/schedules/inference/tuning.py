@@ -19,7 +19,7 @@ WORTH = 4.0
 GAIN = 0.998
 """Of the time so far, what a change must stay below: simulated times are not exact to a thousandth."""
 
-TRIES = 120
+TRIES = 60
 
 Price = Callable[[InferencePlan], float]
 

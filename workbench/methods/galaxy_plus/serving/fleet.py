@@ -164,6 +164,10 @@ class Fleet:
                 self._heard_s[rank] = now_s
                 self._service.kill(rank)
 
+    def end(self, rank: int) -> None:
+        """End a device's process, with which something is wrong; the news will tell that it is lost."""
+        self._service.kill(rank)
+
     def memory(self) -> tuple[int, ...]:
         """Return the resident bytes of each device's process, 0 of the dead."""
         return tuple(reading.rss_bytes if reading is not None else 0 for reading in self._service.memory())

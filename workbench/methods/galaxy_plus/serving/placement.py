@@ -61,16 +61,22 @@ class Placement:
         self._fleet.command(plan.ranks, m.Load(index, plan, specs, self._lengths))
 
     def was_loaded(self, rank: int, told: m.Loaded) -> Loading | None:
-        """Take a device's word; return the loading if with it all have finished.  Raises RuntimeSetupError if the device could not."""
+        """Take a device's word; return the loading if with it all have finished.
+
+        Raises RuntimeSetupError if a device cannot load the first plan.
+        """
         loading = self.loading
         if loading is None or loading.plan != told.plan or rank not in loading.left:
             return None
-        if told.error:
+        if told.error and not self._held:
             raise RuntimeSetupError(
                 f"Device '{self._fleet.name(rank)}' was to load its part of plan {told.plan}.",
                 told.error,
                 "Give it more memory, or leave it out.",
             )
+        if told.error:
+            self._fleet.end(rank)  # the others go on without it
+            return None
         loading.left.discard(rank)
         loading.read_bytes += told.read_bytes
         loading.seconds = time.monotonic() - loading.since_s

@@ -160,24 +160,27 @@ class _Worker:
 
     def _loaded(self, command: Load) -> Loaded:
         begin_s = time.monotonic()
-        spec: ShardSpec = command.specs[self._context.rank]
         try:
-            if self._source is None:
-                self._source = open_weights(self._setup.session.model, layout=self._layout)
-            before = self._source.bytes_read
-            if self._newest is None:
-                shard = load_shard(self._layout, spec, self._source, separator_id=self._separator_id())
-            else:
-                shard = reload_shard(self._newest, spec, self._source)
-        except (WorkbenchError, MemoryError, RuntimeError) as error:
+            shard, read_bytes = self._shard(command.specs[self._context.rank])
+            self._programs.sequence(command.made, command.lengths)
+        except Exception as error:  # of whatever kind: the portal waits for a word
             return Loaded(command.plan, time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
-        read_bytes = self._source.bytes_read - before
         if self._is_paced and self._setup.storage_bytes_per_s:
             time.sleep(max(0.0, begin_s + read_bytes / self._setup.storage_bytes_per_s - time.monotonic()))
-        self._programs.sequence(command.made, command.lengths)
         self._newest = shard
         self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
         return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes)
+
+    def _shard(self, spec: ShardSpec) -> tuple[ModelShard, int]:
+        """Return what a specification asks for, and the bytes that were read for it."""
+        if self._source is None:
+            self._source = open_weights(self._setup.session.model, layout=self._layout)
+        before = self._source.bytes_read
+        if self._newest is None:
+            shard = load_shard(self._layout, spec, self._source, separator_id=self._separator_id())
+        else:
+            shard = reload_shard(self._newest, spec, self._source)
+        return shard, self._source.bytes_read - before
 
     def _separator_id(self) -> int | None:
         return load_tokenizer(self._setup.session.model).separator_id if self._layout.family.has_token_types else None

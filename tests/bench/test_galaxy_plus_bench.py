@@ -1,0 +1,94 @@
+"""The benchmark of single-shot inference: which points are measured, and what is made of what the ranks send back."""
+
+from __future__ import annotations
+
+import pytest
+from torch import tensor
+
+from workbench.bench.galaxy_plus import MBIT_PER_S, MODELS, Selection, _latencies
+from workbench.bench.inference_blocks import overlap_point
+from workbench.bench.inference_models import CORES, emulated_cluster
+from workbench.bench.inference_scaling import _layer_s
+from workbench.bench.inference_sides import Side, SidesResult
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.schedule import Op
+from workbench.core.timeline import Span
+from workbench.schedules.inference import InferencePrices, inference_schedule
+from workbench.simulator import simulate
+
+PLAN = InferencePlan(
+    method="test", paradigm="hybrid", ranks=(0, 1), units=(1, 1), columns=(2, 2), shares=(1.0, 1.0), schemes=(1, 1), overlap=True
+)
+
+
+def prices() -> InferencePrices:
+    stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32)
+    costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
+    cluster = emulated_cluster("homogeneous", 500)
+    profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
+    return InferencePrices(profile=profile, cluster=cluster, lengths=(8,), build=inference_schedule, simulate=simulate)
+
+
+def test_words_restrict_the_points() -> None:
+    """Words of one kind are alternatives; a kind of which none is named has all; an unknown word is answered with those that there are."""
+    assert Selection.of(()) == Selection()
+    chosen = Selection.of(("minilm", "125", "1000", "latency"))
+    assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (("MiniLM",), (125, 1000), ("latency",))
+    assert chosen.clusters == ("homogeneous", "heterogeneous")
+    assert (Selection().models, Selection().mbit_per_s) == (MODELS, MBIT_PER_S)
+    with pytest.raises(ConfigError, match="bert-base, homogeneous"):
+        Selection.of(("roberta",))
+
+
+def test_devices_keep_their_proportions() -> None:
+    """Two fast, one medium and one slow device, together CORES of the host, behind links of the asked bandwidth."""
+    cluster = emulated_cluster("heterogeneous", 250)
+    shares = [device.host_share or 0.0 for device in cluster.devices]
+    assert sum(shares) == pytest.approx(CORES)
+    assert shares[0] == shares[1] > shares[2] > shares[3]
+    assert shares[0] / shares[3] == pytest.approx(cluster.devices[0].flops_per_s / cluster.devices[3].flops_per_s)
+    assert {device.link.bytes_per_s for device in cluster.devices} == {250 * 125_000}
+
+
+def test_ratios_are_of_one_round() -> None:
+    """Each baseline's seconds over Galaxy+'s of the same round; late time makes a point invalid; unequal answers are an error."""
+    names = {"galaxy_plus": [1.0, 2.0], "megatron_lm": [1.5, 4.0], "local": [3.0]}
+    sides = [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=2) for name in names]
+    outputs = {name: tensor([1.0]) for name in names}
+    result = SidesResult(seconds=names, outputs=outputs, late_s={"local": 0.02}, paced_s={"local": 1.0})
+    point = _latencies([result, SidesResult(paced_s={"local": 1.0})], sides, prices())
+    assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (1.75, (1.5, 2.0), 2.0)
+    assert point["overrun_share"] == pytest.approx(0.01) and point["is_valid"]
+    result.late_s["local"] = 1.0
+    assert not _latencies([result], sides, prices())["is_valid"]
+    result.outputs["megatron_lm"] = tensor([1.1])
+    with pytest.raises(AssertionError, match="do not compute the same"):
+        _latencies([result], sides, prices())
+
+
+def test_overlap_compares_with_the_longer_side() -> None:
+    """Blocks of the second layer, from the last device's end to the next last device's end; computation of the busiest device."""
+    both = [{1: 1.0, 2: 2.0, 3: 4.0}, {1: 1.5, 2: 2.5, 3: 4.6}]
+    alone = [{1: 0.1, 2: 0.9, 3: 2.7}, {1: 0.2, 2: 0.7, 3: 1.0}]
+    busy = [{2: 0.5, 3: 2.0}, {2: 0.8, 3: 1.0}]
+    results = [
+        SidesResult(blocks={"scheme 1": {"both": [b], "communication": [a], "computation": [c]}})
+        for b, a, c in zip(both, alone, busy, strict=True)
+    ]
+    point = overlap_point(PLAN, prices(), results)
+    assert point["attention"]["ratio"] == pytest.approx(1.0 / 0.8)  # 1.5 to 2.5; communication 0.2 to 0.9, computation 0.8
+    assert point["feed_forward"]["ratio"] == pytest.approx(2.1 / 2.0)
+    assert point["most"] == point["attention"]["ratio"]
+
+
+def test_a_layer_lasts_from_end_to_end() -> None:
+    """Of a split layer its last connection on the last device; of a whole one its operation."""
+
+    def span(rank: int, kind: str, stage: int, end_s: float) -> Span:
+        return Span(rank, Op(kind, stage), 0.0, end_s)
+
+    split = [SidesResult(spans={"a": tuple(span(0, "CONN", block, 1.0 + block) for block in range(6))})]
+    split.append(SidesResult(spans={"a": (span(1, "CONN", 5, 8.0),)}))
+    assert _layer_s(split, "a") == pytest.approx(3.0)  # ends of 2, 4 and 8
+    assert _layer_s([SidesResult(spans={"a": tuple(span(0, "LAYER", n, 5.0 * n) for n in range(3))})], "a") == 5.0
