@@ -18,7 +18,7 @@ from workbench.profiler.inference_timing import MeasuredInference, cached_infere
 
 VOCABULARY = 2000
 CLUSTERS = {"homogeneous": "galaxy-env-a", "heterogeneous": "galaxy-env-b"}
-CORES = 1.4
+CORES = 1.2
 """Of the host that all devices together are worth, in the catalogue's proportions; the smallest host has two, and carries that."""
 
 MEMORY_BYTES = 8_000_000_000

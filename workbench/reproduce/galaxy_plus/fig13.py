@@ -112,7 +112,7 @@ def run(settings: Settings) -> Result:
                 found=_told(behind[ENVIRONMENTS[0]]),
             ),
             Check(
-                claim="nor on the cards with the models that need several of them, OPT-L and OPT-XL",
+                claim="nor on the cards with the largest models, OPT-L and OPT-XL",
                 holds=not {"OPT-L", "OPT-XL"} & set(small),
                 found=f"with smaller ones: {_told(behind[ENVIRONMENTS[1]])}",
             ),
@@ -126,7 +126,7 @@ def run(settings: Settings) -> Result:
             "The bars are only a picture; the text gives the largest factor of each environment and not which model ran where.",
             f"Of a Nano's 4 GB the catalogue leaves {budgets['Env. C']:.1f} GB, of a 1080 Ti's 11 GB {budgets['Env. D']:.1f} GB.  In fp32"
             " OPT-XL's 10.6 GB do not fit on four such Nanos; on four cards they do.",
-            "Models that fit whole on each card run faster by SP in our numbers, which sends half as many messages; the paper has Galaxy+"
+            "On the cards the smaller models run faster by SP in our numbers, which sends half as many messages; the paper has Galaxy+"
             " ahead everywhere.  Messages and launches are our assumptions, and bind where a layer takes less than a millisecond.",
             "Galaxy+ and Galaxy overlap where that is faster: cutting products into tiles costs launches, which on the cards may be more"
             " than the transfers that it hides.",
