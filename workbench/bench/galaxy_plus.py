@@ -43,7 +43,7 @@ SLOW_SIDES = ("edgeshard", "local")
 BUSY_SHARE = 0.05
 """Of the paced time that may be late before a point is invalid: host too busy."""
 MESSAGE_S = 2e-4
-"""What a message costs here: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
+"""What plans are priced with for a message: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
 LARGEST_GAP = 1e-4
 PARTS = ("latency", "overlap", "scaling")
 
@@ -121,7 +121,6 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
     with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, _one_thread():
         models = list(_models(selection, Path(folder), progress))
         points: list[dict[str, Any]] = []
-        overlaps: list[dict[str, Any]] = []
         scaling: dict[str, Any] = {}
         fidelity = ""
         for name in selection.clusters:
@@ -134,14 +133,12 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
                             if name == "homogeneous" and mbit == max(MBIT_PER_S):
                                 scaling = scaling_points(model, cluster, engines, progress)
                             continue
-                        point, overlap = _point(model, name, mbit, cluster, engines, selection)
-                        if point:
-                            points.append(point)
-                            progress(_line(point))
-                        if overlap:
-                            overlaps.append(overlap)
-                            progress(_overlap_line(overlap))
-    return _result(points, overlaps, scaling, fidelity)
+                        points.append(_point(model, name, mbit, cluster, engines, selection))
+                        if "latency" in selection.parts:
+                            progress(_line(points[-1]))
+                        if "overlap" in selection.parts:
+                            progress(_overlap_line(points[-1]))
+    return _result(points, scaling, fidelity)
 
 
 @contextmanager
@@ -165,9 +162,7 @@ def _models(selection: Selection, folder: Path, progress: Callable[[str], None])
         yield BenchModel(name=name, folder=path, host=host)
 
 
-def _point(
-    model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection) -> dict[str, Any]:
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 taken apart."""
     price = model.prices(cluster, LENGTH)
     chance = random.Random(0)
@@ -188,9 +183,8 @@ def _point(
     )  # fmt: skip
     results = engines.run(run_sides, [job] * cluster.world_size)
     where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}
-    point = where | _latencies(results, sides, price) if "latency" in selection.parts else {}
-    taken_apart = where | overlap_point(split, price, results) if overlap else {}
-    return point, taken_apart
+    latencies = _latencies(results, sides, price) if "latency" in selection.parts else {}
+    return where | latencies | (overlap_point(split, price, results) if overlap else {})
 
 
 def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: InferencePrices) -> dict[str, Any]:
@@ -209,24 +203,24 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
         point[side.name] = median(ratios)
         point[f"{side.name} from, to"] = (round(min(ratios), 3), round(max(ratios), 3))
     late = sum(sum(result.late_s.values()) for result in results) / sum(sum(result.paced_s.values()) for result in results)
-    point |= {
+    point |= {"overrun_share": late, "is_valid": late <= BUSY_SHARE}
+    point["plan"] = {
         "predicted_s": price(ours),
         "predicted": {side.name: price(side.plan) / price(ours) for side in sides[1:] if side.plan is not None},
         "schemes": ours.configuration,
         "ranks": ours.ranks,
         "units": ours.units,
-        "tokens": ours.tokens(LENGTH),
+        "columns": ours.columns,
+        "tokens": ours.tokens(LENGTH) if ours.shares else (),
         "tile_tokens": ours.tile_tokens,
         "group_tokens": ours.group_tokens,
         "both_ways": ours.both_ways,
-        "overrun_share": late,
-        "is_valid": late <= BUSY_SHARE,
         "gap": gap,
     }
     return point
 
 
-def _result(points: list[dict[str, Any]], overlaps: list[dict[str, Any]], scaling: dict[str, Any], fidelity: str) -> dict[str, Any]:
+def _result(points: list[dict[str, Any]], scaling: dict[str, Any], fidelity: str) -> dict[str, Any]:
     """Return the summary: the least ratio of each kind that is asked for, and all points."""
     baselines = ("galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local", DTENSOR)
 
@@ -242,11 +236,12 @@ def _result(points: list[dict[str, Any]], overlaps: list[dict[str, Any]], scalin
         "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
         "DTensor over Galaxy+, least": least((DTENSOR,)),
         "any baseline over Galaxy+, least": least(baselines),
-        "overlapped block over the longer of computation and communication, most": max((o["most"] for o in overlaps), default=None),
+        "overlapped block over the longer of computation and communication, most": max(
+            (point["overlap"] for point in points if "overlap" in point), default=None
+        ),
         **scaling,
-        "invalid points (host too busy)": sum(not point["is_valid"] for point in points),
+        "invalid points (host too busy)": sum(not point.get("is_valid", True) for point in points),
         "points": points,
-        "overlap": overlaps,
     }
     return {key: value for key, value in summary.items() if value is not None}
 
@@ -264,17 +259,18 @@ def _line(point: dict[str, Any]) -> str:
         )
         if name in point
     )
+    plan = point["plan"]
     return (
         f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s: Galaxy+ {point['galaxy_plus_s'] * 1e3:.0f} ms "
-        f"(predicted {point['predicted_s'] * 1e3:.0f}), {list(point['schemes'])}, tiles of {point['tile_tokens'] or 'a share'}"
-        f"{', both ways' if point['both_ways'] else ''}; {ratios}; late {point['overrun_share']:.1%}"
-        f"{'' if point['is_valid'] else ', INVALID: host too busy'}"
+        f"(predicted {plan['predicted_s'] * 1e3:.0f}), {list(plan['schemes'])}, units {list(plan['units'])}, "
+        f"tiles of {plan['tile_tokens'] or 'a share'}{', both ways' if plan['both_ways'] else ''}; {ratios}; "
+        f"late {point['overrun_share']:.1%}{'' if point['is_valid'] else ', INVALID: host too busy'}"
     )
 
 
 def _overlap_line(point: dict[str, Any]) -> str:
     def part(kind: str) -> str:
-        block = point[kind]
+        block = point["overlap blocks"][kind]
         alone = f"{block['computation_s'] * 1e3:.1f} and {block['communication_s'] * 1e3:.1f}"
         return f"{kind} {block['both_s'] * 1e3:.1f} ms = {block['ratio']:.2f} of the longer of {alone}"
 

@@ -22,20 +22,20 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
         {what: [result.blocks["scheme 1"][what][turn] for result in results] for what in ("both", "computation", "communication")}
         for turn in range(len(results[0].blocks["scheme 1"]["both"]))
     ]
-    point: dict[str, Any] = {"tile_tokens": plan.tile_tokens, "both_ways": plan.both_ways}
+    blocks: dict[str, dict[str, float]] = {}
     for kind in ("attention", "feed_forward"):
         numbers = [block.number for block in layout.blocks if block.kind == kind and block.layer > 0]
         both = median(_spaces(turn["both"], numbers) for turn in rounds)
         communication = median(_spaces(turn["communication"], numbers) for turn in rounds)
         computation = median(fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds)
-        point[kind] = {
+        blocks[kind] = {
             "both_s": both,
             "computation_s": computation,
             "communication_s": communication,
             "ratio": both / max(computation, communication),
         }
-    point["most"] = max(point[kind]["ratio"] for kind in ("attention", "feed_forward"))
-    return point
+    tiles = {"tile_tokens": plan.tile_tokens, "group_tokens": plan.group_tokens, "both_ways": plan.both_ways}
+    return {"overlap": max(block["ratio"] for block in blocks.values()), "overlap blocks": blocks, "overlap tiles": tiles}
 
 
 def _spaces(ends: Sequence[dict[int, float]], numbers: Sequence[int]) -> float:

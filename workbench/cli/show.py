@@ -134,8 +134,9 @@ def show_bench(name: str, result: Mapping[str, Any]) -> None:
             print(f"  {key.replace('_', ' ')}: {_figure(value)}")
     points: Sequence[Mapping[str, Any]] = result.get("points", ())
     if points:
-        columns = tuple(key.replace("_", " ") for key in points[0])
-        print_table("Points", columns, ([_figure(value) for value in point.values()] for point in points), right=range(len(columns)))
+        keys = [key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)]  # the rest is for --json
+        columns = tuple(key.replace("_", " ") for key in keys)
+        print_table("Points", columns, ([_figure(point.get(key, "")) for key in keys] for point in points), right=range(len(columns)))
 
 
 def _figure(value: object) -> str:

@@ -82,7 +82,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     figure.update_xaxes(title="time (s)", row=len(heights), col=1)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.005, "yanchor": "bottom", "x": 0, "traceorder": "normal"})
     finish(figure, title=title, label=label, subtitle=_summary(shown), note=note, height=round(sum(heights)) + 34 * len(heights) + 200)
-    figure.update_layout(margin={"t": 110, "b": 105})
+    figure.update_layout(margin={"t": 78 + 16 * (len(shown) + bool(note)), "b": 105})
     return figure
 
 

@@ -20,8 +20,9 @@ SYSTEMS = {
     "EdgeShard": "edgeshard",
     "one device": "local",
 }
-SCHEMES = {"chosen layer by layer": None, "scheme 1 everywhere": 1, "scheme 2 everywhere": 2}
-OVERLAPS = {"as planned": None, "on": True, "off": False}
+PLANNED = "planned"  # a control of None would show nothing
+SCHEMES = {"chosen layer by layer": PLANNED, "scheme 1 everywhere": 1, "scheme 2 everywhere": 2}
+OVERLAPS = {"as planned": PLANNED, "on": True, "off": False}
 _OPTIONS = ("system", "scheme", "overlap")
 
 
@@ -36,8 +37,10 @@ class InferenceForm(widgets.VBox):
         self._origin = job
         self._callbacks: list[Callable[[Job | None], None]] = []
         self.system = _choice("System", SYSTEMS, job.options.get("system", "galaxy_plus"), "How a sequence is split (section IV-A)")
-        self.scheme = _choice("Schemes", SCHEMES, job.options.get("scheme"), "Of Galaxy+: which scheme a layer takes (section III-B)")
-        self.overlap = _choice("Overlap", OVERLAPS, job.options.get("overlap"), "Tiles travel beside computation (section III-D)")
+        self.scheme = _choice(
+            "Schemes", SCHEMES, job.options.get("scheme", PLANNED), "Of Galaxy+: which scheme a layer takes (section III-B)"
+        )
+        self.overlap = _choice("Overlap", OVERLAPS, job.options.get("overlap", PLANNED), "Tiles travel beside computation (section III-D)")
         self.tokens = number("Tokens", job.max_length, "Tokens at which a request is cut")
         self.requests = number("Requests", job.test_samples or 1, "How many requests are answered, one after the other")
         self.message = Message()
@@ -54,7 +57,7 @@ class InferenceForm(widgets.VBox):
         if self.system.value == "galaxy_plus":
             chosen["scheme"] = self.scheme.value
         kept = {name: value for name, value in self._origin.options.items() if name not in _OPTIONS}
-        options = kept | {name: value for name, value in chosen.items() if value is not None and (name, value) != ("system", "galaxy_plus")}
+        options = kept | {name: value for name, value in chosen.items() if value not in (PLANNED, "galaxy_plus")}
         return replace(self._origin, max_length=self.tokens.value, test_samples=self.requests.value, options=options)
 
     def on_change(self, callback: Callable[[Job | None], None]) -> None:

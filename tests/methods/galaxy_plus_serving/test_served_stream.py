@@ -36,15 +36,17 @@ class Story:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
     faults = (
-        Fault(kind="slow", rank=1, start_s=0.5, end_s=4.0, factor=6.0),
-        Fault(kind="kill", rank=2, start_s=7.0, end_s=7.2),
-        Fault(kind="freeze", rank=3, start_s=9.0),
+        Fault(kind="slow", rank=1, start_s=0.5, end_s=9.0, factor=6.0),
+        Fault(kind="kill", rank=2, start_s=12.0, end_s=12.2),
+        Fault(kind="freeze", rank=3, start_s=15.0),
     )
     story = Story(("excluded", 1), ("lost", 2), ("lost", 3), ("readmitted", 2), ("switched", -1))
     result = soak(
         MOST_REQUESTS,
+        rate_per_s=12.0,
         faults=faults,
         fidelity="paced",
         on_event=story.event,
@@ -65,18 +67,17 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
         assert rank not in report.plans[served_by[0].plan_after].ranks
         readmitted = report.events_of(back, rank=rank)
         assert readmitted and rank in report.plans[readmitted[0].plan_after].ranks
-    slowness = report.events_of("straggler", rank=1)[0].value
-    assert slowness == pytest.approx(6.0, rel=0.25)
-    assert all(event.value == pytest.approx(6.0, rel=0.1) for event in report.events_of("probed", rank=1) if event.time_s < 4.0)
+    assert report.events_of("straggler", rank=1)[0].value > report.rescheduling.slow_factor
+    probes = [event for event in report.events_of("probed", rank=1) if event.time_s < 9.0]
+    assert all(event.value > report.rescheduling.recovered_factor for event in probes)
     assert 3 not in report.plans[report.requests[-1].plan].ranks
     # What is loaded is what is missing: less than a whole copy, which is what the first plan read.
     loads = [int(event.detail.split()[0]) for event in report.events_of("loaded")]
     assert min(loads[1:]) < loads[0] / 2
     # While weights were read for the plan without the straggler, requests were served under the old one.
-    excluded = report.events_of("excluded", rank=1)[0].time_s
-    switched = next(event.time_s for event in report.events_of("switched") if event.time_s > excluded)
-    assert not report.events_of("repeated") or min(event.time_s for event in report.events_of("repeated")) > switched
-    assert {request.plan for request in report.requests if excluded < request.end_s < switched} <= {0}
+    excluded = report.events_of("excluded", rank=1)[0]
+    switched = next(event.time_s for event in report.events_of("switched") if event.time_s > excluded.time_s)
+    assert {request.plan for request in report.requests if excluded.time_s < request.end_s < switched} <= {excluded.plan_before}
     # What the devices did is there to be drawn.
     assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {0, 1, 2, 3}
     assert max(sample.load for sample in report.samples if sample.rank == 1) == pytest.approx(5 / 6)

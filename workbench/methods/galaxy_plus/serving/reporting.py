@@ -18,11 +18,20 @@ class ReportingPacer(Pacer):
     is not the device's doing, and is left out.
     """
 
-    def __init__(self, share: float, *, is_emulated: bool, every_s: float, tell: Callable[[dict[int, float]], None]) -> None:
-        super().__init__(share)
+    def __init__(
+        self,
+        share: float,
+        *,
+        is_emulated: bool,
+        every_s: float,
+        tell: Callable[[dict[int, float]], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(share, clock=clock, sleep=sleep)
         self._is_emulated, self._every_s, self._tell = is_emulated, every_s, tell
         self._blocks: dict[int, float] = {}
-        self._told_s = time.monotonic()
+        self._told_s = clock()
 
     def run(self, function: Callable[[], Any], full_speed_s: float, begin_s: float | None = None) -> Paced[Any]:
         """See Pacer.run."""
@@ -40,7 +49,7 @@ class ReportingPacer(Pacer):
         ready = {block: seconds for block, seconds in self._blocks.items() if before is None or block < before}
         if ready:
             self._blocks = {block: seconds for block, seconds in self._blocks.items() if block not in ready}
-            self._told_s = time.monotonic()
+            self._told_s = self._clock()
             self._tell(ready)
 
     def forget(self) -> None:

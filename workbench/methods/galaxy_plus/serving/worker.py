@@ -43,6 +43,8 @@ from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import close_group, open_group
 
+_PROBE_ROUNDS = 8  # one of a small model's is too short for a sleep to hit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
@@ -255,7 +257,7 @@ class _Worker:
         self._context.publish(BlockReport(self._serving.number, self._serving.plan, blocks))
 
     def _probe(self, command: Probe) -> Probed:
-        """Compute a feed-forward block of some tokens by itself, without the model's weights."""
+        """Compute a feed-forward block of some tokens, a few times, by itself and without the model's weights."""
         shape = self._layout.stacks[0]
         hidden = torch.rand(command.tokens, shape.hidden_size)
         up = torch.rand(shape.hidden_size, shape.columns)
@@ -264,9 +266,10 @@ class _Worker:
         if self._is_paced and host is not None:
             costs = host.costs[0][0]
             full_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
-        paced = Pacer(self._share / self._slow_down).run(lambda: (hidden @ up) @ up.T, full_s)
-        seconds = paced.end_s - paced.start_s
+        pacer = Pacer(self._share / self._slow_down)
+        rounds = [pacer.run(lambda: (hidden @ up) @ up.T, full_s) for _ in range(_PROBE_ROUNDS)]
+        seconds = rounds[-1].end_s - rounds[0].start_s
         if full_s > 0:
-            return Probed((seconds - paced.late_s) * self._share / full_s)
+            return Probed((seconds - pacer.late_s) * self._share / (_PROBE_ROUNDS * full_s))
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return Probed(seconds / self._fastest_probe_s)
