@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.serial import from_json
+from workbench.runtime.memory import tell_is_engine
 from workbench.runtime.network import Endpoint
 from workbench.runtime.processes import ProcessId
 
@@ -50,6 +51,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
+    tell_is_engine()
     _serve(arguments.rank, settings, rest)
 
 

@@ -92,6 +92,15 @@ def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, u
     )
 
 
+_is_engine = False
+
+
+def tell_is_engine() -> None:
+    """Say that this process is an engine, the workbench's own: only there are the libraries' objects put out of the collector's sight."""
+    global _is_engine
+    _is_engine = True
+
+
 class MemoryBudget:
     """A budget for what the process allocates from now on, above its footprint at entry.
 
@@ -115,7 +124,7 @@ class MemoryBudget:
 
     def __enter__(self) -> MemoryBudget:
         release_free_memory()
-        if gc.get_freeze_count() == 0:
+        if _is_engine and gc.get_freeze_count() == 0:
             # The libraries' hundreds of thousands of objects live as long as the process: no later collection looks through them again.
             gc.freeze()
         self.footprint_bytes = self._reading().data_bytes
