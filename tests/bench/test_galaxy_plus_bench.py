@@ -7,7 +7,7 @@ from torch import tensor
 
 from workbench.bench.galaxy_plus import MBIT_PER_S, MODELS, Selection, _latencies
 from workbench.bench.inference_blocks import overlap_point
-from workbench.bench.inference_models import CORES, emulated_cluster
+from workbench.bench.inference_models import emulated_cluster
 from workbench.bench.inference_scaling import _layer_s
 from workbench.bench.inference_sides import Side, SidesResult
 from workbench.core.errors import ConfigError
@@ -25,7 +25,7 @@ PLAN = InferencePlan(
 def prices() -> InferencePrices:
     stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32)
     costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
-    cluster = emulated_cluster("homogeneous", 500)
+    cluster = emulated_cluster("homogeneous", 500, 60e9)
     profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
     return InferencePrices(profile=profile, cluster=cluster, lengths=(8,), build=inference_schedule, simulate=simulate)
 
@@ -42,10 +42,10 @@ def test_words_restrict_the_points() -> None:
 
 
 def test_devices_keep_their_proportions() -> None:
-    """Two fast, one medium and one slow device, together CORES of the host, behind links of the asked bandwidth."""
-    cluster = emulated_cluster("heterogeneous", 250)
+    """Two fast, one medium and one slow device, as fast as the catalogue says, behind links of the asked bandwidth."""
+    cluster = emulated_cluster("heterogeneous", 250, 60e9)
     shares = [device.host_share or 0.0 for device in cluster.devices]
-    assert sum(shares) == pytest.approx(CORES)
+    assert [share * 60e9 for share in shares] == pytest.approx([15.7e9, 15.7e9, 8.8e9, 4.3e9])
     assert shares[0] == shares[1] > shares[2] > shares[3]
     assert shares[0] / shares[3] == pytest.approx(cluster.devices[0].flops_per_s / cluster.devices[3].flops_per_s)
     assert {device.link.bytes_per_s for device in cluster.devices} == {250 * 125_000}

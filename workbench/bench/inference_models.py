@@ -18,13 +18,6 @@ from workbench.profiler.inference_timing import MeasuredInference, cached_infere
 
 VOCABULARY = 2000
 CLUSTERS = {"homogeneous": "galaxy-env-a", "heterogeneous": "galaxy-env-b"}
-CORES = 0.7
-"""Of the host that all devices together are worth, in the catalogue's proportions.
-
-With a host core of 65 GFLOP/s these are the Raspberry Pis' own speeds, and a host of two cores carries them; on faster devices what an
-emulation adds to every message and operation shows in small models.
-"""
-
 MEMORY_BYTES = 8_000_000_000
 """Of every device: the baselines of the benchmark must all fit."""
 
@@ -82,12 +75,15 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     return replace(measured.profile, stacks=stacks), note
 
 
-def emulated_cluster(name: str, mbit_per_s: float) -> Cluster:
-    """Return the catalogue's environment with links of a bandwidth, its devices as fast as CORES host cores together."""
+def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float) -> Cluster:
+    """Return the catalogue's environment with links of a bandwidth; a device multiplies matrices as fast as the catalogue says.
+
+    host_flops_per_s: of one core of this host in GEMMs.
+    """
     cluster = load_cluster(CLUSTERS[name])
     link = Link(bytes_per_s=mbit_per_s * 125_000)
-    whole = sum(device.flops_per_s for device in cluster.devices)
     devices = tuple(
-        replace(device, link=link, memory_bytes=MEMORY_BYTES, host_share=CORES * device.flops_per_s / whole) for device in cluster.devices
+        replace(device, link=link, memory_bytes=MEMORY_BYTES, host_share=device.flops_per_s / host_flops_per_s)
+        for device in cluster.devices
     )
     return replace(cluster, name=f"{name}, {mbit_per_s:g} Mbit/s", devices=devices)
