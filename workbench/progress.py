@@ -43,13 +43,17 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """One epoch.  num_steps: 0 while unknown.  loss: mean over its steps so far.  seconds: since its first device began it."""
+    """One epoch.  num_steps: 0 while unknown.  loss: mean over its steps so far.  seconds: since its first device began it.
+
+    answers: its steps are requests that are answered.
+    """
 
     epoch: int
     done: int = 0
     num_steps: int = 0
     loss: float | None = None
     seconds: float = 0.0
+    answers: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -99,7 +103,8 @@ class RunState:
     """Takes a run's events; any thread may, while another draws `snapshot()`."""
 
     def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._num_epochs = clock, 1 if job.method in INFERRING else job.epochs
+        self._answers = job.method in INFERRING
+        self._clock, self._num_epochs = clock, 1 if self._answers else job.epochs
         self._lock = threading.Lock()
         self._begin_s = clock()
         self._end_s: float | None = None
@@ -194,13 +199,15 @@ class RunState:
     def _epoch_row(self, number: int) -> EpochRow:
         epoch = self._epochs.get(number)
         if epoch is None:
-            return EpochRow(epoch=number, num_steps=sum(1 for known, _ in self._predicted if known == number))
+            steps = sum(1 for known, _ in self._predicted if known == number)
+            return EpochRow(epoch=number, num_steps=steps, answers=self._answers)
         return EpochRow(
             epoch=number,
             done=epoch.done,
             num_steps=epoch.num_steps,
             loss=epoch.loss_sum / epoch.num_losses if epoch.num_losses else None,
             seconds=epoch.end_s - epoch.begin_s,
+            answers=self._answers,
         )
 
     def _remaining_s(self) -> float | None:

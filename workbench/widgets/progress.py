@@ -68,13 +68,16 @@ def _share(epoch: EpochRow) -> float:
 
 
 def _name(epoch: EpochRow) -> str:
+    if epoch.answers:
+        return "requests"
     return f"epoch {epoch.epoch + 1}" + (" (from the cache)" if epoch.epoch else "")
 
 
 def _words(epoch: EpochRow) -> str:
+    unit = "answered" if epoch.answers else "steps"
     if not epoch.done:
-        return f"{epoch.num_steps} steps" if epoch.num_steps else ""
-    words = f"{epoch.done} of {epoch.num_steps} steps, {epoch.seconds:.1f} s"
+        return f"{epoch.num_steps} {'to answer' if epoch.answers else unit}" if epoch.num_steps else ""
+    words = f"{epoch.done} of {epoch.num_steps} {unit}, {epoch.seconds:.1f} s"
     return words if epoch.loss is None else f"{words}, mean loss {epoch.loss:.3f}"
 
 
