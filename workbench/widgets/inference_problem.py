@@ -31,6 +31,7 @@ from workbench.planners.galaxy_plus import (
 from workbench.profiler.inference import analytic_inference
 from workbench.schedules.inference import InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
 from workbench.simulator import simulate
+from workbench.widgets.planning import counterparts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +63,10 @@ class InferenceProblem:
 
         Raises ConfigError for a cluster of other devices.
         """
-        before = {device.name: rank for rank, device in enumerate(self.cluster.devices)}
-        unknown = [device.name for device in cluster.devices if device.name not in before]
-        if unknown:
-            raise ConfigError(
-                f"The problem on cluster '{cluster.name}' was asked for.",
-                f"There are no times for {', '.join(unknown)}, only for {', '.join(before)}.",
-                "Profile that cluster.",
-            )
-        rows = []
-        for device in cluster.devices:
-            rank = before[device.name]
-            factor = self.cluster.devices[rank].flops_per_s / device.flops_per_s
-            rows.append(self.profile.costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.costs[rank]))
+        rows = [
+            self.profile.costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.costs[rank])
+            for rank, factor in counterparts(self.cluster, cluster)
+        ]
         return replace(self, cluster=cluster, profile=replace(self.profile, costs=tuple(rows)))
 
     def of_length(self, length: int) -> InferenceProblem:

@@ -33,6 +33,23 @@ class Cut(TypedDict):
     memory_length: int | None
 
 
+def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]:
+    """Return, for each device of a cluster, its rank in the cluster that was profiled, and how many times slower it is now.
+
+    Raises ConfigError for a device that was not profiled.
+    """
+    before = {device.name: rank for rank, device in enumerate(profiled.devices)}
+    unknown = [device.name for device in cluster.devices if device.name not in before]
+    if unknown:
+        raise ConfigError(
+            f"The problem on cluster '{cluster.name}' was asked for.",
+            f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
+            "Profile that cluster.",
+        )
+    ranks = [before[device.name] for device in cluster.devices]
+    return [(rank, profiled.devices[rank].flops_per_s / device.flops_per_s) for rank, device in zip(ranks, cluster.devices, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
     """What is to be planned: every layer's cost on every device, the devices, and how a mini-batch is cut.
@@ -52,19 +69,10 @@ class PlanningProblem:
 
         Raises ConfigError for a cluster of other devices.
         """
-        before = {device.name: rank for rank, device in enumerate(self.cluster.devices)}
-        unknown = [device.name for device in cluster.devices if device.name not in before]
-        if unknown:
-            raise ConfigError(
-                f"The problem on cluster '{cluster.name}' was asked for.",
-                f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
-                "Profile that cluster.",
-            )
-        rows = []
-        for device in cluster.devices:
-            rank = before[device.name]
-            factor = self.cluster.devices[rank].flops_per_s / device.flops_per_s
-            rows.append(self.profile.layers[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.layers[rank]))
+        rows = [
+            self.profile.layers[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.layers[rank])
+            for rank, factor in counterparts(self.cluster, cluster)
+        ]
         return replace(self, cluster=cluster, profile=replace(self.profile, layers=tuple(rows)))
 
     def cut(self, micro_batches: int) -> PlanningProblem:
