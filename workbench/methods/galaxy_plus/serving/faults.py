@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import insort
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workbench.core.serving import Fault
 
 
 class FaultSchedule:
-    """What is due when.  due(now) names each beginning and each end once, in order."""
+    """What is due when.  due(now) names each beginning and each end once, in order.
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        moments = [(fault.start_s, number, True) for number, fault in enumerate(faults)]
-        moments += [(fault.end_s, number, False) for number, fault in enumerate(faults) if fault.end_s is not None]
-        self._faults, self._moments = tuple(faults), sorted(moments)
+    faults: those it was made of and those that were added while it ran.
+    """
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self.faults: list[Fault] = []
+        self._moments: list[tuple[float, int, bool]] = []
         self._factors: dict[int, dict[int, float]] = {}
+        for fault in faults:
+            self.add(fault)
+
+    def add(self, fault: Fault) -> None:
+        """Let one more happen; what it should have done before now it does now."""
+        number = len(self.faults)
+        self.faults.append(fault)
+        insort(self._moments, (fault.start_s, number, True))
+        if fault.end_s is not None:
+            insort(self._moments, (fault.end_s, number, False))
+
+    def end(self, rank: int, now_s: float) -> None:
+        """Let the faults of a device that have no end yet end now."""
+        for number, fault in enumerate(self.faults):
+            if fault.rank == rank and fault.end_s is None:
+                self.faults[number] = replace(fault, end_s=max(now_s, math.nextafter(fault.start_s, math.inf)))
+                insort(self._moments, (self.faults[number].end_s or now_s, number, False))
 
     @property
     def next_s(self) -> float:
@@ -28,7 +49,7 @@ class FaultSchedule:
         found = []
         while self._moments and self._moments[0][0] <= now_s:
             _, number, begins = self._moments.pop(0)
-            fault = self._faults[number]
+            fault = self.faults[number]
             if fault.kind == "slow":
                 factors = self._factors.setdefault(fault.rank, {})
                 if begins:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.serving import Fault, ReschedulingSettings
+from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving import messages as m
 from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
 from workbench.methods.galaxy_plus.serving.log import ServingLog
@@ -41,14 +41,14 @@ class Fleet:
         service: EngineService,
         setup: SessionSetup,
         cluster: Cluster,
-        faults: Sequence[Fault],
+        faults: FaultSchedule,
         log: ServingLog,
         samples: Samples,
         *,
         settings: ReschedulingSettings,
     ) -> None:
         self._service, self._setup, self._cluster, self._log, self._samples = service, setup, cluster, log, samples
-        self._faults, self._settings = FaultSchedule(faults), settings
+        self._faults, self._settings = faults, settings
         self.ready: set[int] = set()
         self._known: set[int] = set()  # devices that were ready once
         self._kept_down: set[int] = set()  # by a fault, until it ends

@@ -9,6 +9,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
 from workbench.methods.galaxy_plus.serving.fleet import Fleet
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.placement import Placement
@@ -37,7 +38,7 @@ def serve(
     *,
     stream: StreamSettings,
     rescheduling: ReschedulingSettings | None = None,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[Fault] | FaultSchedule = (),
     requests: Sequence[Request] = (),
     first_plan: InferencePlan | None = None,
     left_out: Sequence[int] = (),
@@ -50,13 +51,15 @@ def serve(
 
     host: the profile of one unslowed core (one device), by which the emulated devices are paced and planned for.
     requests: served in turn, all of one length; without any, random tokens of stream.length.
+    faults: a schedule may be added to while requests are served, by is_over.
     first_plan: for all devices; without one our planner's.  left_out: devices that no plan may use.
     is_priced: plans are compared by simulation (else by Eq. 9).
     is_over: asked (with the seconds of the service) whether to end before all were answered.
     Engines are left running, as they were.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
     """
     settings = rescheduling or ReschedulingSettings()
-    for fault in faults:
+    schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
+    for fault in schedule.faults:
         if fault.rank >= cluster.world_size:
             raise ConfigError(
                 f"A fault of device {fault.rank} was asked for.", f"There are {cluster.world_size} devices.", "Name one of them."
@@ -75,7 +78,7 @@ def serve(
     samples = Samples(cluster.world_size)
     with engines.service() as service:
         session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
-        fleet = Fleet(service, session, cluster, faults, log, samples, settings=settings)
+        fleet = Fleet(service, session, cluster, schedule, log, samples, settings=settings)
         portal = Portal(
             fleet,
             Placement(fleet, layout.stacks, lengths),
@@ -99,7 +102,7 @@ def serve(
         cluster=cluster,
         stream=stream,
         rescheduling=settings,
-        faults=tuple(faults),
+        faults=tuple(schedule.faults),
         plans=tuple(log.plans),
         requests=tuple(log.requests),
         events=tuple(log.events),

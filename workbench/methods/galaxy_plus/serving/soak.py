@@ -13,7 +13,7 @@ import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.faults import random_faults
+from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
@@ -69,7 +69,7 @@ def soak(
     *,
     seed: int = 0,
     rate_per_s: float = 0.0,
-    faults: Sequence[Fault] | None = None,
+    faults: Sequence[Fault] | FaultSchedule | None = None,
     fault_every_s: float = 15.0,
     fidelity: Literal["auto", "kernel", "paced"] = "auto",
     rescheduling: ReschedulingSettings = SETTINGS,
