@@ -158,3 +158,19 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[5] == "[[3.0], [3.0]]\n"
     assert "True\n" in printed[6]
     assert wait_for_no_traces(json.loads(printed[0])) == []
+
+
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
+    program = (
+        "import os, signal, time\nfrom workbench.runtime.run_folder import scratch_folder\n"
+        "with scratch_folder() as folder:\n"
+        "    (folder / 'cache').mkdir()\n    (folder / 'cache' / 'taps.bin').write_bytes(b'1' * 100)\n"
+        f"    print(folder, flush=True)\n    {ending}\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
+        assert process.stdout is not None
+        folder = process.stdout.readline().strip()
+        process.wait()
+        assert Path(folder).name.startswith("workbench-run-")
+        assert wait_for_no_traces({"folder": folder, "engines": []}) == []

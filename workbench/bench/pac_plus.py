@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.activation_records import STORAGE_TYPES
+from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks import load_task
 from workbench.tasks.batching import cached_epoch_batches, epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches, tokenize
@@ -42,8 +42,8 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:
-        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
-            return _bench(Path(folder), progress)
+        with scratch_folder() as folder:
+            return _bench(folder, progress)
     finally:
         torch.set_num_threads(threads)
 

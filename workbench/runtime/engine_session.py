@@ -26,7 +26,7 @@ from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSetti
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment, require_loopback
 from workbench.runtime.processes import ProcessId
-from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder
+from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
 
 _LOG_TAIL_LINES = 15
@@ -118,14 +118,7 @@ class EngineSession:
             require_loopback()
         folder = self._folder = make_run_folder()
         environment = child_environment()
-        self._janitor = subprocess.Popen(
-            [sys.executable, "-m", "workbench.runtime.janitor", str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
+        self._janitor = start_janitor(folder)
         if self.fidelity == "kernel":
             self._network = EmulatedNetwork.create(self.cluster, folder)
             self.endpoints = self._network.endpoints

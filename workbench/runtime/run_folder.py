@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.runtime.cgroups import remove_cgroup
+from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, kill_processes_of
 
 _PREFIX = "workbench-run-"
@@ -54,6 +58,31 @@ def make_run_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
     write_text(folder / _OWNER, to_json(Owner.current()))
     return folder
+
+
+def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that waits for this one's death and then removes the folder and what goes with it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "workbench.runtime.janitor", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=child_environment(),
+    )
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a folder that is gone afterwards, whatever becomes of this process."""
+    folder = make_run_folder()
+    janitor = start_janitor(folder)
+    try:
+        yield folder
+    finally:
+        janitor.kill()
+        janitor.wait()
+        remove_run_folder(folder)
 
 
 def note_cgroups(folder: Path, paths: list[Path]) -> None:

@@ -39,12 +39,13 @@ def scheme_numbers(layers: Sequence[int], most: int, schemes: int | None) -> lis
 
 
 def holder_sets(tables: Tables, room: Sequence[float], *, every: bool) -> list[tuple[bool, ...]]:
-    """Return who may get tokens: all, and (`every`) all but the devices with least memory, which then need no scheme-2 layer in full."""
+    """Return who may get tokens: all, and (`every`) all but the devices with least memory, or but one: these need no scheme-2 layer in full."""
     n = len(room)
     sets = [(True,) * n]
     if every and not tables.memory.full_everywhere:
         by_room = sorted(range(n), key=lambda d: room[d])
         sets += [tuple(d not in by_room[:count] for d in range(n)) for count in range(1, n)]
+        sets += [tuple(d != without for d in range(n)) for without in by_room[1:]] if n > 2 else []
     return sets
 
 
