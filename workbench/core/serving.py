@@ -47,6 +47,7 @@ EventKind = Literal[
     "loaded",  # its weights were read from the disk in the background; `value`: seconds, detail: bytes
     "switched",  # requests are served under it from now on
     "repeated",  # the request in flight is served again
+    "paused",  # requests wait while a plan's weights take the place of the last one's: a device has no room for both
     "waiting",  # no plan fits the devices that are left: requests wait
 ]
 

@@ -32,7 +32,15 @@ MIN_REQUESTS = 3  # that a step of the throughput curve should see
 MAX_NAMED_EVENTS = 14
 MAX_POINTS = 4000
 CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # of a fault's name and of the time axis, roughly
-RAISED = {"straggler": -0.26, "lost": -0.26, "recovered": -0.26, "switched": 0.26, "repeated": 0.26, "waiting": 0.26}  # in rows, downwards
+RAISED = {
+    "straggler": -0.26,
+    "lost": -0.26,
+    "recovered": -0.26,
+    "switched": 0.26,
+    "repeated": 0.26,
+    "waiting": 0.26,
+    "paused": 0.26,
+}  # in rows, downwards
 SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "straggler": (ORANGE, "diamond"),
     "lost": (VERMILLION, "x"),
@@ -44,6 +52,7 @@ SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "recovered": (SKY_BLUE, "circle"),
     "readmitted": (GREEN, "triangle-up"),
     "waiting": (DARK_GREY, "hourglass"),
+    "paused": (GREY, "hourglass"),
 }
 """What the portal found and did; injected faults are shaded instead, and probes, plans and loads are in the hover of what follows."""
 

@@ -23,6 +23,7 @@ from workbench.methods.galaxy_plus.serving.soak import (
     soak,
     soak_cluster,
 )
+from workbench.runtime.engines import EngineCluster
 
 MOST_REQUESTS, MOST_S = 20_000, 240.0
 
@@ -108,6 +109,35 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
     assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {0, 1, 2, 3}
     assert max(sample.load for sample in report.samples if sample.rank == 1) == pytest.approx(5 / 6)
     assert len(report.memory) > 2 and len(report.memory[0][1]) == 5
+
+
+def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange() -> None:
+    cluster, host = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S)
+    # The first device holds 243 KB of weights by the plan for all, 259 KB without the second device, and 293 KB while it holds both.
+    room = 280_000
+    first, *others = cluster.devices
+    story = Story(("paused", -1, lambda now_s: None), ("switched", -1, lambda now_s: None))
+    story.faults.add(Fault(kind="slow", rank=1, start_s=0.3, factor=6.0))
+    with EngineCluster.start(cluster, fidelity="paced") as engines:
+        report = serve(
+            SOAK_MODEL,
+            dataclasses.replace(cluster, devices=(dataclasses.replace(first, memory_bytes=room), *others)),
+            engines,
+            host,
+            stream=StreamSettings(num_requests=MOST_REQUESTS, rate_per_s=12.0, length=SOAK_LENGTH),
+            rescheduling=dataclasses.replace(SETTINGS, reaction="exclude"),
+            faults=story.faults,
+            on_event=story.seen.append,
+            on_request=story.request,
+            is_over=story.is_over,
+        )
+    assert not story.steps, [(round(event.time_s, 2), event.kind, event.rank, event.value) for event in story.seen]
+    assert all(request.is_right is True for request in report.requests)
+    assert sorted(request.number for request in report.requests) == list(range(len(report.requests)))
+    paused = report.events_of("paused")[0].time_s
+    switched = next(event.time_s for event in report.events_of("switched") if event.time_s > paused)
+    assert not [request for request in report.requests if paused < request.end_s < switched]
+    assert {request.plan for request in report.requests if request.start_s > switched} == {report.events_of("paused")[0].plan_after}
 
 
 def test_what_cannot_be_served() -> None:

@@ -10,6 +10,7 @@ from workbench.core.inference import InferencePlan
 from workbench.models.hub import snapshot_of
 from workbench.models.loading import load_tokenizer, stored_weights
 from workbench.models.sharding import (
+    added_bytes,
     end_bytes,
     load_shard,
     missing_bytes,
@@ -130,6 +131,14 @@ def plans_of(case):
     yield hybrid(case, (0, 1, units - 1), (64, 0, 0), (0.2, 0.2, 0.6), (1, 1, 1))
 
 
+def nbytes_of(*shards):
+    """Return the bytes of all that some shards hold; what they share counts once."""
+    parts = [
+        one for shard in shards for one in (*shard.held.values(), *shard.connections.values(), *shard.finals, *shard.tables, shard.ends)
+    ]
+    return sum({id(one): one.nbytes for one in parts if one is not None}.values())
+
+
 @pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
@@ -146,14 +155,19 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
             source = open_weights(path, layout=layout)
             if not before:
                 shards[device] = load_shard(layout, spec, source, separator_id=separator_of(layout))
+                assert shards[device].held_bytes == added_bytes(layout, spec, None)
                 continue
             old = before[device]
+            both = old.held_bytes + added_bytes(layout, spec, old.spec)
             missing, blocks = missing_bytes(old, spec), dict(old.held)
             shards[device] = reload_shard(old, spec, source, release=release)
             assert source.bytes_read == missing
             for number, block in blocks.items():
                 assert (shards[device].held[number] is block) == (shards[device].held[number].ranges == block.ranges)
             assert bool(old.held) != release
+            assert shards[device].held_bytes == added_bytes(layout, spec, None)
+            if not release:
+                assert nbytes_of(old, shards[device]) == both
         assert_equal_to(run_plan(plan, [shards[device] for device in devices], case.ids, case.mask, case.decoder_ids)[case.real], expected)
         if before and not release:  # the old ones still work
             again = [before[(position + turn - 1) % 3] for position in range(3)]

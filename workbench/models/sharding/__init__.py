@@ -2,7 +2,7 @@
 
 from workbench.models.sharding.ends import What
 from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
-from workbench.models.sharding.placing import load_shard, missing_bytes, reload_shard
+from workbench.models.sharding.placing import added_bytes, load_shard, missing_bytes, reload_shard
 from workbench.models.sharding.reference import generate, run_plan, tiles_of
 from workbench.models.sharding.run import KeyValueCache, Run, Step
 from workbench.models.sharding.shard import ModelShard
@@ -12,6 +12,6 @@ from workbench.models.sharding.weights import WeightSource, weights_of
 
 __all__ = [
     "Block", "KeyValueCache", "LayerSlices", "ModelLayout", "ModelShard", "Run", "ShardSpec", "StackLayout", "Step", "WeightSource",
-    "What", "end_bytes", "generate", "load_shard", "missing_bytes", "model_layout", "open_weights", "reload_shard", "run_plan",
-    "shard_spec", "stack_shapes", "tiles_of", "weights_of",
+    "What", "added_bytes", "end_bytes", "generate", "load_shard", "missing_bytes", "model_layout", "open_weights", "reload_shard",
+    "run_plan", "shard_spec", "stack_shapes", "tiles_of", "weights_of",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from workbench.models.sharding.ends import Ends
 from workbench.models.sharding.held import Connection, HeldBlock, hold_block, hold_connection, missing_units, read_vector
 from workbench.models.sharding.layout import Block, ModelLayout, StackLayout, block_width, connection_width, norm_names
 from workbench.models.sharding.shard import ModelShard
-from workbench.models.sharding.slices import LayerSlices, Ranges, ShardSpec
+from workbench.models.sharding.slices import LayerSlices, Ranges, ShardSpec, size
 from workbench.models.sharding.weights import WeightSource
 
 
@@ -45,6 +45,27 @@ def missing_bytes(shard: ModelShard, spec: ShardSpec) -> int:
     if spec.has_ends and shard.ends is None:
         total += layout.count(layout.embedding_names) + layout.head_count
     return total * shard.dtype.itemsize
+
+
+def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None, itemsize: int = 4) -> int:
+    """Return the bytes that a device holds for `spec` beside what it holds for `old`, as long as it keeps both (None: nothing)."""
+    total = 0
+    for block in layout.blocks:
+        slices = spec.layers[block.layer]
+        before = None if old is None else old.layers[block.layer]
+        if before is None or _ranges(block, slices) != _ranges(block, before):
+            total += size(_ranges(block, slices)) * block_width(block, layout.hidden_size)
+        if _connects(spec, slices) and not (old is not None and before is not None and _connects(old, before)):
+            total += connection_width(block, layout)
+    for index, part in enumerate(layout.parts):
+        last = layout.last_layer(index)
+        if part.final is not None and _connects(spec, spec.layers[last]) and not (old is not None and _connects(old, old.layers[last])):
+            total += layout.count(norm_names(part.final))
+        if part.position_bias and old is None:
+            total += layout.count([part.position_bias])
+    if spec.has_ends and not (old is not None and old.has_ends):
+        total += layout.count(layout.embedding_names) + layout.head_count
+    return total * itemsize
 
 
 def _place(

@@ -12,7 +12,9 @@ from workbench.methods.galaxy_plus.requests import Request
 
 
 class Load(NamedTuple):
-    """Read the weights of a plan in the background, keeping what is held.  specs: what every device of the plan keeps (ShardSpec).
+    """Read the weights of a plan in the background.  specs: what every device of the plan keeps (ShardSpec).
+
+    in_place: what is held is given up block by block, for nothing is served meanwhile; else it is kept until `Keep`.
 
     lengths: of the sequences to come, for which the schedule is made ready, too.
     """
@@ -21,6 +23,7 @@ class Load(NamedTuple):
     made: InferencePlan
     specs: Mapping[int, Any]
     lengths: tuple[int, ...]
+    in_place: bool = False
 
 
 class Join(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.serving import messages as m
 from workbench.methods.galaxy_plus.serving.fleet import Fleet
-from workbench.models.sharding import ShardSpec, shard_spec
+from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class Group:
 
 
 class Placement:
-    """lengths: of the sequences to come, in each stack."""
+    """lengths: of the sequences to come, in each stack.  room: bytes that each device has for weights; without an entry, enough."""
 
-    def __init__(self, fleet: Fleet, stacks: tuple[StackShape, ...], lengths: tuple[int, ...]) -> None:
-        self._fleet, self._stacks, self._lengths = fleet, stacks, lengths
+    def __init__(self, fleet: Fleet, layout: ModelLayout, lengths: tuple[int, ...], room: Mapping[int, int]) -> None:
+        self._fleet, self._layout, self._stacks, self._lengths, self._room = fleet, layout, layout.stacks, lengths, room
         self.group = Group()
         self.loading: Loading | None = None
         self._held: dict[int, ShardSpec] = {}
@@ -51,14 +51,31 @@ class Placement:
         """Return the plan whose weights are there beside those of the one that serves, -1 if there is none."""
         return self.loading.plan if self.loading is not None and not self.loading.left else -1
 
-    def load(self, index: int, plan: InferencePlan) -> None:
-        """Have a plan's weights read, unless that is under way, or a device is not ready; any other plan is given up."""
-        if (self.loading is not None and self.loading.plan == index) or not self._fleet.ready.issuperset(plan.ranks):
-            return
+    def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
         held = [self._held.get(rank) for rank in plan.ranks]
-        specs = {rank: shard_spec(plan, position, self._stacks, held=held) for position, rank in enumerate(plan.ranks)}
+        return {rank: shard_spec(plan, position, self._stacks, held=held) for position, rank in enumerate(plan.ranks)}
+
+    def is_tight(self, plan: InferencePlan) -> bool:
+        """Return whether some device has no room for this plan's weights beside those that it holds."""
+        for rank, spec in self._specs(plan).items():
+            held = self._held.get(rank)
+            if held is not None and rank in self._room:
+                both = added_bytes(self._layout, held, None) + added_bytes(self._layout, spec, held)
+                if both > self._room[rank]:
+                    return True
+        return False
+
+    def is_loading(self, index: int, plan: InferencePlan) -> bool:
+        """Return whether a plan's weights are being read or there already, or cannot be read yet: a device is not ready."""
+        return (self.loading is not None and self.loading.plan == index) or not self._fleet.ready.issuperset(plan.ranks)
+
+    def load(self, index: int, plan: InferencePlan, *, in_place: bool = False) -> None:
+        """Have a plan's weights read, unless it is loading; any other plan is given up.  in_place: see `Load`."""
+        if self.is_loading(index, plan):
+            return
+        specs = self._specs(plan)
         self.loading = Loading(index, specs, set(plan.ranks), time.monotonic())
-        self._fleet.command(plan.ranks, m.Load(index, plan, specs, self._lengths))
+        self._fleet.command(plan.ranks, m.Load(index, plan, specs, self._lengths, in_place))
 
     def was_loaded(self, rank: int, told: m.Loaded) -> Loading | None:
         """Take a device's word; return the loading if with it all have finished.

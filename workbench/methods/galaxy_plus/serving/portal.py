@@ -195,12 +195,21 @@ class Portal:
         self._decisions.append(report)
 
     def _prepare(self) -> None:
-        """Have the wanted plan's weights read while requests are served; between two requests form its group and switch to it."""
+        """Have the wanted plan's weights read while requests are served; between two requests form its group and switch to it.
+
+        Where a device has no room for the weights of both plans, nothing is served while they are read.
+        """
         if self._is_undecided:
             return
         wanted, current = self._rescheduler.wanted, self._rescheduler.current
-        if wanted not in (-1, current):
-            self._placement.load(wanted, self._log.plans[wanted])
+        if wanted not in (-1, current) and not self._placement.is_loading(wanted, self._log.plans[wanted]):
+            in_place = self._placement.is_tight(self._log.plans[wanted])
+            if in_place and current >= 0:
+                if self._attempt is not None:
+                    return
+                self._rescheduler.paused(self.now_s)
+                current = -1
+            self._placement.load(wanted, self._log.plans[wanted], in_place=in_place)
         if self._attempt is not None or self._placement.group.is_forming:
             return
         is_loaded = self._placement.loaded == wanted not in (-1, current)

@@ -87,6 +87,11 @@ class Rescheduler:
         self.current = self.wanted
         self._detector.forget()
 
+    def paused(self, now_s: float) -> None:
+        """Take note that nothing is served until the wanted plan is loaded."""
+        self._log.add(now_s, "paused", before=self.current, after=self.wanted)
+        self.current = -1
+
     def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
         """Take the devices' reports of the last period, and decide.  Reports under another than the current plan are ignored."""
         if plan != self.current or plan < 0:

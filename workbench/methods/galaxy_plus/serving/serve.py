@@ -76,12 +76,14 @@ def serve(
     rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
     answers = local_answers(model, layout, asked)
     samples = Samples(cluster.world_size)
+    working = profile.working_bytes_per_token * max(lengths)
+    room = {rank: device.memory_bytes - working for rank, device in enumerate(cluster.devices)}
     with engines.service() as service:
         session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
         fleet = Fleet(service, session, cluster, schedule, log, samples, settings=settings)
         portal = Portal(
             fleet,
-            Placement(fleet, layout.stacks, lengths),
+            Placement(fleet, layout, lengths, room),
             rescheduler,
             settings,
             log,

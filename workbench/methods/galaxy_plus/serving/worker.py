@@ -163,7 +163,9 @@ class _Worker:
     def _loaded(self, command: Load) -> Loaded:
         begin_s = time.monotonic()
         try:
-            shard, read_bytes = self._shard(command.specs[self._context.rank])
+            if command.in_place:
+                self._holdings.clear()
+            shard, read_bytes = self._shard(command.specs[self._context.rank], release=command.in_place)
             self._programs.sequence(command.made, command.lengths)
         except Exception as error:  # of whatever kind: the portal waits for a word
             return Loaded(command.plan, time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
@@ -173,7 +175,7 @@ class _Worker:
         self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
         return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes)
 
-    def _shard(self, spec: ShardSpec) -> tuple[ModelShard, int]:
+    def _shard(self, spec: ShardSpec, *, release: bool) -> tuple[ModelShard, int]:
         """Return what a specification asks for, and the bytes that were read for it."""
         if self._source is None:
             self._source = open_weights(self._setup.session.model, layout=self._layout)
@@ -181,7 +183,7 @@ class _Worker:
         if self._newest is None:
             shard = load_shard(self._layout, spec, self._source, separator_id=self._separator_id())
         else:
-            shard = reload_shard(self._newest, spec, self._source)
+            shard = reload_shard(self._newest, spec, self._source, release=release)
         return shard, self._source.bytes_read - before
 
     def _separator_id(self) -> int | None:
