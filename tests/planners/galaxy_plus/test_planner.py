@@ -3,7 +3,10 @@ from galaxy_plus_builders import instance, shape, unequal
 
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan
 from workbench.planners.galaxy_plus import PAPER, algorithm_1, candidates, check_inference, oracle, plan, price_plan
+from workbench.planners.galaxy_plus.improve import improve
+from workbench.planners.galaxy_plus.memory import HELD
 
 
 @pytest.mark.parametrize("first", range(0, 12, 3))
@@ -186,3 +189,26 @@ def test_sixty_four_devices():
     profile, cluster = instance([1e10, 2e10, 4e10, 4e10] * 16, (shape(2, 16),), mbit_per_s=1000.0)
     found = plan(profile, cluster, length=512, effort=1)
     assert found.predicted_s <= algorithm_1(profile, cluster, length=512).predicted_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("memory_bytes", [10**12, 10**6])
+def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory_bytes):
+    profile, cluster = instance([2e10, 1.9e10, 3e9], (shape(4, 3),), memory_bytes=[10**12, 10**12, memory_bytes])
+    parts = {"ranks": (0, 1), "units": (2, 1), "columns": (400, 368), "shares": (48.0, 48.0), "schemes": (2,) * 4}
+    start = InferencePlan(method="galaxy_plus", paradigm="hybrid", length=96, **parts)
+    asked = []
+
+    def price(one):
+        asked.append(one)
+        return 0.9 - 0.01 * one.tokens(96)[one.ranks.index(2)] if 2 in one.ranks else 1.0
+
+    found, seconds = improve(
+        start, 1.0, price, profile, cluster, most=30, length=96, decoder_length=None, memory=HELD, allowed=(0, 1, 2), schemes_free=False
+    )
+    if memory_bytes < 10**9:
+        assert sorted(found.ranks) == [0, 1]
+        return
+    assert seconds < 0.9 and 2 in found.ranks
+    first = next(one for one in asked if 2 in one.ranks)
+    assert first.units[first.position_of(2)] == 0 < first.columns[first.position_of(2)]
+    assert (sum(first.units), sum(first.columns), sum(first.tokens(96))) == (3, 768, 96)

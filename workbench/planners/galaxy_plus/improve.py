@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.memory import MemoryRule, check_inference
+from workbench.planners.galaxy_plus.times import capacity, stack_lengths
 
 Moved = Callable[[InferencePlan, float], Iterator[InferencePlan]]
 FIRST_STEP = 0.125
@@ -30,12 +31,14 @@ def improve(
     schemes_free: bool = True,
     ring_free: bool = True,
     portal_free: bool = True,
+    allowed: Sequence[int] = (),
     tiles: Callable[[InferencePlan], int] | None = None,
 ) -> tuple[InferencePlan, float]:
     """Return the plan and its price after at most `most` other plans were priced; each that is faster is the next to start from.
 
-    seconds: the plan's own price.  length, decoder_length: tokens that must fit.  Moves, coarse before fine: schemes of some layers,
-    neighbours in the ring changed, tokens, columns and heads from position to position.
+    seconds: the plan's own price.  length, decoder_length: tokens that must fit.  Moves, coarse before fine: a device of
+    `allowed` that was left out joins the ring, schemes of some layers, neighbours in the ring changed, tokens, columns and heads from
+    position to position.
     tiles: tile_tokens of a plan, if a rule gives it.
     """
     kinds: list[Moved] = [_tokens, _columns, _units]
@@ -43,6 +46,9 @@ def improve(
         kinds.insert(0, lambda one, step: _ring(one, step, portal_free))
     if schemes_free:
         kinds.insert(0, lambda one, step: _schemes(profile, one, step))
+    if ring_free:
+        capacities = {rank: capacity(profile, rank, stack_lengths(profile, length, decoder_length)) for rank in {*allowed, *plan.ranks}}
+        kinds.insert(0, lambda one, step: _joined(one, step, capacities, portal_free))
     seen, step = {plan}, FIRST_STEP
     while step >= LAST_STEP and most > 0:
         better = False
@@ -56,12 +62,12 @@ def improve(
                     check_inference(one, profile, cluster, length=length, decoder_length=decoder_length, memory=memory)
                 except PlanError:
                     continue
+                if most <= 0:
+                    return plan, seconds
                 value, most = price(one), most - 1
                 if value < seconds * (1 - 1e-4):
                     plan, seconds, better = one, value, True
                     break
-                if most <= 0:
-                    return plan, seconds
         if not better:
             step /= 2
     return plan, seconds
@@ -100,6 +106,30 @@ def _columns(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
 def _units(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
     for parts in _shifts(plan.units, max(1, round(step * sum(plan.units)))):
         yield replace(plan, units=parts)
+
+
+def _joined(plan: InferencePlan, step: float, capacities: Mapping[int, float], portal_free: bool) -> Iterator[InferencePlan]:
+    """Yield the ring with one device more, which gets tokens and columns by its capacity, or half of that, and no heads.
+
+    A slow device may be worth its part of the feed-forward networks while its part of the heads, a whole one, is too much for it.
+    """
+    if step < FIRST_STEP:
+        return
+    in_ring = sum(capacities[rank] for rank in plan.ranks)
+    for rank in (rank for rank in capacities if rank not in plan.ranks):
+        for part in (1.0, 0.5):
+            share = part * capacities[rank] / (in_ring + capacities[rank])
+            columns = round(share * sum(plan.columns))
+            rest = proportional_parts(sum(plan.columns) - columns, plan.columns)
+            for at in range(0 if portal_free else 1, plan.num_positions + 1):
+                shares = [(1 - share) * own for own in plan.shares]
+                yield replace(
+                    plan,
+                    ranks=(*plan.ranks[:at], rank, *plan.ranks[at:]),
+                    units=(*plan.units[:at], 0, *plan.units[at:]),
+                    columns=(*rest[:at], columns, *rest[at:]),
+                    shares=(*shares[:at], share * sum(plan.shares), *shares[at:]),
+                )
 
 
 def _schemes(profile: InferenceProfile, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:

@@ -103,6 +103,7 @@ def plan(
             schemes_free=schemes is None,
             ring_free=ring is None,
             portal_free=portal is None,
+            allowed=checked_ranks(profile, cluster, ranks),
             tiles=None if isinstance(tile_tokens, int) else tile_tokens,
         )
         for one in starts

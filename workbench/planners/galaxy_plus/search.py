@@ -39,7 +39,10 @@ def scheme_numbers(layers: Sequence[int], most: int, schemes: int | None) -> lis
 
 
 def holder_sets(tables: Tables, room: Sequence[float], *, every: bool) -> list[tuple[bool, ...]]:
-    """Return who may get tokens: all, and (`every`) all but the devices with least memory, or but one: these need no scheme-2 layer in full."""
+    """Return who may get tokens: all, and (`every`) all but those with least memory, or all but one.
+
+    Who has no tokens need not hold a scheme-2 layer in full.
+    """
     n = len(room)
     sets = [(True,) * n]
     if every and not tables.memory.full_everywhere:

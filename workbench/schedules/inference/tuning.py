@@ -91,8 +91,13 @@ def tune(
         for plan in plans
     }
     ordered = sorted(tiled, key=price)
-    best = [_shifted(plan, price, length, fits, tries) for plan in ordered[:2]]
-    return min((*best, *ordered[:1]), key=price)
+    best = min((*(_shifted(plan, price, length, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
+    while best.overlap:  # other shares like other tiles, and those other shares
+        again = choose_tiles(best, price, profile=profile, cluster=cluster, length=length, message_s=message_s)
+        if price(again) >= GAIN * price(best):
+            break
+        best = min(again, _shifted(again, price, length, fits, tries), key=price)
+    return best
 
 
 def _shifted(plan: InferencePlan, price: Price, length: int, fits: Callable[[InferencePlan], bool], tries: int) -> InferencePlan:
