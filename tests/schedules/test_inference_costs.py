@@ -231,6 +231,18 @@ def test_pieces_are_sent_one_by_one_and_multiplied_together() -> None:
     assert count[120, "QKV"] < 0.6 * count[0, "QKV"]
 
 
+def test_what_arrives_from_several_devices_is_multiplied_together() -> None:
+    stack = transformer(2)
+    apart = hybrid((8.8,) * 4, stack, (1, 1))
+    merged = replace(apart, merge_tokens=142)
+    kinds = ("SEND", "QKV", "UP", "DOWN")
+    schedules = [inference_schedule(InferenceLayout.build(plan, (stack,), 284)) for plan in (apart, merged)]
+    first, second = ({kind: [sum(op.kind == kind for op in ops) for ops in schedule.ops] for kind in kinds} for schedule in schedules)
+    assert first["SEND"] == second["SEND"]
+    assert first["UP"] == [8] * 4 and second["UP"] == [6] * 4
+    assert second["DOWN"] == [6] * 4
+
+
 def test_many_devices() -> None:
     """A GPT-2-large-sized layer on 20 devices at 1000 Mbit/s, weak scaling: no slower than its links allow, no faster."""
     count = 20

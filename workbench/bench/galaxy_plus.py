@@ -217,6 +217,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
         "tokens": ours.tokens(LENGTH) if ours.shares else (),
         "tile_tokens": ours.tile_tokens,
         "group_tokens": ours.group_tokens,
+        "merge_tokens": ours.merge_tokens,
         "both_ways": ours.both_ways,
         "gap": gap,
     }

@@ -160,7 +160,8 @@ class InferencePlan:
     schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
     overlap: tiles of the ring run beside tiles of the GEMMs (section III-D).  both_ways: half of each tile goes round the other way.
     tile_tokens: a tile is cut into pieces of at most so many tokens; 0 leaves it whole.  group_tokens: neighbouring pieces of one device
-    that are sent one by one are multiplied together, up to so many tokens; 0 multiplies each by itself.
+    that are sent one by one are multiplied together, up to so many tokens; 0 multiplies each by itself.  merge_tokens: so are tiles of
+    several devices that arrive one after the other and are neighbours in the sequence.
     predicted_s: of one sequence of `length` tokens, as the planner priced it.
     """
 
@@ -176,6 +177,7 @@ class InferencePlan:
     both_ways: bool = False
     tile_tokens: int = 0
     group_tokens: int = 0
+    merge_tokens: int = 0
     length: int = 0
     predicted_s: float = 0.0
     notes: tuple[str, ...] = field(default=())

@@ -11,6 +11,7 @@ Positions without a part of a block's weights do not stand in its ring; those wi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -89,8 +90,8 @@ class _Hybrid(Builder):
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
             self._multiply(block, position, group)
-        for group in self._grouped([tile for tile, _ in arriving]):
-            for tile in group:
+        for group in self._merged(self._grouped([tile for tile, _ in arriving])):
+            for tile in (tile for tile in nexts if tile in group):  # as they come
                 following = nexts[tile]
                 if following is not None:
                     self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
@@ -250,6 +251,22 @@ class _Hybrid(Builder):
             else:
                 groups.append((tile,))
         return groups
+
+    def _merged(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups in the same order, those that follow each other and are neighbours together up to the plan's merge_tokens.
+
+        A product of few tokens takes longer than its part of one of many; what is waited for has mostly come while the last one ran.
+        """
+        merged: list[Group] = []
+        for group in groups:
+            last = merged[-1] if merged else ()
+            both = tuple(sorted((*last, *group), key=lambda tile: tile.number))
+            is_whole = all(tile.stop == following.start for tile, following in itertools.pairwise(both))
+            if last and is_whole and both[-1].stop - both[0].start <= self.layout.plan.merge_tokens:
+                merged[-1] = both
+            else:
+                merged.append(group)
+        return merged
 
     def _feed_forward(self, block: Block, position: int, group: Group) -> None:
         """Append the whole feed-forward block of scheme 2 on some of a position's own tiles."""

@@ -40,11 +40,11 @@ def choose_tiles(
     win, which is also what an emulation or a device with a slow processor prefers.
     """
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return replace(plan, tile_tokens=0, group_tokens=0, both_ways=False)
+        return replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
     smallest = smallest_tile(profile, cluster, plan.ranks, message_s=message_s)
     largest = max(plan.tokens(length))
     sizes = [0, *(-(-largest // count) for count in pieces if count > 1 and largest / count >= smallest)]
-    found = replace(plan, tile_tokens=0, group_tokens=0, both_ways=False)
+    plan = found = replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
     best_s = price(found)
     for tile_tokens in dict.fromkeys(sizes):
         for both_ways in (False, True):
@@ -56,6 +56,12 @@ def choose_tiles(
                 seconds = price(tried)
                 if seconds < GAIN * best_s:
                     found, best_s = tried, seconds
+    ordered = sorted(plan.tokens(length), reverse=True)
+    for merged in range(2, plan.num_positions):  # the own tile does not wait
+        tried = replace(found, merge_tokens=sum(ordered[:merged]))
+        seconds = price(tried)
+        if seconds < GAIN * best_s:
+            found, best_s = tried, seconds
     return found
 
 
@@ -78,19 +84,28 @@ def tune(
     cluster: Cluster,
     length: int,
     fits: Callable[[InferencePlan], bool] = lambda plan: True,
+    is_scheme_free: bool = True,
     message_s: float = MESSAGE_S,
     tries: int = TRIES,
 ) -> InferencePlan:
     """Return the plan that takes the least time, from plans of one paradigm or of several: with its tiles chosen, and then shifted.
 
     The two best hybrid plans are improved step by step: tokens, units or columns go from one device to another, the ring changes its
-    order behind the first device, each if that gains and the plan still fits.  tries: plans that are priced on the way, each.
+    order behind the first device, each if that gains and the plan still fits.  is_scheme_free: layers may change their scheme.
+    tries: plans that are priced on the way, each.
     """
     tiled = {
         choose_tiles(plan, price, profile=profile, cluster=cluster, length=length, message_s=message_s) if plan.overlap else plan
         for plan in plans
     }
     ordered = sorted(tiled, key=price)
+    first = ordered[0]
+    if first.overlap and is_scheme_free:  # what is multiplied together may make the other scheme the faster one
+        others = [replace(first, schemes=(scheme,) * len(first.schemes)) for scheme in (1, 2)]
+        for other in others:
+            if other.schemes != first.schemes and fits(other):
+                ordered.append(choose_tiles(other, price, profile=profile, cluster=cluster, length=length, message_s=message_s))
+        ordered.sort(key=price)
     best = min((*(_shifted(plan, price, length, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
     while best.overlap:  # other shares like other tiles, and those other shares
         again = choose_tiles(best, price, profile=profile, cluster=cluster, length=length, message_s=message_s)
