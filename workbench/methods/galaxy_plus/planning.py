@@ -47,7 +47,7 @@ def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster
 
     if options.system == "galaxy_plus" and options.planner == "own":
         others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
-        tiled = tune([chosen, *others], price, fits=fits, tries=SHIFTS, **settings)
+        tiled = tune([chosen, *others], price, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS, **settings)
     else:
         tiled = choose_tiles(chosen, price, **settings)
     both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
