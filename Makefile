@@ -66,7 +66,10 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 2; \
 	fi
 	@echo "Installing the versions of constraints.txt; the first time takes some minutes"
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test,quantization,pruning]"
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test,quantization,pruning,executorch]"
+	@# Without what it asks for: torchao changes how peft and transformers load.  Where there is no wheel, all but its programs works.
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --only-binary executorch \
+		$(PIP_ARGS) executorch || echo "ExecuTorch has no wheel for this machine; 'workbench export' and 'workbench train' are left out" >&2
 	@touch $(STAMP)
 
 clean:

@@ -17,7 +17,8 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def test_the_notebooks_are_there() -> None:
-    assert {path.stem for path in NOTEBOOKS} >= {"00_quickstart", "01_devices", "02_pac_plus", "03_hybrid_parallelism", "05_galaxy_plus"}
+    names = {"00_quickstart", "01_devices", "02_pac_plus", "03_hybrid_parallelism", "04_p_rge", "05_galaxy_plus"}
+    assert {path.stem for path in NOTEBOOKS} >= names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

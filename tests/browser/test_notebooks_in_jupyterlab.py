@@ -146,11 +146,57 @@ def in_galaxy_plus(notebook: Notebook) -> None:
     try_straggler_lab(notebook)
 
 
+def try_bowl(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    move_slider(notebook, "Random directions of a step; each takes two forward passes", Keys.END)
+    notebook.press("Ten steps")
+    wait_until(lambda: "after 10 steps, 1280 forward passes" in notebook.text_of(headline), 30, "the walk down the bowl")
+    notebook.shoot("bowl-walked")
+
+
+def try_roofline(notebook: Notebook) -> None:
+    headline, said = ".widget-html [role=status]", "little to gain"
+    assert said not in notebook.text_of(headline)
+    move_slider(notebook, "Tokens of each sample, padding included", Keys.END)
+    move_slider(notebook, "Samples of each query", Keys.END)
+    wait_until(lambda: said in notebook.text_of(headline), 30, "long sentences to bound the machine by arithmetic")
+    notebook.shoot("roofline-bound")
+
+
+def try_training(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    field = notebook.named("input", "Steps in all, those of the log included")
+    steps = int(field.get_attribute("value") or 0) + 1
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys(str(steps), Keys.ENTER)
+    notebook.press("Learn")
+    wait_until(lambda: f"{steps} steps" in notebook.text_of(headline), 60, "the model to learn")
+    notebook.shoot("training-learnt")
+
+
+def try_divider(notebook: Notebook) -> None:
+    headline = ".widget-html [role=status]"
+    move_slider(notebook, "alpha: queries of each step", Keys.END)
+    wait_until(lambda: "Not a step yet" in notebook.text_of(headline), 30, "too many queries to be refused")
+    assert "4 queries" in notebook.text_of("[role=alert]")
+    notebook.press("Planner's division")
+    wait_until(lambda: "(+0.0% against the planner)" in notebook.text_of(headline), 30, "the planner's division")
+    notebook.shoot("divider-planned")
+
+
+def in_p_rge(notebook: Notebook) -> None:
+    try_bowl(notebook)
+    try_roofline(notebook)
+    try_training(notebook)
+    try_divider(notebook)
+
+
 CLICKS: dict[str, Callable[[Notebook], None]] = {
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
     "02_pac_plus": in_pac_plus,
     "03_hybrid_parallelism": in_hybrid_parallelism,
+    "04_p_rge": in_p_rge,
     "05_galaxy_plus": in_galaxy_plus,
 }
 

@@ -6,9 +6,9 @@ import pytest
 from schedule_plans import timed
 
 from workbench.core.errors import ScheduleError
-from workbench.core.plan import Share
+from workbench.core.plan import Share, Stage
 from workbench.core.schedule import SEND
-from workbench.schedules import check, insert_transfers, query_step
+from workbench.schedules import check, insert_transfers, query_groups, query_step, staged_query_step
 
 
 @pytest.mark.parametrize("num_queries", [1, 4])
@@ -37,3 +37,43 @@ def test_no_query() -> None:
     """Nothing to estimate a gradient from."""
     with pytest.raises(ScheduleError, match="at least one query"):
         query_step((Share(rank=0),))
+
+
+def stage(start: int, stop: int, **queries: int) -> Stage:
+    """Return a stage; queries by rank: r0=3, r1=1."""
+    return Stage(start=start, stop=stop, shares=tuple(Share(rank=int(name[1:]), queries=count) for name, count in queries.items()))
+
+
+def test_parts_that_share_a_pass() -> None:
+    """One by one it is the plain step; in groups as many losses travel, in fewer messages."""
+    whole = stage(0, 6, r0=3, r1=2)
+    single = [(part,) for part in range(10)]
+    assert staged_query_step((whole,), single) == query_step(whole.shares)
+    groups = (*query_groups(0, 3, 2), *query_groups(3, 2, 2))
+    assert groups == ((0, 1, 2, 3), (4, 5), (6, 7, 8, 9))
+    schedule = check(insert_transfers(staged_query_step((whole,), groups)))
+    assert [[op.label for op in ops if op.kind == "F"] for ops in schedule.ops] == [["F0.0", "F0.4"], ["F0.6"]]
+    assert sum(op.kind == SEND for ops in schedule.ops for op in ops) == 3
+
+
+def test_chain_of_stages() -> None:
+    """Groups follow each other through the stages; every device gets all losses and makes the step, activations go one way only."""
+    stages = (stage(0, 2, r2=4), stage(2, 5, r0=4), stage(5, 6, r1=4))
+    schedule = check(insert_transfers(staged_query_step(stages, query_groups(0, 4, 1))))
+    timeline = timed(schedule, F=1.0, STEP=0.5)
+    assert timeline.makespan_s == 3 + (4 - 1) * 1.0 + 0.5  # filled once, never emptied for a backward pass
+    sent = [(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == SEND]
+    assert set(sent) == {((2, 0), "act"), ((0, 1), "act"), ((1, 0), "loss"), ((1, 2), "loss")}
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([(0, 1), (2, 3)], "hold every part once"),
+        ([(0, 1, 2, 3), (4, 5), (4, 5)], "hold every part once"),
+        ([(0, 1), (2, 3, 4, 5)], "Cut the"),
+    ],
+)
+def test_groups_that_do_not_fit(groups: list[tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        staged_query_step((stage(0, 6, r0=2, r1=1),), groups)

@@ -1,4 +1,4 @@
-"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache, reproduce."""
+"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache, reproduce, serve, export, train."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from workbench.cli.caches import cache
+from workbench.cli.engine import export, train
 from workbench.cli.job import (
     CLUSTER,
     DEFAULTS,
@@ -44,7 +45,10 @@ BENCHES = {
     "runtime": "workbench.bench.runtime",
     "pac_plus": "workbench.bench.pac_plus",
     "galaxy_plus": "workbench.bench.galaxy_plus",
+    "p_rge": "workbench.bench.p_rge",
 }
+CHOOSING = ("galaxy_plus", "p_rge")
+"""Benchmarks that can measure a part of what they have."""
 
 app = typer.Typer(
     cls=Commands,
@@ -58,6 +62,8 @@ app = typer.Typer(
 app.command()(cache)
 app.command()(reproduce)
 app.command()(serve)
+app.command()(export)
+app.command()(train)
 
 
 class Mode(StrEnum):
@@ -345,7 +351,11 @@ def draw(
 def bench(
     name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
     only: Annotated[
-        str, typer.Option(help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency.")
+        str,
+        typer.Option(
+            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, full,"
+            " quantized, memory."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -353,13 +363,15 @@ def bench(
     if name != "all" and name not in BENCHES:
         raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
     words = [word.strip() for word in only.split(",") if word.strip()]
-    if words and name != "galaxy_plus":
+    if words and name not in CHOOSING:
         raise ConfigError(
-            f"Only the points '{only}' of {name} were asked for.", "Only galaxy_plus has points to choose.", "Leave out --only."
+            f"Only the points '{only}' of {name} were asked for.",
+            f"Only {' and '.join(CHOOSING)} have points to choose.",
+            "Leave out --only.",
         )
     from workbench.cli.show import show_bench
 
-    options = {"galaxy_plus": {"only": words}}
+    options = {chosen: {"only": words} for chosen in CHOOSING}
     names = tuple(BENCHES) if name == "all" else (name,)
     results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:

@@ -50,6 +50,10 @@ class DeviceLostError(WorkbenchError):
     """A device died or fell silent in the middle of a run: the message names it and the step."""
 
 
+class DivergedError(WorkbenchError):
+    """Training that left the finite numbers: the message names the step."""
+
+
 class RuntimeSetupError(WorkbenchError):
     """Engines, links or process groups that could not be set up."""
 

@@ -11,6 +11,7 @@ METHODS = {
     "pac_plus": "workbench.methods.pac_plus.method:PacPlus",
     "galaxy_plus": "workbench.methods.galaxy_plus.method:GalaxyPlus",
     "fine_tuning": "workbench.methods.fine_tuning.method:FineTuning",
+    "p_rge": "workbench.methods.p_rge.method:PRGE",
 }
 
 

@@ -31,6 +31,7 @@ class TechniqueConfig:
     above 0 a distributed run no longer equals one process.
     bottleneck: width of an adapter.  train_norms: the layers' norms beside the adapters, as Houlsby et al. do.
     dropout: of the pooled features.  seed: of the initial weights and of that dropout.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
     """
 
     technique: Technique
@@ -45,6 +46,8 @@ class TechniqueConfig:
     train_norms: bool = True
     dropout: float = 0.1
     seed: int = 0
+    label_mean: float = 0.0
+    label_std: float = 1.0
 
     def __post_init__(self) -> None:
         known = get_args(Technique)
@@ -64,14 +67,21 @@ class TechniqueConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be in [0, 1).", "Change it.")
         if not self.lora_alpha > 0:
             raise ConfigError(f"lora_alpha = {self.lora_alpha} was asked for.", "LoRA would change nothing.", "Raise it above 0.")
+        if not self.label_std > 0 or (self.kind != "regression" and (self.label_mean, self.label_std) != (0.0, 1.0)):
+            raise ConfigError(
+                f"Labels of mean {self.label_mean:g} and deviation {self.label_std:g} were asked for in {self.kind}.",
+                "The deviation must be above 0, and only a regression has either.",
+                "Change them.",
+            )
 
 
 class PoolingHead(nn.Module):
-    """Mean over the tokens, dropout, one matrix."""
+    """Mean over the tokens, dropout, one matrix; of a regression in the unit of its labels."""
 
     def __init__(self, config: TechniqueConfig) -> None:
         super().__init__()
         self.rate, self.seed = config.dropout, config.seed
+        self.label_mean, self.label_std = config.label_mean, config.label_std
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
@@ -80,7 +90,7 @@ class PoolingHead(nn.Module):
         pooled = torch.bmm((share / share.sum(dim=1, keepdim=True))[:, None], hidden).squeeze(1)
         if self.training:
             pooled = stateless_dropout(pooled, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        return self.output(pooled)
+        return self.output(pooled) * self.label_std + self.label_mean
 
 
 class TechniqueStage(nn.Module):

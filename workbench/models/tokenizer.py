@@ -47,6 +47,10 @@ class TextTokenizer:
         finally:
             self.backend.no_truncation()
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
 
 def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextTokenizer:
     """Return a tokenizer made in memory for the tiny random models: word pieces of one or two characters."""

@@ -15,7 +15,11 @@ if TYPE_CHECKING:  # plotly takes long to import, and a list of items needs none
     from workbench.plots.export import Captioned
 
 # Each module has ITEMS: the paper's items in its order.  A paper more is a folder and a line here.
-PAPERS = {"pac_plus": "workbench.reproduce.pac_plus", "galaxy_plus": "workbench.reproduce.galaxy_plus"}
+PAPERS = {
+    "pac_plus": "workbench.reproduce.pac_plus",
+    "galaxy_plus": "workbench.reproduce.galaxy_plus",
+    "p_rge": "workbench.reproduce.p_rge",
+}
 _ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
 
 

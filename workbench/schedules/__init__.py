@@ -11,7 +11,7 @@ from workbench.schedules.lowering import insert_allreduce, insert_transfers
 from workbench.schedules.pieces import Piece, boundary_pieces
 from workbench.schedules.pipeline import gpipe, one_f_one_b
 from workbench.schedules.plan_costs import PlanCosts, VirtualWorkerCosts
-from workbench.schedules.queries import query_step
+from workbench.schedules.queries import query_groups, query_step, staged_query_step
 from workbench.schedules.ring import ring
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
 
@@ -31,10 +31,12 @@ __all__ = [
     "insert_allreduce",
     "insert_transfers",
     "one_f_one_b",
+    "query_groups",
     "query_step",
     "redistribution",
     "ring",
     "ring_allgather_gemm",
     "ring_gemm_reducescatter",
     "split_heads",
+    "staged_query_step",
 ]

@@ -4,14 +4,17 @@ Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted. 
 Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a scalar;
 update:_._.r the matrix after it.  Noise is no value: both F and STEP make it from the query's seed.
 There is no context, and between ranks travel only scalars: every rank makes the same step from all 2q of them.
+Parts may share a pass (outer and inner loop): a group of parts goes by the number of its first, and so does the vector of its losses.
+A chain of stages hands on act:s.0.j, the hidden states of the group j behind stage s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from workbench.core.errors import ScheduleError
-from workbench.core.plan import Share
+from workbench.core.plan import Share, Stage
 from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
 from workbench.schedules.pieces import enclosing_world
 
@@ -40,3 +43,63 @@ def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Sch
         outputs[share.rank] = (*(losses[part] for part in parts), updated)
         first += share.queries
     return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+Group = tuple[int, ...]
+
+
+def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, ...]:
+    """Return the parts of queries [first, first + queries), both signs of each, in groups of `group_queries`; the last has the rest."""
+    cuts = [*range(first, first + queries, group_queries), first + queries]
+    return tuple(tuple(range(2 * start, 2 * stop)) for start, stop in pairwise(cuts))
+
+
+def staged_query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
+    """Return one step whose parts go in groups through the stages, without its transfers.
+
+    groups: disjoint, of all parts; each lies within one share of every stage, whose shares take consecutive queries.
+    With one stage and groups of one part this is `query_step`.  Raises ScheduleError for groups that do not fit the shares.
+    """
+    world_size = enclosing_world((rank for stage in stages for rank in stage.ranks), world_size)
+    ops: list[list[Op]] = [[] for _ in range(world_size)]
+    inputs: list[tuple[Value, ...]] = [()] * world_size
+    outputs: list[list[Value]] = [[] for _ in range(world_size)]
+    losses = tuple(Value("loss", NONE, 0, group[0]) for group in groups)
+    last = len(stages) - 1
+    for number, stage in enumerate(stages):
+        label = NONE if last == 0 else number
+        owners = _owners(stage, groups)
+        for share in stage.shares:
+            adapter, tokens = Value("adapter", NONE, NONE, share.rank), Value("tokens", NONE, 0)
+            inputs[share.rank] = (tokens, adapter)
+            for group, owner, loss in zip(groups, owners, losses, strict=True):
+                if owner != share.rank:
+                    continue
+                arriving = () if number == 0 else (Value("act", number - 1, 0, group[0]),)
+                leaving = loss if number == last else Value("act", number, 0, group[0])
+                ops[share.rank].append(Op("F", label, 0, group[0], (tokens, adapter, *arriving), (leaving,)))
+                if number == last:
+                    outputs[share.rank].append(loss)
+            updated = Value("update", NONE, NONE, share.rank)
+            ops[share.rank].append(Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
+            outputs[share.rank].append(updated)
+    return Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(map(tuple, outputs)))
+
+
+def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
+    """Return the rank of a stage that computes each group."""
+    rank_of: list[int] = []
+    for share in stage.shares:
+        rank_of += [share.rank] * (2 * share.queries)
+    if not rank_of or sorted(part for group in groups for part in group) != list(range(len(rank_of))):
+        raise ScheduleError(
+            f"A step of {len(rank_of)} parts was asked for.", f"Its groups are {list(groups)}.", "Let the groups hold every part once."
+        )
+    for group in groups:
+        if len({rank_of[part] for part in group}) > 1:
+            raise ScheduleError(
+                f"The parts {group} were asked for in one pass.",
+                f"They belong to ranks {sorted({rank_of[part] for part in group})} of one stage.",
+                "Cut the group where the shares are cut.",
+            )
+    return [rank_of[group[0]] for group in groups]

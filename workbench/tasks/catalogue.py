@@ -9,6 +9,8 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.digits import load_digits
 from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
+from workbench.tasks.prompts.as_task import PROMPTED, load_prompted
+from workbench.tasks.prompts.templates import PROMPTS
 from workbench.tasks.task import Task
 
 EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
@@ -16,7 +18,7 @@ EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
     "sentiment-rating": load_sentiment_rating,
     "digits": load_digits,
 }
-TASKS = (*EMBEDDED, *GLUE)
+TASKS = (*EMBEDDED, *GLUE, *PROMPTED)
 
 
 def load_task(
@@ -27,9 +29,9 @@ def load_task(
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Task:
-    """Return a task: sentiment, sentiment-rating and digits (pictures) need no network; mrpc, stsb, sst2 and qnli take `data` or the hub.
+    """Return a task: sentiment, sentiment-rating and digits (pictures) need no network; all others take `data` or the hub.
 
-    data: a folder (see load_glue); None takes the embedded data or the hub.  *_samples: at most so many, by a fixed seed.
+    data: a folder (see load_glue, load_prompt_task); None takes the embedded data or the hub.  *_samples: at most so many, by a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.
     """
     if name in EMBEDDED:
@@ -37,11 +39,19 @@ def load_task(
         task = EMBEDDED[name](folder)
     elif name in GLUE:
         task = load_glue(name, data)
+    elif name in PROMPTED:
+        task = load_prompted(name, data)
     else:
         raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)
 
 
 def unknown_task(name: str) -> ConfigError:
-    """Return the error of a name that is no task's."""
+    """Return the error of a name that is no task's, or of one whose answers are text."""
+    if name in PROMPTS:
+        return ConfigError(
+            f"The task '{name}' was asked for.",
+            f"It is {PROMPTS[name].kind.replace('_', ' ')} by the words that follow a prompt, not by a class.",
+            "Choose the method p_rge, or another task.",
+        )
     return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

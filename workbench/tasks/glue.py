@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.network import hub_endpoint, hub_is_reachable
+from workbench.tasks.published import hub_dataset, read_text, saved_dataset
 from workbench.tasks.task import Kind, Split, Task
 
 VALIDATION_FROM_TRAIN = 1000
-"""At most this many training samples (and at most a tenth) become the validation split where the test labels are secret."""
+"""At most this many training samples (and at most a task's own share) become the validation split where the test labels are secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class GlueTask:
 
     folder: the official folder's name.  first, second, label: names of the columns, in any spelling that occurs.
     positions: of (first, second or None, label) in files without a header, by the number of columns.
+    validation_share: of the training samples, at most this part becomes the validation split where the test labels are secret.
+    has_broken_rows: the official file itself has lines that miss columns, which the benchmark's own reader leaves out.
     """
 
     folder: str
@@ -32,6 +34,8 @@ class GlueTask:
     label: tuple[str, ...] = ("label",)
     classes: Mapping[str, int] = field(default_factory=dict)
     positions: Mapping[int, tuple[int, int | None, int]] = field(default_factory=dict)
+    validation_share: float = 0.1
+    has_broken_rows: bool = False
 
 
 GLUE: dict[str, GlueTask] = {
@@ -51,6 +55,18 @@ GLUE: dict[str, GlueTask] = {
         folder="QNLI", kind="classification", metrics=("accuracy", "f1"), classes={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
         first=("question",), second=("sentence",), positions={4: (1, 2, 3)},
     ),
+    "rte": GlueTask(
+        folder="RTE", kind="classification", metrics=("accuracy", "f1"), classes={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
+        first=("sentence1",), second=("sentence2",), positions={4: (1, 2, 3)}, validation_share=0.2,
+    ),
+    "qqp": GlueTask(
+        folder="QQP", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
+        first=("question1",), second=("question2",), label=("is_duplicate", "label"), positions={6: (3, 4, 5)}, has_broken_rows=True,
+    ),
+    "wnli": GlueTask(
+        folder="WNLI", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
+        first=("sentence1",), second=("sentence2",), positions={4: (1, 2, 3)}, validation_share=0.2,
+    ),
 }  # fmt: skip
 
 Rows = list[tuple[str, str | None, int | float | None]]
@@ -65,7 +81,10 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     Raises MissingDataError if the data cannot be had, ConfigError naming the line if a file is malformed.
     """
     glue = GLUE[name]
-    parts = _from_hub(name) if data is None else _from_folder(name, glue, Path(data).expanduser())
+    if data is None:
+        parts = hub_dataset(name, "nyu-mll/glue", name, "the official TSV files")
+    else:
+        parts = _from_folder(name, glue, Path(data).expanduser())
     columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
@@ -78,7 +97,7 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
         splits["test"] = splits["validation"]
         order = list(range(len(splits["train"])))
         random.Random(name).shuffle(order)
-        count = min(VALIDATION_FROM_TRAIN, len(order) // 10)
+        count = min(VALIDATION_FROM_TRAIN, int(len(order) * glue.validation_share))
         splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
     return Task(
         name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
@@ -98,7 +117,7 @@ def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
     ]
     for place in candidates:
         if (place / "dataset_dict.json").is_file():
-            return _from_saved(place)
+            return saved_dataset(place)
         if (place / "train.tsv").is_file() and (place / "dev.tsv").is_file():
             files = {"train": place / "train.tsv", "validation": place / "dev.tsv", "test": place / "test.tsv"}
             return {split: read_tsv(path, glue) for split, path in files.items() if path.is_file()}
@@ -114,11 +133,7 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 
     Quotes are characters like any other in these files; there may be a byte-order mark, CRLF, and a header or none.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingDataError(f"'{path}' was to be read.", f"{error}.", "Check the file.") from error
-    lines = [line.rstrip("\r") for line in text.split("\n")]
+    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
     cells = [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line.strip()]
     if not cells:
         return []
@@ -137,6 +152,8 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
         raise ConfigError(f"'{path}' was to be read.", f"It has no column {' or '.join(glue.label)}: {header}.", "Use the official files.")
     for number, row in cells:
         if len(row) != len(header):
+            if glue.has_broken_rows:
+                continue
             raise ConfigError(f"'{path}' was to be read.", f"Line {number} has {len(row)} columns, not {len(header)}.", "Mend the line.")
         parsed = None if label is None else _label(row[label].strip(), glue, f"'{path}', line {number},")
         rows.append((row[first], None if second is None else row[second], parsed))
@@ -145,34 +162,6 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 
 def _find(header: list[str], names: tuple[str, ...]) -> int | None:
     return next((header.index(name) for name in names if name in header), None)
-
-
-def _from_saved(folder: Path) -> dict[str, Any]:
-    from datasets import load_from_disk
-
-    try:
-        saved: Any = load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        raise MissingDataError(f"The dataset '{folder}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
-    return dict(saved)
-
-
-def _from_hub(name: str) -> dict[str, Any]:
-    asked, todo = f"The task '{name}' was asked for.", "Connect to the network, or pass --data FOLDER with the official TSV files."
-    import datasets
-
-    reachable = hub_is_reachable()
-    if not reachable:
-        # The library's own offline mode looks into its cache only and answers at once.
-        offline, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
-    try:
-        return dict(datasets.load_dataset("nyu-mll/glue", name))
-    except (OSError, ValueError) as error:
-        found = f"The hub said: {error}." if reachable else f"It is not in the local cache, and {hub_endpoint()} cannot be reached."
-        raise MissingDataError(asked, found, todo) from error
-    finally:
-        if not reachable:
-            datasets.config.HF_HUB_OFFLINE = offline
 
 
 def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:

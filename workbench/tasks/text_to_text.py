@@ -25,7 +25,7 @@ class Wording:
     step: float = field(default=0.2)
 
 
-# mrpc, stsb, sst2 and qnli as T5 was trained on them.
+# GLUE as T5 was trained on it, but for wnli, which it left out.
 WORDINGS: Mapping[str, Wording] = {
     "sentiment": Wording(prefix="sst2", words=("negative", "positive")),
     "sentiment-rating": Wording(prefix="sentiment", lowest=-4.0, highest=4.0),
@@ -33,6 +33,9 @@ WORDINGS: Mapping[str, Wording] = {
     "stsb": Wording(prefix="stsb", names=("sentence1", "sentence2"), highest=5.0),
     "sst2": Wording(prefix="sst2", words=("negative", "positive")),
     "qnli": Wording(prefix="qnli", names=("question", "sentence"), words=("entailment", "not_entailment")),
+    "rte": Wording(prefix="rte", names=("sentence1", "sentence2"), words=("entailment", "not_entailment")),
+    "qqp": Wording(prefix="qqp", names=("question1", "question2"), words=("not_duplicate", "duplicate")),
+    "wnli": Wording(prefix="wnli", names=("sentence1", "sentence2"), words=("not_entailment", "entailment")),
 }
 
 

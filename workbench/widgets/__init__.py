@@ -1,6 +1,10 @@
 """What the notebooks show and bind to their parameters: forms, live progress, a schedule player, the planner to play with."""
 
+from workbench.widgets.bowl import Bowl, descents
+from workbench.widgets.bowl_lab import BowlLab
 from workbench.widgets.cluster_form import ClusterForm
+from workbench.widgets.engine_training import EngineRun, continue_in_engine
+from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench.widgets.inference_explorer import InferenceExplorer
 from workbench.widgets.inference_form import InferenceForm
 from workbench.widgets.inference_problem import (
@@ -19,6 +23,12 @@ from workbench.widgets.overlapped import overlap_cells
 from workbench.widgets.passages import passages_folder
 from workbench.widgets.planner_explorer import PlannerExplorer
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling
+from workbench.widgets.query_divider import QueryDivider
+from workbench.widgets.query_form import QueryForm
+from workbench.widgets.query_problem import QueryProblem, query_problem
+from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
+from workbench.widgets.roofline_explorer import Choice, RooflineExplorer, paper_machines
+from workbench.widgets.rooflines import HostRoofline, measure_roofline, one_by_one
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.scheme_editor import SchemeEditor
@@ -36,10 +46,16 @@ from workbench.widgets.tables import (
     report_table,
     sweep_table,
 )
+from workbench.widgets.training_panel import TrainingPanel, figure_of
 from workbench.widgets.variations import with_bandwidth, with_memory
 
 __all__ = [
+    "Bowl",
+    "BowlLab",
+    "Choice",
     "ClusterForm",
+    "EngineRun",
+    "HostRoofline",
     "InferenceExplorer",
     "InferenceForm",
     "InferenceProblem",
@@ -48,36 +64,55 @@ __all__ = [
     "LiveProgress",
     "PlannerExplorer",
     "PlanningProblem",
+    "QueryDivider",
+    "QueryForm",
+    "QueryProblem",
+    "QueryTraining",
+    "RooflineExplorer",
     "RunPanel",
     "SchedulePlayer",
     "SchemeEditor",
     "SplitEditor",
     "StragglerLab",
     "Table",
+    "TrainingPanel",
+    "TrainingSettings",
     "compare",
     "compare_inference",
     "comparison_table",
+    "continue_in_engine",
+    "descents",
     "described_problem",
+    "epsilon_curve",
+    "exact_gradient",
+    "figure_of",
+    "frozen_and_trained",
     "grouping_table",
     "inference_plan_table",
     "inference_table",
     "lines",
+    "measure_roofline",
+    "measured_problem",
     "needs_table",
+    "one_by_one",
     "orders_table",
     "output_folder",
     "overlap_cells",
+    "paper_machines",
     "paper_problem",
     "passages_folder",
     "phases_table",
     "plan_table",
+    "plane_error",
+    "query_problem",
     "report_table",
+    "runnable",
     "scaling",
+    "serve_here",
     "settings_for",
+    "study_slopes",
     "sweep_table",
     "tiny",
     "with_bandwidth",
     "with_memory",
-    "measured_problem",
-    "runnable",
-    "serve_here",
 ]

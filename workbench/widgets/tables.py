@@ -161,6 +161,8 @@ def report_table(report: Report) -> Table:
     ]
     if report.plan.inference is not None:
         return Table(("", ""), [*rows, *_request_rows(report), *(("Note", note) for note in report.notes)])
+    if _divides_queries(report.plan):
+        return Table(("", ""), [*rows, *_query_rows(report), *(("Note", note) for note in report.notes)])
     full = [epoch for epoch in report.epochs if not epoch.cached]
     cached = [epoch for epoch in report.epochs if epoch.cached]
     if full:
@@ -185,6 +187,9 @@ def report_table(report: Report) -> Table:
 def _split_words(report: Report) -> str:
     """Return what the plan divides, in words."""
     made = report.plan.inference
+    if made is None and _divides_queries(report.plan):
+        names = [report.cluster.devices[share.rank].name for share in report.plan.stages[0].shares]
+        return f"queries {'-'.join(str(share.queries) for share in report.plan.stages[0].shares)} on {', '.join(names)}"
     if made is None:
         return f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"
     names = ", ".join(report.cluster.devices[rank].name for rank in made.ranks)
@@ -207,6 +212,24 @@ def _request_rows(report: Report) -> list[tuple[str, str]]:
     for name, value in report.metrics.items():
         is_time = name.endswith(" s") and not name.endswith(" per s")
         rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms") if is_time else (name, f"{value:.3g}"))
+    return rows
+
+
+def _divides_queries(plan: Plan) -> bool:
+    return len(plan.stages) == 1 and any(share.queries for share in plan.stages[0].shares)
+
+
+def _query_rows(report: Report) -> list[tuple[str, str]]:
+    """Return steps, simulated and measured, what travels in one, and the score, of training by forward passes."""
+    predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
+    measured = [step.measured_s for step in report.steps if step.measured_s is not None]
+    words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
+    words += [f"{median(measured) * 1e3:.0f} ms measured"] if measured else []
+    rows = [("Steps", f"{max(len(predicted), len(measured))}, no backward pass"), ("Step, median", ", ".join(words))]
+    if (sent := report.bytes.get("sent in a step, measured")) is not None:
+        rows.append(("Sent in a step", f"{byte_unit(sent).text(sent)}, all devices together"))
+    if report.metrics:
+        rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
     return rows
 
 

@@ -46,7 +46,8 @@ class StageCompute:
         output, last_hidden = self.model(source, attention_mask)
         if targets is not None:
             logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch)
-            output = task_loss(logits, targets.labels, self.model.config.kind, reduction="sum") / targets.total
+            config = self.model.config
+            output = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
         return StageContext(None if is_first else source, output)
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:

@@ -94,7 +94,7 @@ class FineTuning:
             # The name alone may be a folder in which another model lies by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
-            "technique": asdict(replace(prepared.config, seed=0)),
+            "technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0)),
             "max_length": longest,
         }
 

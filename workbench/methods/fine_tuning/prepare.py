@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Literal
 
 from workbench.core.cluster import Cluster
@@ -84,6 +85,9 @@ def prepare(job: Job) -> PreparedJob:
     options = read_options("fine_tuning", FineTuningOptions, job.options)
     facts = model_facts(job.model)
     task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
+    tokenizer = load_tokenizer(job.model)
+    max_length = min(job.max_length, facts.max_length)
+    train, validation, test = (tokenize(split, tokenizer, max_length=max_length) for split in (task.train, task.validation, task.test))
     config = TechniqueConfig(
         technique=options.technique,
         hidden_size=facts.hidden_size,
@@ -97,10 +101,9 @@ def prepare(job: Job) -> PreparedJob:
         train_norms=options.train_norms,
         dropout=options.dropout,
         seed=job.seed,
+        label_mean=fmean(train.labels) if task.kind == "regression" else 0.0,
+        label_std=(pstdev(train.labels) or 1.0) if task.kind == "regression" else 1.0,
     )
-    tokenizer = load_tokenizer(job.model)
-    max_length = min(job.max_length, facts.max_length)
-    train, validation, test = (tokenize(split, tokenizer, max_length=max_length) for split in (task.train, task.validation, task.test))
     return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, config=config)
 
 

@@ -1,0 +1,35 @@
+"""The benchmark of P-RGE with a tiny model: what it compares, not how fast."""
+
+import pytest
+
+from workbench.bench import p_rge
+from workbench.bench.p_rge_batches import prompts
+from workbench.core.errors import ConfigError
+
+
+def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():
+    batch = prompts("tiny-llama", 24).rows(5)
+    assert batch.input_ids.shape == (5, 24)
+    assert bool(batch.attention_mask.all())
+    assert batch.positions.tolist() == [[23]] * 5
+    assert len({tuple(row) for row in batch.input_ids.tolist()}) == 5
+
+
+def test_sides_take_turns_and_ratios_are_taken_round_by_round():
+    seen = []
+    seconds = p_rge.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 2)
+    assert seen == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert [len(each) for each in seconds.values()] == [2, 2]
+    point = p_rge._ratio_point("steps", 1, 1, [4.0, 9.0, 8.0], [2.0, 3.0, 4.0])
+    assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["mezo_ms"]) == (2.0, 2.0, 3.0, 8000.0)
+
+
+def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
+    made = p_rge.bench(lambda line: None, only=("steps",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 1)), rounds=1)
+    assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (2, 1)]
+    assert set(made["points"][0]["tried"]) == {"sequential_ms", "both_ms"}
+    assert set(made["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
+    assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in made["points"])
+    assert made["smallest_ratio"] == min(point["ratio"] for point in made["points"])
+    with pytest.raises(ConfigError, match=r"steps, full, quantized, memory.*Did you mean 'memory'"):
+        p_rge.bench(only=("memori",))

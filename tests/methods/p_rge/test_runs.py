@@ -1,0 +1,180 @@
+"""Queries spread over engines make the very updates that one process makes, also when devices die, come back, change pace, or all stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
+from workbench.core import Plan
+from workbench.core.errors import CacheError, ConfigError
+from workbench.core.seeds import query_seed
+from workbench.methods.base import Event
+from workbench.methods.p_rge import method as p_rge
+from workbench.methods.p_rge.compute import load_model
+from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log
+from workbench.runtime.engines import EngineCluster
+from workbench.tasks.prompts import training_batch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pace() -> Iterator[None]:
+    with one_pace():
+        yield
+
+
+def audit(prepared: PreparedJob, records: tuple[StepLog, ...]) -> None:
+    """Recompute every scalar of a log at the weights that the steps before it make: devices with other weights would have found others."""
+    model = load_model(prepared.job.model, prepared.trainable, prepared.options.precision)
+    estimator = Prge(model, prepared.zeroth_order(prepared.setting))
+    for record in records:
+        queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
+        assert record.seeds == tuple(query_seed(prepared.job.seed, record.step, query) for query in queries)
+        batch = training_batch(prepared.train, E, prepared.job.seed, record.step)
+        expected = gradients_of(estimator.losses(batch, record.step, queries), prepared.options.epsilon)
+        assert record.gradients == pytest.approx(expected, abs=2e-3)
+        model.trainables.apply(record)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("tiny-llama", shared(2, 0, 1, 1)),
+        ("tiny-gpt2", chain(2, 5, 6, ranks=(3, 0, 1))),
+        ("tiny-t5", chain(4, 6, ranks=(1, 2))),  # cut within the decoder
+        ("tiny-bert", shared(1, 3)),  # with a trained head
+    ],
+    ids=["queries divided", "chain", "chain of an encoder-decoder", "encoder"],
+)
+def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_path: Path) -> None:
+    """The same scalars, and the same weights to float tolerance; between devices travel seeds and losses alone."""
+    prepared = prepared_job(model)
+    expected, logs, _ = in_one_process(prepared)
+    events: list[Event] = []
+    outcome = run(prepared, engines, plan, tmp_path, events=events)
+    trained, records = trained_by(outcome, prepared)
+    assert [record.seeds for record in records] == [log.seeds for log in logs]
+    torch.testing.assert_close(theta(trained), theta(expected), atol=2e-5, rtol=1e-4)
+    assert theta(trained).abs().max() > 1e-3
+    losses = [event.loss for event in events if event.kind == "step"]
+    assert losses == pytest.approx([step.loss for step in outcome.steps])
+    assert [step.samples for step in outcome.steps] == [E] * STEPS
+    assert {"first epoch, measured"} == set(outcome.timelines)
+    if len(plan.stages) == 1:
+        parts = {share.rank: 2 * share.queries + 1 for share in plan.stages[0].shares}
+        assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
+
+
+def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
+    """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
+    prepared = prepared_job(faults="kill device-1 2; back device-1 4", steps=30)
+    outcome = run(prepared, engines, shared(2, 1, 1), tmp_path)
+    _, records = trained_by(outcome, prepared)
+    audit(prepared, records)
+    told = [len(record.seeds) for record in records]
+    assert sorted(told) in ([Q] * 30, [Q - 1] + [Q] * 29)  # all were told already if it died at a step's very end
+    assert told.index(min(told)) >= 2 or min(told) == Q
+    assert "device-1 is lost" in " ".join(outcome.notes)
+    assert "device-1 has come back" in " ".join(outcome.notes)
+    assert outcome.bytes["device-1: sent"] > 0
+
+
+def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:
+    """What the updates are does not change: only who computes them."""
+    prepared = prepared_job(faults="slow device-0 2 8", steps=24, adapt=True)
+    expected, _, _ = in_one_process(prepared)
+    with one_pace(1e-3):
+        outcome = run(prepared, engines, shared(1, 1, 1, 1), tmp_path, row_s=1e-3)
+    trained, records = trained_by(outcome, prepared)
+    torch.testing.assert_close(theta(trained), theta(expected), atol=1e-4, rtol=1e-3)
+    assert len(records) == 24
+    assert any("profile's seconds: " in note and "device-0" in note for note in outcome.notes), outcome.notes
+    sent = [outcome.bytes[f"device-{rank}: sent"] for rank in range(4)]
+    assert sent[0] < max(sent[1:])
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp_path: Path) -> None:
+    """To the very same log; on other devices to the same weights, and never with other settings."""
+    prepared = prepared_job()
+
+    def stop(event: Event) -> None:
+        if event.kind == "step" and (event.epoch, event.step) == (0, 3):
+            raise InterruptedError
+
+    whole = run(prepared, engines, shared(3, 1), tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        run(prepared, engines, shared(3, 1), tmp_path / "stopped", on_event=stop)
+    log = tmp_path / "stopped" / "steps" / "log.jsonl"
+    kept = log.read_bytes()
+    log.write_bytes(kept + b"[4,0.005,[12")  # torn by the crash
+    again = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
+    assert log.read_bytes() == Path(whole.artifacts["log"]).read_bytes()
+    assert log.read_bytes().startswith(kept)
+    assert again.metrics == whole.metrics
+    assert again.notes[0].startswith("Resumed after ")
+    log.write_bytes(kept)
+    elsewhere = run(prepared, engines, chain(3, 6, ranks=(2, 0)), tmp_path / "stopped", resume=True)
+    torch.testing.assert_close(theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(whole, prepared)[0]), atol=2e-5, rtol=1e-4)
+    finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
+    assert finished.steps == ()
+    assert finished.metrics == elsewhere.metrics
+    with pytest.raises(CacheError, match="another job"):
+        run(prepared_job(epsilon=2e-2), engines, shared(3, 1), tmp_path / "stopped", resume=True)
+
+
+def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> None:
+    """What real devices run, and sweeps: plans of other shares, measured; an idle device only waits."""
+    prepared, cluster = prepared_job(), engines.cluster
+    method = p_rge.PRGE()
+    profile = method.profile(prepared, cluster, lambda event: None)
+    plans = {"all": shared(1, 1, 1, 1), "one": shared(0, 4)}
+    points = method.sweep(prepared, profile, cluster, plans, engines, num_steps=2, folder=tmp_path)
+    assert [point.name for point in points] == ["all", "one"]
+    assert all(point.measured_s and point.predicted_s for point in points)
+    header, records = read_log(tmp_path / "steps" / "log.jsonl")
+    assert (header["model"], len(records)) == ("tiny-llama", 4)  # two to warm up
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queries": 0}, "0 queries"),
+        ({"epsilon": 0.0}, "epsilon = 0"),
+        ({"steps": 0}, "0 steps"),
+        ({"step_s": -1.0}, "Steps of -1"),
+        ({"execution": "sideways"}, "one of auto"),
+        ({"perturbation": 3}, "perturbation"),
+        ({"rank": 0}, "rank of 0"),
+    ],
+)
+def test_settings_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepared_job(**options)
+
+
+def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path) -> None:
+    prepared, cluster = prepared_job(), engines.cluster
+    method = p_rge.PRGE()
+    profile = method.profile(prepared, cluster, lambda event: None)
+    for plan, message in (
+        (shared(1, 1), r"\[2\] queries"),
+        (shared(2, 2, layers=5), "5 layers"),
+        (shared(2, 2, batch_size=3), "3 samples"),
+        (chain(3, 6, ranks=(0, 0)), "each device once"),
+        (chain(3, 6, ranks=(0, 7)), "has 4 devices"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            method.check(prepared, profile, cluster, plan, folder=tmp_path)
+    for faults, message in (
+        ("kill device-9 2", "device-9"),
+        ("burn device-1 2", "Kinds are"),
+        ("slow device-1 2", "KIND DEVICE STEP"),
+        ("kill device-1 0", "counted from 1"),
+        ("kill device-1 soon", "whole number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            method.check(prepared_job(faults=faults), profile, cluster, shared(2, 2), folder=tmp_path)

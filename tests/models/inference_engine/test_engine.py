@@ -1,0 +1,243 @@
+"""A model that trains inside ExecuTorch does what it does in PyTorch: losses, trained values, predictions."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError, DivergedError
+from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
+from workbench.models.inference_engine.modules import TrainStep
+from workbench.models.inference_engine.prompts import EnginePrompts
+from workbench.models.inference_engine.rewriting import engine_attention, exportable
+from workbench.models.zeroth_order import TrainableConfig, load_causal_model
+from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
+
+needs_executorch = pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
+CONFIG = EngineConfig(queries=2, batch_size=3, sequence_length=12, num_targets=2)
+RATE = 1e-2
+
+
+def batch(seed: int, count: int = 3, length: int = 12) -> SimpleNamespace:
+    """Return prompts of several lengths, with one or two targets."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = length - torch.arange(count) % 4
+    mask = (torch.arange(length)[None] < lengths[:, None]).long()
+    chosen = torch.tensor([[True, row % 2 == 0] for row in range(count)])
+    return SimpleNamespace(
+        input_ids=torch.randint(4, 200, (count, length), generator=generator) * mask,
+        attention_mask=mask,
+        targets=torch.randint(4, 200, (count, 2), generator=generator),
+        positions=torch.stack([lengths - 2, lengths - 1], dim=1),
+        target_mask=chosen,
+    )
+
+
+class Eager:
+    """The dual-forwarding model in PyTorch, with the scalars that it needs from step to step."""
+
+    def __init__(self, name: str, queries: int = CONFIG.queries, epsilon: float = CONFIG.epsilon) -> None:
+        self.model = load_causal_model(name, TrainableConfig(rank=4))
+        self.dual = DualForwardingModel(self.model, queries=queries, epsilon=epsilon)
+        self.gradients, self.rate = torch.zeros(queries), torch.tensor(RATE)
+
+    @torch.no_grad()
+    def step(self, given: SimpleNamespace, noise: torch.Tensor) -> torch.Tensor:
+        prompts = (given.input_ids, given.attention_mask, given.targets, given.positions, given.target_mask)
+        losses = self.dual(*prompts, self.gradients, self.rate, noise)
+        self.gradients = (losses[0::2] - losses[1::2]) / (2 * self.dual.epsilon)
+        return losses
+
+    def theta(self) -> np.ndarray:
+        return self.dual.trained(self.gradients, self.rate).numpy()
+
+
+def noise_of(log, size: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([philox_noise(seed, size) for seed in log.seeds]))
+
+
+@pytest.mark.parametrize("name", ["tiny-llama-2", "tiny-gpt2-2", "tiny-opt-2"])
+def test_what_is_exported_computes_as_the_model(name: str) -> None:
+    eager = Eager(name)
+    written = exportable(load_causal_model(name, TrainableConfig(rank=4)))
+    size = eager.model.trainables.num_values
+    step = TrainStep(written, CONFIG, torch.zeros(4, size))
+    gradients = torch.zeros(2)
+    for number in range(3):
+        given, noise = batch(number), torch.randn(2, size, generator=torch.Generator().manual_seed(number))
+        weights = -(given.target_mask / given.target_mask.sum(dim=1, keepdim=True) / 3).view(-1, 1)
+        with torch.no_grad(), engine_attention(written):
+            losses = step(given.input_ids, given.targets, given.positions, weights, gradients, torch.tensor([RATE]), noise)
+        torch.testing.assert_close(losses.view(2, 2).T.flatten(), eager.step(given, noise), rtol=1e-5, atol=1e-6)
+        gradients = eager.gradients
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return an exported program of a Llama and the model that it was made from."""
+    path = tmp_path_factory.mktemp("engine") / "llama.pte"
+    model = load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
+    return export_program(model, path, CONFIG, name="tiny-llama-1"), model
+
+
+@needs_executorch
+@pytest.mark.slow
+def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
+    result, model = program
+    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-1")
+    size = trainer.description.num_values
+    logs = []
+    for number in range(100):
+        made = trainer.step(batch(number), RATE)
+        logs.append(made.log)
+        expected = eager.step(batch(number), noise_of(made.log, size))
+        np.testing.assert_allclose(made.losses, expected.numpy(), rtol=1e-4)
+    theta = trainer.theta()
+    assert np.abs(theta).max() > 0.01
+    np.testing.assert_allclose(theta, eager.theta(), atol=2e-5)
+    np.testing.assert_allclose(theta, replayed(np.zeros(size), logs), atol=2e-5)
+    # Back in PyTorch: the values by name, and the losses of the program's own perturbed copies.
+    model.trainables.load_state({name: torch.from_numpy(values.copy()) for name, values in trainer.named().items()})
+    given = batch(1000)
+    trained, own = model.part_losses(given), torch.from_numpy(trainer.copies())
+    before = load_causal_model("tiny-llama-1", TrainableConfig(rank=4)).part_losses(given)
+    assert (trained - before).abs() > 1e-3
+    last = trainer.step(given, RATE)
+    model.trainables.bind(torch.from_numpy(trainer.copies()))
+    np.testing.assert_allclose(model.part_losses(given, 4).detach().numpy(), last.losses, rtol=1e-4)
+    model.trainables.bind(None)
+    assert not torch.equal(own, torch.from_numpy(trainer.copies()))
+
+
+@needs_executorch
+def test_interrupted_run_goes_on_from_its_log_and_from_its_values(program) -> None:
+    result, _ = program
+    whole = EngineTrainer(result.path, seed=5)
+    made = [whole.step(batch(number), RATE) for number in range(6)]
+    resumed = EngineTrainer(result.path, seed=5)
+    resumed.resume([step.log for step in made[:4]])
+    for number in (4, 5):
+        np.testing.assert_allclose(resumed.step(batch(number), RATE).losses, made[number].losses, rtol=1e-5)
+    np.testing.assert_allclose(resumed.theta(), whole.theta(), atol=1e-6)
+    copied = EngineTrainer(result.path)
+    copied.set_theta(whole.theta())
+    np.testing.assert_allclose(copied.theta(), whole.theta(), atol=1e-7)
+    with pytest.raises(ConfigError, match="other seeds"):
+        EngineTrainer(result.path, seed=6).resume([step.log for step in made])
+    with pytest.raises(ConfigError, match="trained values"):
+        copied.set_theta(np.zeros(3))
+
+
+@needs_executorch
+def test_batches_that_do_not_fit_are_refused(program) -> None:
+    result, _ = program
+    trainer = EngineTrainer(result.path)
+    short = trainer.step(batch(0, length=8), RATE)
+    assert all(np.isfinite(short.losses))
+    for wrong in (batch(0, count=2), batch(0, length=13)):
+        with pytest.raises(ConfigError, match="takes 3 prompts of up to 12 tokens"):
+            trainer.step(wrong, RATE)
+    foreign = batch(0)
+    foreign.input_ids[0, 0] = 10**6
+    with pytest.raises(ConfigError, match="knows"):
+        trainer.step(foreign, RATE)
+    with pytest.raises(ConfigError, match="learning rate"):
+        trainer.step(batch(0), 0.0)
+    trainer.set_theta(np.full(trainer.description.num_values, np.nan))
+    with pytest.raises(DivergedError, match="losses are"):
+        trainer.step(batch(0), RATE)
+
+
+@needs_executorch
+def test_program_that_draws_its_own_noise(tmp_path) -> None:
+    model = load_causal_model("tiny-gpt2-1", TrainableConfig(rank=4))
+    config = replace(CONFIG, noise="drawn", backend="portable")
+    result = export_program(model, tmp_path / "gpt2.pte", config)
+    assert result.delegated == 0
+    trainer = EngineTrainer(result.path)
+    drawn = []
+    for number in range(20):
+        made = trainer.step(batch(number), RATE)
+        assert made.log is None
+        copies = torch.from_numpy(trainer.copies())
+        drawn.append(((copies[0::2] - copies[1::2]) / (2 * config.epsilon)).flatten())
+        # Nobody can draw that noise again, but the copies say what was computed.
+        model.trainables.bind(copies)
+        np.testing.assert_allclose(made.losses, model.part_losses(batch(number), 4).detach().numpy(), rtol=1e-4)
+    values = torch.cat(drawn)
+    # Standard errors: 1 / sqrt(N) of the mean, sqrt(2 / N) of the variance.
+    assert abs(values.mean()) < 5 * len(values) ** -0.5
+    assert abs(values.var() - 1) < 5 * (2 / len(values)) ** 0.5
+    assert torch.corrcoef(torch.stack(drawn[:3])).triu(1).abs().max() < 5 * len(drawn[0]) ** -0.5
+    with pytest.raises(ConfigError, match="no log holds"):
+        trainer.resume([])
+
+
+@needs_executorch
+def test_exporting_leaves_no_stand_in_and_no_changed_model(program) -> None:
+    _, model = program
+    assert not any(name.startswith("torchao") for name in sys.modules)
+    assert type(model.backbone.final).__name__ == "LlamaRMSNorm"
+    assert {layer.self_attn.config._attn_implementation for layer in model.backbone.layers.values()} == {"sdpa"}
+
+
+@needs_executorch
+def test_files_that_hold_no_program(tmp_path) -> None:
+    (tmp_path / "text.pte").write_text("no program")
+    for name, found in (("text.pte", "no program of ours"), ("none.pte", "no such file")):
+        with pytest.raises(ConfigError, match=found):
+            EngineTrainer(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "found"),
+    [
+        ("tiny-bert-2", TrainableConfig(num_outputs=2), "decoder-only"),
+        ("tiny-t5-2", TrainableConfig(), "decoder-only"),
+        ("tiny-llama-2", TrainableConfig(technique="full"), "technique 'full'"),
+    ],
+)
+def test_models_that_are_not_exported(name: str, config: TrainableConfig, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        exportable(load_causal_model(name, config))
+    with pytest.raises(ConfigError, match="float32"):
+        exportable(load_causal_model("tiny-llama-2", TrainableConfig(), dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"queries": 0}, "queries of 0"),
+        ({"batch_size": 0}, "batch size of 0"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"backend": "vulkan"}, "xnnpack and portable"),
+        ({"noise": "none"}, "input and drawn"),
+    ],
+)
+def test_settings_that_cannot_be_meant(changes, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        replace(CONFIG, **changes)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr("workbench.models.inference_engine.packages.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="Install the extra 'executorch'"):
+        require_executorch()
+
+
+def test_prompts_cross_to_a_device_in_one_file(tmp_path) -> None:
+    given = batch(0)
+    fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
+    EnginePrompts(**fields).write(tmp_path / "prompts.npz")
+    read = EnginePrompts.read(tmp_path / "prompts.npz").rows([2, 0])
+    assert len(read) == 2
+    np.testing.assert_array_equal(read.input_ids, fields["input_ids"][[2, 0]])
+    (tmp_path / "broken.npz").write_bytes(b"PK broken")
+    with pytest.raises(ConfigError, match="do not load"):
+        EnginePrompts.read(tmp_path / "broken.npz")

@@ -1,0 +1,159 @@
+"""All executions are one estimator, and that the one of the definition (P-RGE, Algorithm 1 to 3): the central test."""
+
+import itertools
+
+import pytest
+import torch
+
+from workbench.core.seeds import query_seed
+from workbench.models.quantization import QuantizationConfig
+from workbench.models.zeroth_order import (
+    DualForwardingModel,
+    Mezo,
+    Prge,
+    TrainableConfig,
+    ZerothOrderConfig,
+    gradients_of,
+    load_causal_model,
+    load_causal_stage,
+    make_log,
+)
+
+from .prompts import Naive, prompts
+
+FAMILIES = ("llama", "gpt2", "opt", "t5", "bart", "bert", "distilbert", "vit")
+EXECUTIONS = tuple(itertools.product(("sequential", "outer", "inner", "both"), ("per_layer", "kept")))
+CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
+ESTIMATE = ZerothOrderConfig(queries=2, epsilon=0.1, learning_rate=0.05, seed=5)
+
+
+def estimate(**changes):
+    settings = {name: getattr(ESTIMATE, name) for name in ZerothOrderConfig.__dataclass_fields__}
+    return ZerothOrderConfig(**settings | changes)
+
+
+def started(family, **options):
+    """A model in the midst of its training: B is zero only in the beginning."""
+    model = load_causal_model(f"tiny-{family}-2", CONFIG, **options)
+    model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_execution_gives_the_losses_of_the_definition(family):
+    model, batch, naive = started(family, dtype=torch.float64), prompts(family), Naive(f"tiny-{family}-2")
+    theta = model.trainables.flat.clone()
+    expected = []
+    for query in range(2):
+        noise = model.trainables.noise(query_seed(5, 3, query))
+        for sign in (1, -1):
+            moved = torch.split(theta + sign * ESTIMATE.epsilon * noise, model.trainables.sizes)
+            values = {slot.name: part.view(slot.shape) for slot, part in zip(model.trainables.slots, moved, strict=True)}
+            expected.append(naive.loss(model, values, batch))
+    for execution, copies in EXECUTIONS:
+        found = Prge(model, estimate(execution=execution, copies=copies)).losses(batch, 3)
+        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    some = Prge(model, ESTIMATE).losses(batch, 3, queries=[1])
+    torch.testing.assert_close(some, torch.tensor(expected[2:]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=0)
+    torch.testing.assert_close(Mezo(model, ESTIMATE).losses(batch, 3), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=1e-6)
+
+
+def test_a_step_is_the_definition_of_the_gradient():
+    model, batch = started("llama", dtype=torch.float64), prompts()
+    theta = model.trainables.flat.clone()
+    made = Prge(model, ESTIMATE).step(batch, 3)
+    plus, minus = made.losses[0::2].double(), made.losses[1::2].double()
+    expected = theta.double()
+    for query in range(2):
+        noise = model.trainables.noise(query_seed(5, 3, query)).double()
+        expected -= 0.05 / 2 * (plus[query] - minus[query]) / 0.2 * noise
+    torch.testing.assert_close(model.trainables.flat.double(), expected, rtol=0, atol=1e-7)
+    assert made.log.seeds == tuple(query_seed(5, 3, query) for query in range(2)) and made.log.nbytes == 16
+    # Against the true gradient: along the noise the estimate is the directional derivative.
+    model.trainables.flat.copy_(theta)
+    exact = load_causal_model("tiny-llama-2", CONFIG, dtype=torch.float64)
+    exact.trainables.flat.copy_(theta)
+    exact.part_losses(batch)[0].backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in exact.trainables.parameters.values()])
+    fine = Prge(model, estimate(epsilon=2e-3)).losses(batch, 3)
+    slopes = torch.tensor([float(gradient @ model.trainables.noise(query_seed(5, 3, query))) for query in range(2)])
+    torch.testing.assert_close(torch.tensor(gradients_of(fine, 2e-3)), slopes, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_dual_forwarding_trains_as_the_estimator_does(family):
+    model, dual = started(family), DualForwardingModel(started(family), queries=2, epsilon=0.1)
+    estimator, gradients, rate = Prge(model, ESTIMATE), torch.zeros(2), torch.tensor(0.05)
+    for step in range(6):
+        batch = prompts(family, seed=step)
+        noise = torch.stack([model.trainables.noise(query_seed(5, step, query)) for query in range(2)])
+        with torch.no_grad():
+            losses = dual(batch.input_ids, batch.attention_mask, batch.targets, batch.positions, batch.target_mask, gradients, rate, noise)
+        torch.testing.assert_close(losses, estimator.step(batch, step).losses, rtol=1e-5, atol=1e-5)
+        gradients = torch.tensor(gradients_of(losses, 0.1))
+    torch.testing.assert_close(dual.trained(gradients, rate), model.trainables.flat, rtol=0, atol=1e-4)
+    # Left to itself it draws noise of its own, of the same kind.
+    torch.manual_seed(0)
+    with torch.no_grad():
+        dual(batch.input_ids, batch.attention_mask, batch.targets, batch.positions, batch.target_mask, gradients, rate)
+    drawn = (dual.copies[0::2] - dual.copies[1::2]) / 0.2
+    assert abs(float(drawn.mean())) < 0.1 and abs(float(drawn.std()) - 1) < 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bert"])
+def test_stages_make_the_steps_of_the_whole(family):
+    name, batch = f"tiny-{family}-4", prompts(family)
+    whole = load_causal_model(name, CONFIG)
+    made = Prge(whole, ESTIMATE).step(batch, 0)
+    for execution in ("both", "inner"):
+        stages = [load_causal_stage(name, start, stop, CONFIG) for start, stop in ((0, 1), (1, 3), (3, 4))]
+        states = None
+        for stage in stages:
+            estimator = Prge(stage, estimate(execution=execution))
+            states = estimator.forward_stage(states, batch, 0, range(2))
+            stage.trainables.apply(made.log)
+        torch.testing.assert_close(estimator.arranged(states, 2), made.losses, rtol=1e-5, atol=1e-5)
+        assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), whole.trainables.flat)
+
+
+def test_devices_that_share_the_queries_make_the_step_of_one():
+    batch, models = prompts(), [started("gpt2") for _ in range(3)]
+    alone = Prge(models[0], estimate(queries=3)).step(batch, 0)
+    shares = [Prge(model, estimate(queries=3, execution=execution)) for model, execution in zip(models[1:], ("both", "inner"), strict=True)]
+    losses = torch.cat([shares[0].losses(batch, 0, [0, 1]), shares[1].losses(batch, 0, [2])])
+    torch.testing.assert_close(losses, alone.losses, rtol=1e-5, atol=1e-5)
+    log = make_log(ESTIMATE, 0, gradients_of(alone.losses, ESTIMATE.epsilon))
+    for model in models[1:]:
+        model.trainables.apply(log)
+        assert torch.equal(model.trainables.flat, models[0].trainables.flat)
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4", "bfloat16"])
+def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkeypatch):
+    from workbench.models.quantization import stored
+
+    model, batch = started("llama", quantization=QuantizationConfig(storage=storage, block_size=32)), prompts()
+    counts = {"now": 0}
+
+    def counted(original):
+        def dequantize(self):
+            counts["now"] += 1
+            return original(self)
+
+        return dequantize
+
+    for kind in (stored.CastWeight, stored.BlockWeight):
+        monkeypatch.setattr(kind, "dequantize", counted(kind.dequantize))
+    found, dequantized = {}, {}
+    for execution in ("sequential", "outer", "inner", "both"):
+        estimator = Prge(model, estimate(execution=execution))
+        counts["now"] = 0
+        found[execution], dequantized[execution] = estimator.losses(batch, 0), counts["now"]
+        torch.testing.assert_close(found[execution], found["sequential"], rtol=1e-4, atol=1e-4)
+    layers = 2 * 7
+    heads = dequantized["both"] - layers
+    assert dequantized == {
+        "sequential": 4 * (layers + heads), "outer": layers + 2 * heads, "inner": layers + 2 * heads, "both": layers + heads
+    }  # fmt: skip

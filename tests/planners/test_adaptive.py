@@ -1,0 +1,64 @@
+"""Queries, batch and precision from time and memory, and what counts as a change of pace."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from workbench.core.errors import ConfigError, PlanError
+from workbench.planners.adaptive import Pace, Price, Setting, candidates, choose
+
+ASKED = Setting(4, 4)
+
+
+def test_candidates_keep_the_work_then_halve_it_then_lower_the_precision() -> None:
+    found = candidates(ASKED, precisions=("nf4", "int8"))
+    same = [setting for setting in found if setting.passes == 16 and setting.precision == "float32"]
+    assert same == [Setting(4, 4), Setting(8, 2), Setting(16, 1), Setting(2, 8), Setting(1, 16)]
+    assert found[: len(same)] == tuple(same)
+    assert [setting.passes for setting in found if setting.precision == "int8"] == [setting.passes for setting in found[: len(found) // 3]]
+    assert list(dict.fromkeys(setting.precision for setting in found)) == ["float32", "int8", "nf4"]
+    assert candidates(Setting(1, 1)) == (Setting(1, 1),)
+    # A run that has lowered its precision does not raise it by itself.
+    assert {setting.precision for setting in candidates(Setting(1, 2, "int8"), precisions=("float32", "nf4"))} == {"int8", "nf4"}
+
+
+def test_the_most_wanted_that_fits_is_chosen() -> None:
+    """Time goes with the rows; memory allows 8 rows of float32, and any of int8."""
+
+    def price(setting: Setting) -> Price:
+        rows = 2 * setting.passes
+        if setting.precision == "float32" and rows > 8:
+            return Price(math.inf, 1000 * rows)
+        return Price(0.1 * rows)
+
+    assert choose(candidates(ASKED), price) == Setting(4, 1)
+    assert choose(candidates(ASKED, precisions=("int8",)), price) == Setting(4, 1)  # precision is kept as long as something fits
+    assert choose([ASKED, Setting(4, 4, "int8")], price) == Setting(4, 4, "int8")
+    assert choose(candidates(ASKED), price, step_s=0.45) == Setting(2, 1)
+    assert choose(candidates(ASKED), price, step_s=0.01) == Setting(1, 1)  # none is so fast: the fastest
+    with pytest.raises(PlanError, match=r"0\.0 MB of memory are missing"):
+        choose([ASKED], price)
+    with pytest.raises(ConfigError, match="Raise step_s"):
+        choose([ASKED], price, step_s=0.0)
+
+
+def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:
+    pace = Pace(window=3, threshold=1.3)
+    for busy_s in (1.0, 5.0, 1.1, 1.0, 0.9, 1.2):  # one hiccup is none
+        pace.observe(0, busy_s, 1.0)
+        assert pace.changed() == {}
+    for busy_s in (4.0, 4.0):
+        pace.observe(0, busy_s, 1.0)
+        pace.observe(1, 1.0, 1.0)
+    assert pace.changed() == {0: 4.0}
+    pace.accept(pace.changed())
+    for _ in range(3):
+        pace.observe(0, 4.4, 1.0)  # within the threshold of what is planned with
+    assert pace.changed() == {}
+    for _ in range(3):
+        pace.observe(0, 1.0, 1.0)
+    assert pace.changed() == {0: 1.0}  # and back
+    with pytest.raises(ConfigError, match="above 1"):
+        Pace(threshold=1.0)

@@ -1,0 +1,163 @@
+"""Queries divided among unequal devices: exact by an exhaustive oracle, memory honoured, chains where no device holds the model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.planners.queries import chosen_passings, plan_queries, smallest_maximum, step_s
+from workbench.planners.query_chain import chain_s
+from workbench.planners.query_costs import Passing, RankCosts, StepSize
+
+LENGTH = 16
+
+
+def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> LayerProfile:
+    """Return a layer whose pass takes fixed_s + rows x row_s and each query's noise noise_s."""
+    return LayerProfile(
+        name="layer",
+        times={
+            "F": Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,))),
+            "STEP": Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
+        },
+        frozen_bytes=frozen_bytes,
+        trainable_bytes=100,
+        output_bytes_per_token=8,
+        context_bytes_per_token=0,
+        workspace_bytes_per_token=16,
+    )
+
+
+def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] = (10**6, 10**6)) -> tuple[Profile, Cluster]:
+    """Return devices of unequal speed, links and memory."""
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(devices):
+        slow = chance.choice((1.0, 1.3, 2.0, 4.0))
+        rows.append(
+            tuple(
+                layer(slow * chance.uniform(0.0, 0.02), slow * chance.uniform(0.005, 0.01), slow * 1e-3, chance.randrange(500, 2000))
+                for _ in range(layers)
+            )
+        )
+    cluster = Cluster(
+        name="random",
+        devices=tuple(
+            Device(
+                name=f"d{rank}",
+                flops_per_s=1e9,
+                memory_bytes=chance.randint(*memory),
+                link=Link(bytes_per_s=1e6, latency_s=chance.choice((0.0, 1e-3, 2e-2))),
+            )
+            for rank in range(devices)
+        ),
+    )
+    return Profile(model="toy", method="p_rge", source="measured", layers=tuple(rows)), cluster
+
+
+def size(queries: int, **settings: object) -> StepSize:
+    return StepSize(**{"queries": queries, "batch_size": 2, "sequence_length": LENGTH, "memory_length": LENGTH} | settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_division_of_the_queries_is_faster(seed: int) -> None:
+    """Of all ways to give q queries to any of the devices, with memory for some only."""
+    queries, devices = random.Random(seed).randint(1, 6), 3
+    profile, cluster = world(seed, devices=devices, memory=(6_000, 14_000))
+    asked = size(queries, execution=("auto", "both", "sequential")[seed % 3])
+    best = math.inf
+    for counts in itertools.product(range(queries + 1), repeat=devices):
+        if sum(counts) == queries:
+            shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
+            plan = Plan(method="p_rge", stages=(Stage(start=0, stop=3, shares=shares),), micro_batch_size=2, num_micro_batches=1)
+            best = min(best, step_s(profile, cluster, plan, asked))
+    try:
+        plan = plan_queries(profile, cluster, asked)
+    except PlanError:
+        assert math.isinf(best)
+        return
+    if len(plan.stages) == 1:
+        assert sum(share.queries for share in plan.stages[0].shares) == queries
+        assert step_s(profile, cluster, plan, asked) == pytest.approx(best)
+        assert plan.total_s == pytest.approx(best)
+    else:
+        assert plan.total_s < best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_chain_is_faster(seed: int) -> None:
+    """Of all orders of the devices and cuts of the layers, where none can hold the model."""
+    profile, cluster = world(seed, devices=3, layers=5, memory=(4_000, 7_000))
+    asked = size(3)
+    best = math.inf
+    for count in (2, 3):
+        for order in itertools.permutations(range(3), count):
+            for cuts in itertools.combinations(range(1, 5), count - 1):
+                ends = itertools.pairwise((0, *cuts, 5))
+                stages = tuple(
+                    Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=3),))
+                    for (start, stop), rank in zip(ends, order, strict=True)
+                )
+                plan = Plan(method="p_rge", stages=stages, micro_batch_size=2, num_micro_batches=1)
+                best = min([best, *(chain_s(profile, cluster, plan, asked, passing) for passing in asked.passings(3, cut=True))])
+    if math.isinf(best):
+        with pytest.raises(PlanError, match=r"has .* need"):
+            plan_queries(profile, cluster, asked)
+        return
+    plan = plan_queries(profile, cluster, asked)
+    assert len(plan.stages) > 1
+    assert plan.total_s == pytest.approx(best)
+    (passing,) = set(chosen_passings(profile, cluster, plan, asked).values())
+    assert chain_s(profile, cluster, plan, asked, passing) == pytest.approx(best)
+
+
+def test_faster_devices_get_more_queries() -> None:
+    """In proportion to their speed where links cost nothing, and far devices none where telling costs more than it saves."""
+    rows = tuple((layer(0.0, 0.01 * slow, 0.0, 100),) for slow in (1, 1, 2))
+    profile = Profile(model="toy", method="p_rge", source="measured", layers=rows)
+    link = Link(bytes_per_s=1e9)
+    cluster = Cluster(
+        name="three", devices=tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(3))
+    )
+    plan = plan_queries(profile, cluster, size(10))
+    assert [share.queries for share in plan.stages[0].shares] == [4, 4, 2]
+    far = replace(cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0))))
+    assert plan_queries(profile, far, size(10)).stages[0].ranks == (0, 1)
+
+
+def test_memory_forces_smaller_passes() -> None:
+    """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where it is faster."""
+    profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
+    asked = size(4)
+    ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
+    costs = RankCosts(profile=profile, cluster=_one(10**9), size=asked, rank=0, start=0, stop=1)
+    needs = {way: costs.need_bytes(way.parts) for way in ways}
+    assert list(needs.values()) == sorted(needs.values(), reverse=True)
+    for way, need in needs.items():
+        cluster = _one(need)
+        (chosen,) = chosen_passings(profile, cluster, plan_queries(profile, cluster, asked), asked).values()
+        assert (chosen.parts, costs.group_s(chosen) * chosen.groups(4)) == (way.parts, pytest.approx(costs.group_s(way) * way.groups(4)))
+    with pytest.raises(PlanError, match="Device 'd0' has"):
+        plan_queries(profile, _one(min(needs.values()) - 1), asked)
+    with pytest.raises(PlanError, match="execution 'auto'"):
+        plan_queries(profile, _one(needs[Passing(2, "both")]), size(4, execution="both"))
+
+
+def _one(memory_bytes: int) -> Cluster:
+    device = Device(name="d0", flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=1e9))
+    return Cluster(name="one", devices=(device,))
+
+
+def test_counts_below_one() -> None:
+    with pytest.raises(ConfigError, match="queries = 0"):
+        size(0)
+    assert smallest_maximum([[0.0, 1.0], [0.0, 1.0]], 3) is None
+    assert smallest_maximum([[0.0, 1.0, math.inf], [0.0, 3.0, 3.0]], 2) == [1, 1]

@@ -1,0 +1,99 @@
+"""P-RGE's executed tables, with a tiny model: interrupted trainings go on where they were, and come out the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import from_json, to_json
+from workbench.reproduce import Result, Settings
+from workbench.reproduce.p_rge import executed_settings, executed_table2, executed_table7, executed_training
+from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
+from workbench.reproduce.p_rge.executed_training import run_all
+from workbench.reproduce.p_rge.testbed import TINY
+from workbench.reproduce.values import lookup, paper_values
+
+SMALL = Trial(
+    model="tiny-llama-2", method="P-RGE", queries=2, batch_size=2, steps=6, score_every=2, learning_rate=1e-2, samples=(24, 12, 12),
+    max_length=64,
+)  # fmt: skip
+
+
+def silent(line: str) -> None:
+    """Drop a line."""
+
+
+class Killed(BaseException):
+    """Stands for a process that ends in the middle of a step."""
+
+
+@pytest.mark.parametrize("method", ["P-RGE", "MeZO"])
+def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(method, tmp_path, monkeypatch):
+    trial = replace(SMALL, method=method)
+    whole, cut = TrialFolder(tmp_path / "whole"), TrialFolder(tmp_path / "cut")
+    (expected,) = run_all([trial], whole, silent).values()
+    made = executed_training.training_batch
+
+    def dies_at_4(encoded, batch_size, seed, step):
+        if step == 4:
+            raise Killed
+        return made(encoded, batch_size, seed, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executed_training, "training_batch", dies_at_4)
+        with pytest.raises(Killed):
+            run_all([trial], cut, silent)
+    assert cut.find(trial) is None
+    path = cut.steps_path(trial)
+    assert len(path.read_text().splitlines()) == 1 + 4
+    with path.open("a", encoding="utf-8") as file:
+        file.write("[4,0.01,[12")  # torn by the crash
+    steps = []
+    monkeypatch.setattr(executed_training, "training_batch", lambda *given: (steps.append(given[-1]), made(*given))[1])
+    (found,) = run_all([trial], cut, silent).values()
+    assert steps == [4, 5]
+    assert (found.curve, found.test_score) == (expected.curve, expected.test_score)
+    assert path.read_bytes() == whole.steps_path(trial).read_bytes()
+    # A longer training goes on from a shorter one's steps; an outcome that is there is not run again.
+    steps.clear()
+    run_all([trial, replace(trial, steps=7)], cut, silent)
+    assert steps == [6]
+
+
+def test_trainings_are_told_apart_and_bad_ones_refused():
+    assert SMALL.run_digest == replace(SMALL, steps=9, score_every=5).run_digest != replace(SMALL, seed=1).run_digest
+    assert len({SMALL.digest, replace(SMALL, steps=9).digest, replace(SMALL, learning_rate=1e-3).digest}) == 3
+    with pytest.raises(ConfigError, match="There are zero-shot"):
+        replace(SMALL, method="magic")
+    with pytest.raises(ConfigError, match="-1 steps"):
+        replace(SMALL, steps=-1)
+
+
+def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_path, monkeypatch):
+    """Every row's trial is made; what trains is a row of each kind."""
+    settings = Settings(quick=True, seeds=(0, 1), workdir=tmp_path)
+    rows = executed_table2.rows(settings)
+    full = executed_table2.rows(Settings())
+    assert {one.queries * one.batch_size for name, one in full.items() if name.startswith(("P-RGE", "MeZO (L", "MeZO (f"))} == {16}
+    assert full[executed_table2.Q4].steps == 4 * full[executed_table2.FEWER_STEPS].steps == executed_settings.STEPS
+    assert full["MeZO (full)"].epsilon == 1e-3
+    kept = ("zero-shot", "calibrated", "MeZO (LoRA-FA)", "P-RGE (q=4)", executed_table2.FEWER_STEPS, "FO-Adam (LoRA-FA)")
+    monkeypatch.setattr(executed_table2, "rows", lambda settings: {name: rows[name] for name in kept})
+    made = executed_table2.run(settings)
+    by_name = {one.labels[0]: one for one in made.comparisons}
+    printed = lookup(paper_values("p_rge", "table2"))
+    assert by_name["P-RGE (q=4)"].paper == printed[TINY, "P-RGE (q=4)", "SST-2"]
+    assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
+    assert set(made.series) == set(kept[2:])
+    table = made.tables[0]
+    assert all(len(str(row[-1]).split(", ")) == (2 if row[3] else 1) for row in table.rows)
+    rates = {row[0]: row[4] for row in table.rows if row[3]}
+    assert rates["P-RGE (q=4)"] in executed_settings.RATES["P-RGE", "lora_fa"]
+    assert executed_table2.draw(from_json(to_json(made), Result))
+    seven = executed_table7.rows(settings)
+    monkeypatch.setattr(executed_table7, "rows", lambda settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
+    techniques = executed_table7.run(replace(settings, seeds=(0,)))
+    assert [one.labels[0] for one in techniques.comparisons] == ["LoRA-FA", "VeRA"]
+    assert executed_table7.draw(techniques)

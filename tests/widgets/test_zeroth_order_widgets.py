@@ -1,0 +1,327 @@
+"""Widgets of the lab on zeroth-order gradients: what they show is what Algorithm 1, the model and the planner say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.models.inference_engine import EngineConfig, EngineStep
+from workbench.models.zeroth_order import CausalModel, StepLog
+from workbench.planners.query_costs import StepSize
+from workbench.plots.zeroth_order_roofline import Pass
+from workbench.tasks.prompts import PromptBatch
+from workbench.widgets import (
+    Bowl,
+    BowlLab,
+    QueryDivider,
+    QueryForm,
+    QueryProblem,
+    QueryTraining,
+    RooflineExplorer,
+    TrainingPanel,
+    TrainingSettings,
+    continue_in_engine,
+    descents,
+    engine_training,
+    epsilon_curve,
+    exact_gradient,
+    exercises,
+    frozen_and_trained,
+    measure_roofline,
+    one_by_one,
+    paper_machines,
+    plane_error,
+    study_slopes,
+    with_memory,
+)
+from workbench.widgets.bowl import Descent, mean_of, probe, rounded
+from workbench.widgets.roofline_explorer import execution_costs
+
+SETTINGS = TrainingSettings(
+    model="tiny-llama", queries=2, batch_size=2, learning_rate=5e-3, train_samples=16, validation_samples=8, score_every=2
+)
+
+
+@pytest.fixture(scope="module")
+def training() -> QueryTraining:
+    """An untrained model and its task; nobody trains it."""
+    return QueryTraining(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def problem() -> QueryProblem:
+    """Two rows a millisecond and layer on the first device, the others 2, 4 and 8 times slower; eight queries."""
+
+    def layers(slower: float) -> tuple[LayerProfile, ...]:
+        grids = {
+            kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((at, at), (2 * at, 2 * at)))
+            for kind, at in (("F", 0.5e-3 * slower), ("STEP", 1e-6 * slower))
+        }
+        one = LayerProfile(
+            name="layer", times=grids, frozen_bytes=10**6, trainable_bytes=1000, output_bytes_per_token=64, context_bytes_per_token=0
+        )
+        return (one, one)
+
+    profile = Profile(model="made up", method="p_rge", source="measured", layers=tuple(layers(slower) for slower in (1, 2, 4, 8)))
+    size = StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1)
+    return QueryProblem(profile=profile, cluster=load_cluster("laptop"), size=size)
+
+
+def test_on_a_bowl_every_slope_is_exact_and_their_mean_tends_to_the_gradient() -> None:
+    bowl, at = Bowl(stretch=4.0), (1.5, -1.0)
+    gradient = bowl.gradient(*at)
+    numeric = [(bowl.height(1.5 + 1e-6, -1.0) - bowl.height(1.5 - 1e-6, -1.0)) / 2e-6]
+    assert gradient[0] == pytest.approx(numeric[0], rel=1e-6)
+    many = probe(bowl, at, queries=4000, epsilon=1.0, seed=3, step=0)
+    for one in many[:20]:
+        assert one.slope == pytest.approx(sum(z * g for z, g in zip(one.direction, gradient, strict=True)), abs=1e-5)
+    assert math.dist(mean_of(many), gradient) < 0.1 * math.hypot(*gradient)
+    assert [one.direction for one in probe(bowl, at, queries=2, epsilon=0.1, seed=3, step=0)] == [one.direction for one in many[:2]]
+    with pytest.raises(ConfigError, match="0 queries"):
+        probe(bowl, at, queries=0, epsilon=1.0, seed=0, step=0)
+    with pytest.raises(ConfigError, match="float8"):
+        Bowl(precision="float8")
+
+
+def test_few_bits_drown_a_small_epsilon_and_ripples_are_averaged_by_a_large_one() -> None:
+    assert rounded(1.0 + 2**-8, 8) == 1.0 and rounded(-3.0, 8) == -3.0 and rounded(0.0, 8) == 0.0
+    coarse = Bowl(precision="bfloat16")
+    assert all(one.slope == 0 for one in probe(coarse, (0.4, 0.2), queries=20, epsilon=1e-4, seed=0, step=0))
+    rippled, smooth, at = Bowl(ripple=0.1), Bowl(), (2.0, 1.0)
+
+    def missed(epsilon: float) -> float:
+        seen, meant = (mean_of(probe(one, at, queries=500, epsilon=epsilon, seed=0, step=0)) for one in (rippled, smooth))
+        return math.dist(seen, meant)
+
+    assert missed(1.0) < 0.3 * missed(0.001)
+
+
+def test_walks_go_down_and_are_counted_in_passes() -> None:
+    found = descents(Bowl(), (1, 4), passes=80, learning_rate=lambda q: 0.3, repeats=5)
+    assert found["q = 1"][-1][0] == found["q = 4"][-1][0] == 80 and found["q = 1"][1][0] == 2 and found["q = 4"][1][0] == 8
+    for points in found.values():
+        assert points[-1][1] < 0.5 * points[0][1]
+    walk = Descent(bowl=Bowl(), queries=3)
+    way, (x, y) = mean_of(walk.probes), walk.path[0]
+    walk.step()
+    assert walk.path[1] == (x - 0.3 * way[0], y - 0.3 * way[1])
+
+
+def test_the_bowl_lab_follows_its_controls() -> None:
+    lab = BowlLab(Bowl(), queries=64, seed=1)
+    assert "after 0 steps, 0 forward passes" in lab.headline.value and lab.angle < 40
+    lab.walk(2)
+    assert "after 2 steps, 256 forward passes" in lab.headline.value and len(lab.descent.path) == 3
+    lab.queries.value, lab.precision.value, lab.epsilon.value = 1, "bfloat16", 0.001
+    assert "no slope seen" in lab.headline.value and lab.angle == 180
+    lab.precision.value, lab.stretch.value, lab.learning_rate.value = "float32", 16.0, 1.0
+    before = lab.descent.probes
+    lab._buttons[2].click()
+    assert lab.descent.probes != before
+    lab.walk(60)
+    assert "smaller learning rate" in lab.message.value and math.hypot(*lab.descent.path[-1]) <= 1e3
+    lab._buttons[3].click()
+    assert len(lab.descent.path) == 1 and lab.message.value == ""
+
+
+def test_the_error_on_a_plane_is_d_plus_1_over_q() -> None:
+    found = plane_error(30, (1, 8), repeats=400)
+    assert [error for _, error in found.points] == pytest.approx([31, 31 / 8], rel=0.15)
+
+
+def test_a_models_slopes_are_those_of_its_gradient(training: QueryTraining) -> None:
+    model, batch = training.model, training.batch(0)
+    before = model.trainables.state()
+    study = study_slopes(model, batch, queries=8, epsilon=1e-3)
+    assert study.deviation < 0.02 and len(study.slopes) == 8
+    gradient = exact_gradient(model, batch)
+    assert study.length == pytest.approx(float(gradient.norm()), rel=1e-5)
+    # The error of the mean of all eight, made the long way.
+    noise = [model.trainables.noise(seed) for seed in _seeds(8)]
+    mean = sum(z * measured for z, (_, measured) in zip(noise, study.slopes, strict=True)) / 8
+    queries, error = study.error.points[-1]
+    assert queries == 8 and error == pytest.approx(float((mean - gradient).square().sum() / gradient.square().sum()), rel=1e-3)
+    assert study.error.dimension == model.trainables.num_values == frozen_and_trained(model)[1]
+    curve = epsilon_curve(model, batch, (1e-3, 1.0), queries=4, exact=gradient)
+    assert curve[0].deviation < 0.05 < curve[1].deviation
+    assert all(torch.equal(before[name], value) for name, value in model.trainables.state().items())
+
+
+def _seeds(count: int) -> list[int]:
+    from workbench.core.seeds import query_seed
+
+    return [query_seed(0, 0, query) for query in range(count)]
+
+
+def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:
+    batch = training.batch(0, samples=1)
+    host = measure_roofline(training.model, batch, (2, 1), seconds=0.01, pass_budget_s=0.01)
+    one, two = host.passes
+    assert (one.parts, two.parts) == (1, 2) and two.flops == pytest.approx(2 * one.flops, rel=0.01) and one.weight_bytes == two.weight_bytes
+    tokens, layers = batch.input_ids.shape[1], training.model.backbone.layers
+    matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2 and not p.requires_grad)
+    assert one.flops > 2 * matrices * tokens and one.seconds > 0 and host.ridge == host.flops_per_s / host.bytes_per_s
+    assert one_by_one(host.passes)["one after the other"][1] == (2, pytest.approx(2e3 * one.seconds))
+    assert host.machine(len(layers)).flops_per_s == host.flops_per_s
+    training.model.part_losses(batch)  # nothing stays bound
+
+
+def test_the_roofline_explorer_follows_its_controls() -> None:
+    explorer = RooflineExplorer(model="SmolLM2-135M")
+    assert [(one.execution, one.passes, one.parts) for one in explorer.costs] == [
+        ("sequential", 8, 1),
+        ("outer", 2, 4),
+        ("inner", 4, 2),
+        ("both", 1, 8),
+    ]
+    gain = explorer.costs[0].step_s / explorer.costs[-1].step_s
+    assert gain > 4 and f"{gain:.2f} times as fast" in explorer.headline.value
+    explorer.tokens.value, explorer.batch_size.value, explorer.model.value = 256, 16, "Llama2-7B"
+    assert explorer.costs[0].step_s / explorer.costs[-1].step_s < 1.1 and "little to gain" in explorer.headline.value
+    assert "Llama2-7B" in explorer.figure.heading.value and "sequential" in explorer.table.value
+    jetson = execution_costs("TinyLlama-1.1B", paper_machines()["Jetson Orin Nano, NF4 (Table 4)"], queries=1, batch_size=1, tokens=64)
+    assert jetson[0].step_s / jetson[2].step_s == pytest.approx(1.62, rel=0.25)  # Table 4's speed-up
+
+
+def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path) -> None:
+    whole = QueryTraining(SETTINGS)
+    curve = whole.run(4)
+    assert [step for step, _ in curve.losses] == [1, 2, 3, 4] and [step for step, _ in curve.scores] == [0, 2, 4]
+    assert set(curve.baselines) == {"zero-shot", "calibrated"} and curve.step_s > 0
+    panel = TrainingPanel(SETTINGS, 4, folder=tmp_path)
+    panel.steps.value = 3
+    panel.start()
+    panel.wait()
+    assert "3 steps, accuracy" in panel.headline.value and panel.log_path.is_file()
+    again = TrainingPanel(SETTINGS, 4, folder=tmp_path)
+    finished = again.trained()
+    assert "4 steps (3 of them from the log)" in again.headline.value and "16 forward passes of 2 samples" in again.headline.value
+    assert finished.curve.losses == curve.losses and finished.curve.baselines == curve.baselines
+    assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
+    assert again.trained() is finished and list(again.drawn().data[0].y) == [loss for _, loss in curve.losses]
+    again.learning_rate.value = -1.0
+    again.start()
+    assert "learning_rate" in again.message.value
+    again.learning_rate.value, again.steps.value = 5e-3, 0
+    again.start()
+    assert "at least 1" in again.message.value
+
+
+class _StandIn:
+    """In place of the inference engine: a model of its own that makes the same steps, and is off by `wrong` in each loss."""
+
+    wrong = 0.0
+
+    def __init__(self, path: str, *, seed: int, noise_of: Callable[[int, int], Any], threads: int) -> None:
+        self.inner, self.step_number = QueryTraining(SETTINGS), 0
+        size = self.inner.model.trainables.num_values
+        assert torch.equal(torch.from_numpy(noise_of(7, size)), self.inner.model.trainables.noise(7)) and Path(path).is_file()
+
+    def step(self, batch: PromptBatch, learning_rate: float) -> EngineStep:
+        result = self.inner.step()
+        self.step_number += 1
+        losses = tuple(loss * (1 + self.wrong) for loss in result.losses.tolist())
+        return EngineStep(step=self.step_number - 1, losses=losses, gradients=result.log.gradients, log=result.log)
+
+    def theta(self) -> Any:
+        return self.inner.model.trainables.flat.detach().numpy()
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.01])
+def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(model: CausalModel, path: Path, config: EngineConfig, *, name: str) -> SimpleNamespace:
+        assert config.sequence_length >= max(training.train.lengths) and config.num_targets == training.train.max_targets
+        path.write_bytes(bytes(1000))
+        return SimpleNamespace(path=str(path), file_bytes=1000, export_s=0.1)
+
+    monkeypatch.setattr(engine_training, "require_executorch", lambda: None)
+    monkeypatch.setattr(engine_training, "export_program", export)
+    monkeypatch.setattr(engine_training, "EngineTrainer", _StandIn)
+    monkeypatch.setattr(_StandIn, "wrong", wrong)
+    before = training.model.trainables.flat.clone()
+    run = continue_in_engine(training, tmp_path, steps=2)
+    assert run.difference == pytest.approx(wrong, abs=1e-6) and run.values == pytest.approx(0, abs=1e-6)
+    assert [step for step, _ in run.losses] == [1, 2] and run.scores[0][0] == "before"
+    assert run.scores[1][1] == run.scores[2][1] and "after 2 steps in the engine" in str(run) and "<table>" in run._repr_html_()
+    assert torch.equal(training.model.trainables.flat, before) and training.curve.steps == 0
+
+
+def test_the_engine_says_so_where_it_is_not_installed(training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ConfigError("A program was asked for.", "ExecuTorch is not installed.", "Install it.")
+
+    monkeypatch.setattr(engine_training, "require_executorch", missing)
+    run = continue_in_engine(training, tmp_path, steps=2)
+    assert "ExecuTorch is not installed. Install it." in str(run) and list(tmp_path.iterdir()) == []
+
+
+def test_queries_are_divided_by_hand_beside_the_planner(problem: QueryProblem) -> None:
+    divider = QueryDivider(problem)
+    assert divider.counts == (2, 2, 2, 2) and "against the planner" in divider.headline.value
+    seconds = problem.device_seconds((2, 2, 2, 2))
+    assert seconds[3] == max(seconds) and seconds[3] > 3 * seconds[1] > 5 * seconds[0]
+    divider.sliders[3].value = 3
+    assert "Not a step yet" in divider.headline.value and "8 queries" in divider.message.value
+    divider.take_plan.click()
+    assert divider.counts == divider.planned == problem.counts(problem.planned())
+    assert "(+0.0% against the planner)" in divider.headline.value and divider.message.value == ""
+    assert problem.seconds(divider.counts) == pytest.approx(problem.planned().total_s)
+    small = QueryProblem(profile=problem.profile, cluster=_only_first_holds(problem), size=problem.size)
+    crowded = QueryDivider(small, (2, 2, 2, 2))
+    assert "Out of memory" in crowded.headline.value and "delta" in crowded.message.value
+    with pytest.raises(ConfigError, match="4 devices"):
+        problem.divided((8,))
+    assert problem.with_queries(2).planned() != problem.planned()
+
+
+def _only_first_holds(problem: QueryProblem):
+    poor = with_memory(problem.cluster, 1_000_000)
+    return replace(poor, devices=(problem.cluster.devices[0], *poor.devices[1:]))
+
+
+def test_the_form_describes_a_job_and_refuses_what_is_none() -> None:
+    job = Job(method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2})
+    form, seen = QueryForm(job), []
+    form.on_change(seen.append)
+    assert form.job == job
+    form.execution.value, form.queries.value, form.after_loss.value = "inner", 8, "repeat"
+    assert form.job.options == {"queries": 8, "steps": 3, "rank": 2, "execution": "inner", "after_loss": "repeat"} and seen[-1] == form.job
+    form.queries.value = 0
+    assert "0 queries" in form.message.value and seen[-1] is None
+    with pytest.raises(ConfigError):
+        _ = form.job
+
+
+def test_exercises_tell_right_from_wrong(problem: QueryProblem) -> None:
+    log = StepLog(step=0, seeds=(1, 2), gradients=(0.5, 0.25), learning_rate=1e-3)
+    passes = [Pass(parts, parts * 1e9, 1e9, seconds) for parts, seconds in ((1, 1.0), (4, 1.5), (8, 6.0))]
+    cases = (
+        (lambda answer: exercises.check_projected_gradient(answer, plus=0.731, minus=0.694, epsilon=0.01), 1.85, 3.7),
+        (lambda answer: exercises.check_forward_passes(answer, queries=4, steps=300), 2400, 1200),
+        (lambda answer: exercises.check_queries_for_error(answer, dimension=4608), 4609, 1),
+        (lambda answer: exercises.check_knee(answer, passes), 4, 8),
+        (lambda answer: exercises.check_travelling(answer, log), 16, 8),
+        (lambda answer: exercises.check_division(answer, problem), problem.counts(problem.planned()), (2, 2, 2, 2)),
+        (lambda answer: exercises.check_division(answer, problem), problem.counts(problem.planned()), (8,)),
+    )
+    for check, right, wrong in cases:
+        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False], check(right)
+        assert len(check(wrong).message) > 20
+
+
+def test_the_epsilon_of_a_study_is_judged_by_its_slopes(training: QueryTraining) -> None:
+    studies = epsilon_curve(training.model, training.batch(0), (1e-3, 1.0), queries=2)
+    check = exercises.check_epsilon
+    assert [check(answer, studies).passed for answer in (None, 1e-3, 1.0, 0.5)] == [None, True, False, False]
+    assert "0.5 is none of" in check(0.5, studies).message

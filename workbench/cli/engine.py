@@ -1,0 +1,158 @@
+"""`workbench export` and `workbench train`: a model as an ExecuTorch program that trains itself, here or on a small device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.job import DEFAULTS, Data, LearningRate, MaxLength, Model, Samples, Seed, TaskName
+from workbench.cli.output import Json, print_json, require_writable, say
+from workbench.core.errors import ConfigError
+
+REPORTED_STEPS = 20
+
+
+def export(
+    out: Annotated[Path, typer.Argument(help="The program to write, such as smollm2.pte.")],
+    model: Model = "SmolLM2-135M",
+    queries: Annotated[int, typer.Option(help="q, random directions a step.")] = 4,
+    batch_size: Annotated[int, typer.Option(help="E, prompts a step.")] = 4,
+    max_length: MaxLength = 64,
+    targets: Annotated[int, typer.Option(help="Label tokens of a prompt.")] = 1,
+    epsilon: Annotated[float, typer.Option(help="Scale of the perturbation.")] = 1e-2,
+    rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
+    alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
+    backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
+    noise: Annotated[str, typer.Option(help="input: from the host's seeds; drawn: by the program itself.")] = "input",
+    prompts: Annotated[Path | None, typer.Option(help="Write a task's training prompts, tokenized, here too.")] = None,
+    task: TaskName = DEFAULTS.task,
+    train_samples: Samples = 1000,
+    data: Data = None,
+    seed: Seed = DEFAULTS.seed,
+    as_json: Json = False,
+) -> None:
+    """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state."""
+    from workbench.models.inference_engine import EngineConfig, export_program, require_executorch
+
+    require_executorch()
+    for path in (out, prompts):
+        if path is not None:
+            require_writable(path)
+    config = EngineConfig(
+        queries=queries,
+        batch_size=batch_size,
+        sequence_length=max_length,
+        num_targets=targets,
+        epsilon=epsilon,
+        backend=backend,  # type: ignore[arg-type]
+        noise=noise,  # type: ignore[arg-type]
+    )
+    from workbench.models.loading import require_known
+    from workbench.models.zeroth_order import TrainableConfig, load_causal_model
+
+    require_known(model)
+    loaded = load_causal_model(model, TrainableConfig(rank=rank, alpha=alpha, seed=seed))
+    if prompts is not None:
+        say(f"Tokenizing the prompts of {task}")
+        _write_prompts(prompts, model, task, data, train_samples, config.sequence_length, config.num_targets)
+    say(f"Exporting {model}")
+    result = export_program(loaded, out, config, name=model)
+    if as_json:
+        print_json(result)
+        return
+    print(f"Program     {result.path}, {result.file_bytes / 1e6:.1f} MB, exported in {result.export_s:.0f} s")
+    print(
+        f"Trains      {result.description.num_values:,} values in {len(result.description.slots)} matrices, q = {queries}, E = {batch_size}"
+    )
+    print(f"Step        {result.delegated} pieces for XNNPACK, {sum(result.operators.values())} calls of ExecuTorch's own kernels")
+    if prompts is not None:
+        print(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
+
+
+def train(
+    program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
+    prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
+    learning_rate: LearningRate = 1e-3,
+    seed: Seed = DEFAULTS.seed,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
+    log: Annotated[Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the trained B here (safetensors).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes on."""
+    from workbench.models.inference_engine import EngineTrainer
+    from workbench.models.inference_engine.prompts import EnginePrompts
+
+    for path in (log, out):
+        if path is not None:
+            require_writable(path)
+    rows = EnginePrompts.read(prompts)
+    trainer = EngineTrainer(program, seed=seed, threads=threads)
+    losses = _train(trainer, rows, steps, learning_rate, seed, log)
+    if out is not None:
+        from safetensors.numpy import save_file
+
+        save_file(trainer.named(), out)
+    if as_json:
+        print_json({"steps": trainer.step_number, "losses": losses})
+    elif losses:
+        first, last = losses[:REPORTED_STEPS], losses[-REPORTED_STEPS:]
+        print(f"Steps       {trainer.step_number}, {len(losses)} of them now")
+        print(f"Loss        {sum(first) / len(first):.4f} at first, {sum(last) / len(last):.4f} at last (means of {len(last)} steps)")
+    else:
+        print(f"Steps       {trainer.step_number}, all of them made before")
+
+
+def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:
+    from workbench.core.serial import to_builtins
+    from workbench.models.zeroth_order import LogFile
+    from workbench.tasks.prompts import step_indices
+
+    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_builtins(trainer.description)}
+    log = None if path is None else LogFile(path, header)
+    losses = []
+    try:
+        if log is not None and log.steps:
+            trainer.resume(log.steps[:steps])
+            say(f"Going on behind step {trainer.step_number}")
+        while trainer.step_number < steps:
+            number = trainer.step_number
+            made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
+            losses.append(made.loss)
+            if log is not None:
+                if made.log is None:
+                    raise ConfigError(
+                        f"A log '{path}' was asked for.", "The program draws noise that no log holds.", "Export with --noise input."
+                    )
+                log.append(made.log)
+            if (number + 1) % REPORTED_STEPS == 0:
+                say(f"step {number + 1} of {steps}: loss {sum(losses[-REPORTED_STEPS:]) / len(losses[-REPORTED_STEPS:]):.4f}")
+    finally:
+        if log is not None:
+            log.close()
+    return losses
+
+
+def _write_prompts(path: Path, model: str, task: str, data: str | None, samples: int | None, length: int, targets: int) -> None:
+    from workbench.models.inference_engine.prompts import EnginePrompts
+    from workbench.models.loading import load_tokenizer
+    from workbench.tasks.prompts import collate_prompts, encode_prompts, load_prompt_task
+
+    found = load_prompt_task(task, data=data, train_samples=samples)
+    encoded = encode_prompts(found.train, found.prompt, load_tokenizer(model), is_causal=True, max_length=length)
+    if encoded.max_targets > targets:
+        raise ConfigError(
+            f"A program with {targets} label tokens was asked for.",
+            f"Prompts of {task} have up to {encoded.max_targets}.",
+            f"Give --targets {encoded.max_targets}.",
+        )
+    whole = collate_prompts(encoded, range(len(encoded)), length=length)
+    EnginePrompts(
+        input_ids=whole.input_ids.numpy(),
+        targets=whole.targets.numpy(),
+        positions=whole.positions.numpy(),
+        target_mask=whole.target_mask.numpy(),
+    ).write(path)

@@ -1,0 +1,149 @@
+"""The parent's side of a run: what every device is told of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import LayerProfile, Profile
+from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.p_rge.devices import Generation
+from workbench.methods.p_rge.history import History
+from workbench.methods.p_rge.layout import change_at, length_of
+from workbench.methods.p_rge.planning import fitted_setting, plan_job
+from workbench.methods.p_rge.predict import Predictor
+from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.session import RankJob
+from workbench.planners.adaptive import Precision, Setting
+
+SHORTEST_TIMEOUT_S = 20.0
+
+
+class Launcher:
+    """Makes the jobs of one run.
+
+    profile_of: what every layer costs on every device of the cluster, with weights of a precision; host_of: on one unslowed core of this
+    host, None for real devices, which then get REAL_TIMEOUT_S.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedJob,
+        cluster: Cluster,
+        history: History,
+        folder: Path,
+        *,
+        profile_of: Callable[[Precision], Profile],
+        host_of: Callable[[Precision], tuple[LayerProfile, ...] | None],
+    ) -> None:
+        self._prepared, self._cluster, self._history, self._folder = prepared, cluster, history, folder
+        self._profile_of, self._host_of = profile_of, host_of
+        self._length = lru_cache(maxsize=None)(self._find_length)
+
+    @property
+    def setting(self) -> Setting:
+        """Return the setting in force."""
+        return self._history.changes[-1].setting
+
+    def length(self, step: int) -> int:
+        """Return the padded length of a step's batch."""
+        return self._length(step, len(self._history.changes))
+
+    def _find_length(self, step: int, _: int) -> int:
+        lengths, seed = self._prepared.train.lengths, self._prepared.job.seed
+        return length_of(lengths, seed, change_at(self._history.changes, step), step)
+
+    def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
+        """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""
+        asked = self._prepared.setting._replace(precision=self.setting.precision)
+        small = part_of_cluster(self._cluster, ready)
+        try:
+            return fitted_setting(self._prepared, small, lambda precision: self._profile(precision, ready, factors), asked)
+        except PlanError:
+            return self.setting  # the plan's own error says more
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' pace asks for another setting or plan than a generation's."""
+        setting = self.fitted(ready, factors)
+        if setting != self.setting:
+            return True
+        plan = self._planned(ready, factors)
+        members = tuple(ready[rank] for stage in plan.stages for rank in stage.ranks)
+        return members != generation.members or _shares(plan) != _shares(generation.plan)
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], plan: Plan | None = None) -> Generation:
+        """Return the steps that are left as a job of the devices that are ready.  plan: of the whole cluster; None makes one.
+
+        Raises PlanError if the model does not fit on them.
+        """
+        if plan is None:
+            plan = self._planned(ready, factors)
+            ranks = tuple(ready[rank] for stage in plan.stages for rank in stage.ranks)
+        else:
+            ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
+        own = renumbered(plan)
+        predictor = self.predictor(ranks, factors, own)
+        return Generation(number, ranks, own, self.rank_job(part_of_cluster(self._cluster, ranks), own, predictor), predictor)
+
+    def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan) -> Predictor:
+        """Return what prices the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
+        profile = self._profile(self.setting.precision, ranks, factors)
+        return Predictor(self._prepared, profile, part_of_cluster(self._cluster, ranks), plan, self.setting)
+
+    def rank_job(self, cluster: Cluster, plan: Plan, predictor: Predictor) -> RankJob:
+        """Return the message that starts every rank."""
+        prepared, history = self._prepared, self._history
+        host_layers = self._host_of(self.setting.precision)
+        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.seconds(prepared.longest))
+        return RankJob(
+            job=prepared.job,
+            cluster=cluster,
+            plan=plan,
+            passings=predictor.passings,
+            host_layers=host_layers,
+            train=prepared.train,
+            trainable=prepared.trainable,
+            estimator=prepared.zeroth_order(self.setting),
+            change=history.changes[-1],
+            records=tuple(history.records),
+            last_step=prepared.num_steps,
+            steps_per_epoch=prepared.steps_per_epoch,
+            folder=self._folder,
+            timeout_s=REAL_TIMEOUT_S if host_layers is None else patience_s,
+        )
+
+    def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Plan:
+        profile = self._profile(self.setting.precision, ready, factors)
+        return plan_job(self._prepared, profile, part_of_cluster(self._cluster, ready), self.setting)
+
+    def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
+        """Return the profile of some devices, as slow as they were found to be."""
+        profile = self._profile_of(precision)
+        rows = (tuple(layer.scaled(factors.get(rank, 1.0)) for layer in profile.layers[rank]) for rank in ranks)
+        return replace(profile, layers=tuple(rows))
+
+
+def part_of_cluster(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+    """Return the cluster of some devices, in this order."""
+    devices = tuple(cluster.devices[rank] for rank in ranks)
+    names = {device.name for device in devices}
+    return replace(cluster, devices=devices, pairs={pair: link for pair, link in cluster.pairs.items() if names >= set(pair.split(">"))})
+
+
+def renumbered(plan: Plan) -> Plan:
+    """Return a plan whose devices are numbered in the order in which it names them."""
+    stages, at = [], 0
+    for stage in plan.stages:
+        shares = tuple(Share(rank=at + place, queries=share.queries) for place, share in enumerate(stage.shares))
+        stages.append(Stage(start=stage.start, stop=stage.stop, shares=shares))
+        at += len(shares)
+    return replace(plan, stages=tuple(stages))
+
+
+def _shares(plan: Plan) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [(stage.start, stage.stop, tuple(share.queries for share in stage.shares)) for stage in plan.stages]

@@ -1,0 +1,160 @@
+"""Profile P-RGE on this host: seconds and bytes of every layer's forward pass and of its noise, by the very calls that a run makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from workbench.core.profile import Grid, LayerProfile
+from workbench.core.schedule import STEP
+from workbench.methods.p_rge.compute import load_model
+from workbench.models.facts import ModelFacts
+from workbench.models.zeroth_order import CausalModel, StepLog, TrainableConfig
+from workbench.planners.adaptive import Precision
+from workbench.profiler.timing import Call, time_grids
+
+ROWS = (1, 4, 16)
+QUERIES = (1, 4)
+SHORT_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUpBatch:
+    """A batch of prompts to measure with: one target each, at the end."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    positions: Tensor
+    target_mask: Tensor
+    decoder_ids: Tensor | None = None
+
+    @classmethod
+    def of(cls, ids: Tensor, vocabulary: int) -> MadeUpBatch:
+        """Return a batch that reads these ids (n, t), with some padding."""
+        count, length = ids.shape[:2]
+        mask = torch.ones(count, length, dtype=torch.int64)
+        mask[::2, -max(1, length // 8) :] = 0
+        return cls(
+            input_ids=ids,
+            attention_mask=mask,
+            targets=torch.zeros(count, 1, dtype=torch.int64),
+            positions=torch.full((count, 1), length - max(1, length // 8) - 1),
+            target_mask=torch.ones(count, 1, dtype=torch.bool),
+        )
+
+
+def measure_layers(
+    name: str, facts: ModelFacts, trainable: TrainableConfig, precision: Precision, *, max_length: int, budget_s: float = 40.0
+) -> tuple[LayerProfile, ...]:
+    """Return the profile of every layer on one core of this host at full speed.
+
+    Each stack (encoder and decoder apart) is measured whole, and its first and last layer; those between share what is left.  Embeddings
+    and head count to the first and last layers.  F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
+    """
+    border, count = facts.num_encoder_layers, facts.num_layers
+    stacks = [(0, count)] if border is None else [(0, border), (border, count)]
+    spans = dict.fromkeys(span for start, stop in stacks for span in ((start, stop), (start, start + 1), (stop - 1, stop)))
+    models = {span: load_model(name, trainable, precision, None if span == (0, count) else span) for span in spans}
+    lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)
+    makers: dict[str, Callable[[int, int], Call]] = {str(span): _forward(model, facts) for span, model in models.items()}
+    with torch.inference_mode():
+        grids = time_grids(makers, ROWS, lengths, budget_s=budget_s)
+    whole = [models[span] for span in stacks]
+    noise = time_grids({STEP: _noise(whole)}, QUERIES, (1,), budget_s=5.0)[STEP]
+    sizes = layer_sizes(whole, count)
+    total = sum(map(sum, sizes))
+    layers = []
+    for start, stop in stacks:
+        for index in range(start, stop):
+            ends = [grids[str((start, start + 1))], grids[str((stop - 1, stop))]]
+            between = stop - start - 2
+            is_end = index in (start, stop - 1)
+            grid = ends[index != start] if is_end else _left(grids[str((start, stop))], ends, between)
+            layers.append(
+                LayerProfile(
+                    name=f"layer {index}",
+                    times={"F": grid, STEP: noise.scaled(sum(sizes[index]) / total)},
+                    frozen_bytes=_frozen_bytes(models, (start, stop), index, between),
+                    trainable_bytes=4 * sum(sizes[index]),
+                    context_bytes_per_token=0,
+                    **scratch_bytes(facts, index),
+                )
+            )
+    return tuple(layers)
+
+
+def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
+    """Return of every layer the numbers of values of its trainable parameters; what is trained behind the last counts to it."""
+    found: list[list[int]] = [[] for _ in range(num_layers)]
+    for model in models:
+        for slot in model.trainables.slots:
+            found[slot.layer].append(slot.size)  # HEAD, -1, is the last
+    return tuple(map(tuple, found))
+
+
+def scratch_bytes(facts: ModelFacts, index: int) -> dict[str, int]:
+    """Return what a layer needs for a row and what it hands on, as LayerProfile's fields."""
+    hidden = 4 * facts.hidden_size
+    beside = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
+    logits = 4 * facts.vocabulary_size if index == facts.num_layers - 1 else 0
+    return {
+        "output_bytes_per_token": hidden,
+        "output_bytes_per_sample": hidden * beside,
+        # Input, queries to output, and the feed-forward's inner states, two of them where it is gated.
+        "workspace_bytes_per_token": 4 * hidden + 4 * facts.feed_forward_size * (1 + facts.is_gated),
+        "workspace_bytes_per_sample": hidden * beside + logits,
+    }
+
+
+def _left(whole: Grid, ends: list[Grid], between: int) -> Grid:
+    rows = zip(whole.seconds, ends[0].seconds, ends[1].seconds, strict=True)
+    return replace(whole, seconds=tuple(tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows))
+
+
+def _frozen_bytes(models: dict[tuple[int, int], CausalModel], span: tuple[int, int], index: int, between: int) -> int:
+    start, stop = span
+    ends = [_held_bytes(models[start, start + 1]), _held_bytes(models[stop - 1, stop])]
+    if index in (start, stop - 1):
+        return ends[index != start]
+    return max(0, _held_bytes(models[span]) - sum(ends)) // between
+
+
+def _held_bytes(model: CausalModel) -> int:
+    own = {id(parameter) for parameter in model.trainables.parameters.values()}
+    tensors = {tensor.data_ptr(): tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in own}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call]:
+    def made(rows: int, length: int) -> Call:
+        source, _, _ = model.backbone.make_inputs(rows, length)
+        if not model.is_first:
+            ids = torch.randint(max(1, facts.vocabulary_size), (rows, length))
+            batch, hidden = MadeUpBatch.of(ids, facts.vocabulary_size), source
+        else:
+            batch, hidden = MadeUpBatch.of(source, facts.vocabulary_size), None
+
+        def run() -> Tensor:
+            states = model.run(model.start(batch) if hidden is None else hidden, batch)
+            return model.finish(states, batch) if model.is_last else states
+
+        return run
+
+    return made
+
+
+def _noise(models: list[CausalModel]) -> Callable[[int, int], Call]:
+    def made(queries: int, length: int) -> Call:
+        log = StepLog(step=0, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=1.0)
+
+        def run() -> None:
+            for model in models:
+                model.trainables.apply(log)
+
+        return run
+
+    return made

@@ -1,0 +1,237 @@
+"""P-RGE as a Method: what experiment.run calls, in the order in which it calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.report import SweepPoint
+from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common.limits import HOST_MODELS
+from workbench.methods.common.records import WARM_UP_STEPS, measured_steps
+from workbench.methods.common.scaling import describe_facts, scale_to_cluster
+from workbench.methods.p_rge.catalogue import catalogue_profile
+from workbench.methods.p_rge.faults import parse_faults
+from workbench.methods.p_rge.measure import measure_layers
+from workbench.methods.p_rge.outcome import outcome_of, results_of
+from workbench.methods.p_rge.planning import ProfileOf, adapts, fitted_setting, in_precision, plan_job
+from workbench.methods.p_rge.predict import predict
+from workbench.methods.p_rge.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.p_rge.running import Run
+from workbench.planners.adaptive import Precision, Setting
+from workbench.planners.queries import chosen_passings
+from workbench.profiler.analytic import LayerCost, layer_costs
+from workbench.profiler.cache import cached_profile
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.work_folder import full_disk_told
+
+METHOD = "p_rge"
+
+
+class PRGE:
+    """Fine-tuning by forward passes, the queries of a step divided among the devices."""
+
+    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
+        """Find model and data (see Method)."""
+        require_known(job)
+        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
+        return prepare(job)
+
+    def profile(
+        self,
+        prepared: PreparedJob,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool = True,
+        engines: Engines | None = None,
+        refresh: bool = False,
+    ) -> Profile:
+        """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
+
+        emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
+        engines: real ones measure themselves, all at once.
+        """
+        precision = prepared.options.precision
+        if engines is not None and engines.fidelity == "real":
+            notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
+            rows = engines.run(measure_rank, [(prepared, refresh)] * cluster.world_size)
+            return Profile(model=prepared.job.model, method=METHOD, source="measured", layers=tuple(rows))
+        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+            return self.scaled(prepared, cluster, precision, notify, refresh=refresh)
+        return catalogue_profile(prepared, cluster)
+
+    def scaled(
+        self, prepared: PreparedJob, cluster: Cluster, precision: Precision, notify: Notify = ignore, *, refresh: bool = False
+    ) -> Profile:
+        """Return the emulated devices' profile with weights of a precision."""
+        layers = self.host_layers(prepared, precision, notify, refresh=refresh)
+        return replace(scale_to_cluster(layers, cluster, model=prepared.job.model), method=METHOD)
+
+    def host_layers(
+        self, prepared: PreparedJob, precision: Precision, notify: Notify = ignore, *, refresh: bool = False
+    ) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        key = {
+            "method": METHOD,
+            "model": prepared.job.model,
+            # The name alone may be a folder in which another model lies by now.
+            "shape": asdict(prepared.facts),
+            "trainable": asdict(replace(prepared.trainable, seed=0)),
+            "precision": precision,
+            "max_length": prepared.longest,
+        }
+
+        def measure() -> Profile:
+            notify(Event("phase", message=f"Profiling this machine (once), weights in {precision}"))
+            layers = measure_layers(prepared.job.model, prepared.facts, prepared.trainable, precision, max_length=prepared.longest)
+            return Profile(model=prepared.job.model, method=METHOD, source="measured", layers=(layers,))
+
+        profile, note = cached_profile(key, measure, refresh=refresh)
+        notify(Event("note", message=note))
+        return profile.layers[0]
+
+    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
+        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
+        return tuple(
+            replace(
+                cost,
+                backward_flops=0.0,
+                frozen_params=cost.frozen_params + cost.trainable_params,
+                trainable_params=0,
+                gradient_bytes_per_token=0,
+                gradient_bytes_per_sample=0,
+                context_bytes_per_token=0,
+                context_bytes_per_sample=0,
+            )
+            for cost in whole
+        )
+
+    def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+        """Divide the queries, or the layers, among the devices; with other settings if the job allows it (see Method)."""
+        profile_of = self._profile_of(prepared, profile, cluster)
+        setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
+        return plan_job(prepared, profile_of(setting.precision), cluster, setting)
+
+    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+        """Refuse what would end the run later (see Method)."""
+        parse_faults(prepared.options.faults, cluster)
+        setting, costs = self._settled(prepared, profile, cluster, plan)
+        check_plan(prepared, cluster, plan, setting)
+        chosen_passings(costs, cluster, plan, prepared.size(setting))
+
+    def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+        """Simulate every step (see Method)."""
+        setting, costs = self._settled(prepared, profile, cluster, plan)
+        return predict(prepared, costs, cluster, plan, setting)
+
+    def execute(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
+        """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
+        prediction = self.predict(prepared, profile, cluster, plan)
+        with full_disk_told(folder), self._run(prepared, profile, cluster, plan, engines, folder, resume=resume, notify=notify) as run:
+            notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
+            done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
+            return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
+
+    def sweep(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plans: Mapping[str, Plan],
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> tuple[SweepPoint, ...]:
+        """Simulate, and on engines measure, the first steps under each plan (see Method)."""
+        points = []
+        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, faults="", adapt=False)
+        short = replace(prepared, options=options)
+        for name, plan in plans.items():
+            check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
+            steps = self.predict(short, profile, cluster, plan).steps
+            predicted_s = median(step.predicted_s or 0.0 for step in steps[WARM_UP_STEPS:])
+            point = SweepPoint(name=name, plan=plan, predicted_s=predicted_s, num_steps=num_steps)
+            if engines is not None:
+                with self._run(short, profile, cluster, plan, engines, folder, resume=False, notify=ignore) as run:
+                    results = results_of(run.together(plan, engines))
+                paced = sum(result.paced_s for result in results)
+                records = measured_steps(results, steps)[WARM_UP_STEPS:]
+                point = replace(
+                    point,
+                    measured_s=median(record.measured_s or 0.0 for record in records),
+                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+                )
+            points.append(point)
+        return tuple(points)
+
+    def _run(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        engines: Engines,
+        folder: Path,
+        *,
+        resume: bool,
+        notify: Notify,
+    ) -> Run:
+        is_real = engines.fidelity == "real"
+        return Run(
+            prepared,
+            cluster,
+            folder,
+            self._settled(prepared, profile, cluster, plan)[0],
+            profile_of=self._profile_of(prepared, profile, cluster),
+            host_of=lambda precision: None if is_real else self.host_layers(prepared, precision),
+            resume=resume,
+            notify=notify,
+        )
+
+    def _settled(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Setting, Profile]:
+        """Return the setting that a plan is of, and the profile with its precision."""
+        profile_of = self._profile_of(prepared, profile, cluster)
+        setting = prepared.setting
+        if adapts(prepared):
+            fitted = fitted_setting(prepared, cluster, profile_of, setting)
+            setting = Setting(sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size, fitted.precision)
+        return setting, profile_of(setting.precision)
+
+    def _profile_of(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> ProfileOf:
+        asked = prepared.options.precision
+
+        def profile_of(precision: Precision) -> Profile:
+            if precision == asked:
+                return profile
+            if profile.source == "scaled":
+                return self.scaled(prepared, cluster, precision)
+            return in_precision(profile, asked, precision)
+
+        return profile_of
+
+
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
+    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    prepared, refresh = asked
+    return PRGE().host_layers(prepared, prepared.options.precision, refresh=refresh)

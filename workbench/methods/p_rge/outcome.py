@@ -1,0 +1,151 @@
+"""From what the devices did to the measured side of a Report, and from the log of steps to scores and an adapter's file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.serial import to_json, write_text
+from workbench.methods.base import Event, Outcome, Prediction
+from workbench.methods.common.folder import ADAPTER
+from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines
+from workbench.methods.common.session import RankResult
+from workbench.methods.p_rge.compute import load_model
+from workbench.methods.p_rge.coordinator import Done
+from workbench.methods.p_rge.history import notes_of
+from workbench.methods.p_rge.running import Run
+from workbench.models.loading import load_tokenizer
+from workbench.models.zeroth_order import CausalModel, replay
+from workbench.tasks.prompts import evaluate
+from workbench.tasks.prompts.samples import PromptSample
+
+WEIGHTS, DESCRIPTION = "trained.safetensors", "description.json"
+
+
+def results_of(done: Done) -> list[RankResult]:
+    """Return what each device did in each generation, by its rank in the cluster; steps that not all members have finished are left out."""
+    results = []
+    for generation, parts in done.parts:
+        busy = [part for rank, part in parts.items() if generation.plan.stage_of(generation.members.index(rank)) is not None]
+        whole = min((len(part.steps) for part in busy), default=0)
+        for rank, part in sorted(parts.items()):
+            result = RankResult(rank=rank, late_s=part.late_s, paced_s=part.paced_s, nbytes=part.nbytes)
+            result.steps = part.steps[:whole]
+            if result.steps:
+                result.resumed_at = (result.steps[0].epoch, result.steps[0].step)
+            results.append(result)
+    return results
+
+
+def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
+    """Return what came of a run: its steps, the chosen epoch's score on the test split, what was trained."""
+    prepared, cluster, history = run.prepared, run.cluster, run.history
+    results = results_of(done)
+    per_epoch = prepared.steps_per_epoch
+    predicted = tuple(
+        replace(record, predicted_s=done.predicted_s.get(record.epoch * per_epoch + record.step, record.predicted_s))
+        for record in prediction.steps
+    )
+    steps = _with_samples(run, measured_steps(results, predicted))
+    epochs, metrics, saved = _evaluated(run, epoch_records(steps) if steps else ())
+    paced = 0.0 if fidelity == "real" else sum(result.paced_s for result in results)
+    counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
+    sent = sum(result.nbytes.get("sent", 0) for result in results)
+    nbytes: dict[str, int] = {}
+    for result in results:
+        for name, size in result.nbytes.items():
+            key = f"{cluster.devices[result.rank].name}: {name}"
+            nbytes[key] = nbytes.get(key, 0) + size if name == "sent" else max(nbytes.get(key, 0), size)
+    if counted:
+        nbytes["sent in a step, measured"] = round(sent / counted)
+    nbytes["log on the disk"] = history.path.stat().st_size
+    whole_cluster = [result for result in results if not result.steps or len(result.steps) == len(steps)]
+    resident = [0] * cluster.world_size
+    return Outcome(
+        fidelity=fidelity,
+        steps=steps,
+        epochs=epochs,
+        timelines=measured_timelines(
+            _by_rank(results, cluster.world_size), cluster, prediction, fidelity, {False: resident, True: resident}
+        )
+        if whole_cluster
+        else {},
+        metrics=metrics,
+        bytes=nbytes,
+        overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
+        artifacts={"adapter": str(saved), "log": str(history.path)},
+    )
+
+
+def _by_rank(results: Sequence[RankResult], world_size: int) -> list[RankResult]:
+    """Return one result for each rank, with the steps of all generations."""
+    merged = [RankResult(rank=rank) for rank in range(world_size)]
+    for result in results:
+        merged[result.rank].steps += result.steps
+    return merged
+
+
+def _with_samples(run: Run, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """Return the steps with the samples that each had under its setting."""
+    per_epoch, changes = run.prepared.steps_per_epoch, run.history.changes
+    found = []
+    for record in steps:
+        step = record.epoch * per_epoch + record.step
+        setting = next(change.setting for change in reversed(changes) if change.step <= step)
+        found.append(replace(record, samples=setting.batch_size))
+    return tuple(found)
+
+
+def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], Path]:
+    """Make the log's steps once more, score every epoch on the validation split, and the best on the test split."""
+    prepared, records = run.prepared, run.history.records
+    precision = run.history.changes[-1].setting.precision
+    model = run.model
+    if precision != prepared.options.precision:
+        model = load_model(prepared.job.model, prepared.trainable, precision)
+    ends = [
+        min(end, len(records)) for end in range(prepared.steps_per_epoch, len(records) + prepared.steps_per_epoch, prepared.steps_per_epoch)
+    ]
+    run.notify(Event("phase", message="Scoring every epoch on the validation split"))
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+    done, scores = 0, []
+    for epoch, end in enumerate(ends):
+        done += replay(model.trainables, records[done:end])
+        scores.append(_score(run, model, prepared.task.validation))
+        if best is None or scores[-1] > best[0]:
+            best = (scores[-1], epoch, model.trainables.state())
+    assert best is not None, "a run has at least one step"
+    run.notify(Event("phase", message="Scoring the chosen epoch on the test split"))
+    model.trainables.load_state(best[2])
+    metrics = {prepared.task.metric: _score(run, model, prepared.task.test), "chosen epoch": float(best[1] + 1)}
+    metric = prepared.task.metric
+    scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
+    return scored, metrics, _save(run, best[2], metrics)
+
+
+def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
+    prepared = run.prepared
+    return evaluate(
+        model.logits_at,
+        prepared.task,
+        samples,
+        load_tokenizer(prepared.job.model),
+        is_causal=prepared.facts.is_causal,
+        max_length=prepared.max_length,
+    ).value
+
+
+def _save(run: Run, state: dict[str, Tensor], metrics: dict[str, float]) -> Path:
+    """Write what was trained, and how, into the run's folder."""
+    folder = run.folder / ADAPTER
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / WEIGHTS)
+    write_text(folder / DESCRIPTION, to_json({"identity": run.prepared.identity(), "metrics": metrics}) + "\n")
+    return folder

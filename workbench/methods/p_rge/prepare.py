@@ -1,0 +1,192 @@
+"""Find a job's model and prompts, and settle what is trained and how."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.methods.options import read_options
+from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
+from workbench.models.loading import require_known as require_known_model
+from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
+from workbench.planners.adaptive import Precision, Setting
+from workbench.planners.query_costs import METHOD, Choice, StepSize
+from workbench.tasks.prompts import PROMPT_TASKS, EncodedPrompts, PromptTask, encode_prompts, load_prompt_task, unknown_prompt_task
+from workbench.tasks.tokenize import padded_length
+
+PAD_TO_MULTIPLE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PRGEOptions:
+    """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its learning_rate, constant.
+
+    queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None is the job's epochs.
+    execution: which passes run side by side; 'auto' is what is fastest by the profile and fits.
+    words: label words of a classification instead of the prompt's own, such as 'bad/good'.
+    technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
+    after_loss: what becomes of the step in which a device dies: it is made from the other devices' queries ('drop'), or it is repeated,
+    with all q ('repeat'), so that the run is what it would have been.
+    adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
+    lowered until it does.  precisions: less exact ones that may be taken where memory or time ask for it, such as 'int8,nf4'.
+    faults: injected, such as 'kill device-1 20; slow device-2 30 4' (at step 20, counted from 1; four times slower from step 30 on).
+    """
+
+    queries: int = 4
+    epsilon: float = 1e-2
+    steps: int | None = None
+    execution: Choice = "auto"
+    words: str = ""
+    technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
+    rank: int = 16
+    alpha: float = 32.0
+    precision: Precision = "float32"
+    after_loss: Literal["drop", "repeat"] = "drop"
+    adapt: bool = False
+    step_s: float | None = None
+    precisions: str = ""
+    faults: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob:
+    """A job with everything that is known before a plan: task, prompts in tokens, the model's shape, what is trained."""
+
+    job: Job
+    options: PRGEOptions
+    task: PromptTask
+    train: EncodedPrompts
+    facts: ModelFacts
+    trainable: TrainableConfig
+
+    @property
+    def setting(self) -> Setting:
+        """Return the settings that were asked for."""
+        return Setting(self.options.queries, self.job.batch_size, self.options.precision)
+
+    @property
+    def max_length(self) -> int:
+        """Return the tokens that a prompt may have."""
+        return min(self.job.max_length, self.facts.max_length)
+
+    @property
+    def typical_length(self) -> int:
+        """Return the padded length that a batch of E samples by chance has on average, for planning."""
+        lengths, size = sorted(self.train.lengths), self.job.batch_size
+        # The mean of the greatest of E independent draws.
+        count = len(lengths)
+        mean = sum(length * ((place + 1) ** size - place**size) / count**size for place, length in enumerate(lengths))
+        return padded_length([round(mean)], PAD_TO_MULTIPLE)
+
+    @property
+    def longest(self) -> int:
+        """Return the greatest padded length of a batch."""
+        return padded_length(self.train.lengths, PAD_TO_MULTIPLE)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the steps of E samples in which every sample was seen once, at the asked E."""
+        return -(-len(self.train) // self.job.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self.job.epochs * self.steps_per_epoch if self.options.steps is None else self.options.steps
+
+    def size(self, setting: Setting) -> StepSize:
+        """Return a step of typical length, for the planner."""
+        return StepSize(
+            queries=setting.queries,
+            batch_size=setting.batch_size,
+            sequence_length=self.typical_length,
+            memory_length=self.longest,
+            execution=self.options.execution,
+        )
+
+    def zeroth_order(self, setting: Setting) -> ZerothOrderConfig:
+        """Return how a step estimates its gradient."""
+        return ZerothOrderConfig(
+            queries=setting.queries, epsilon=self.options.epsilon, learning_rate=self.job.learning_rate, seed=self.job.seed
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a log of steps must have been made with to be gone on with; how it is divided among devices is no part of it."""
+        job, options = self.job, self.options
+        return {
+            "method": METHOD,
+            "model": job.model,
+            "shape": asdict(self.facts),
+            "task": job.task,
+            "prompts": self.train.digest(),
+            "trainable": asdict(self.trainable),
+            "seed": job.seed,
+            "learning_rate": job.learning_rate,
+            "epsilon": options.epsilon,
+            "setting": list(self.setting),
+        }
+
+
+def require_known(job: Job) -> PRGEOptions:
+    """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or settings that cannot be."""
+    options = read_options(METHOD, PRGEOptions, job.options)
+    if job.task not in PROMPT_TASKS:
+        raise unknown_prompt_task(job.task)
+    require_known_model(job.model)
+    ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.learning_rate, seed=job.seed)
+    if options.steps is not None and options.steps < 1:
+        raise ConfigError(f"{options.steps} steps were asked for.", "Nothing would be trained.", "Raise steps, or leave it out.")
+    if options.step_s is not None and not options.step_s > 0:
+        raise ConfigError(f"Steps of {options.step_s} s were asked for.", "No step is so short.", "Raise step_s, or leave it out.")
+    return options
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Load the task, put its prompts into tokens, and read the model's shape.  Raises ConfigError or MissingDataError."""
+    options = require_known(job)
+    facts = model_facts(job.model)
+    task = load_prompt_task(
+        job.task,
+        data=job.data,
+        train_samples=job.train_samples,
+        validation_samples=job.validation_samples,
+        test_samples=job.test_samples,
+    )
+    if options.words:
+        task = task.reworded(tuple(options.words.split("/")))
+    max_length = min(job.max_length, facts.max_length)
+    train = encode_prompts(task.train, task.prompt, load_tokenizer(job.model), is_causal=facts.is_causal, max_length=max_length)
+    predicts_words = facts.is_causal or facts.num_encoder_layers is not None
+    trainable = TrainableConfig(
+        technique=options.technique,
+        rank=options.rank,
+        alpha=options.alpha,
+        num_outputs=0 if predicts_words else len(task.prompt.words),
+        seed=job.seed,
+    )
+    return PreparedJob(job=job, options=options, task=task, train=train, facts=facts, trainable=trainable)
+
+
+def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
+    """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
+    job, asked = prepared.job, f"The plan {plan.partition()} on {plan.grouping()} was asked for."
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
+    if plan.num_layers != prepared.facts.num_layers:
+        found, todo = f"It has {plan.num_layers} layers; '{job.model}' has {prepared.facts.num_layers}.", "Cut all layers into stages."
+    elif max(ranks) >= cluster.world_size or len(ranks) > len(set(ranks)):
+        found, todo = f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.", "Use each device once."
+    elif set(counts) != {setting.queries}:
+        found, todo = f"Its stages have {counts} queries; a step has {setting.queries}.", "Give every stage all queries."
+    elif any(share.queries < 1 for stage in plan.stages for share in stage.shares):
+        found, todo = "A device of it has no query.", "Leave that device out of the plan."
+    elif len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages):
+        found, todo = "A stage of its chain has several devices.", "Give each stage of a chain one device, or each device the whole model."
+    elif plan.micro_batch_size != setting.batch_size:
+        found, todo = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}.", "Plan for the job's batch_size."
+    else:
+        return
+    raise ConfigError(asked, found, todo)

@@ -1,0 +1,143 @@
+"""A device's side of a run whose other devices may die: it does one job after the other as the coordinator says (runs on an engine)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from workbench.core.errors import DeviceLostError, RuntimeSetupError
+from workbench.core.schedule import STEP
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.reporting import LOADING, WAITING
+from workbench.methods.common.session import RankSession
+from workbench.methods.p_rge.compute import StageCompute
+from workbench.methods.p_rge.messages import Abort, Ended, Pause, Probe, Probed, Ready, Slow, Stop, Train
+from workbench.methods.p_rge.session import RankJob, RankPart
+from workbench.methods.p_rge.worker import Training, batch_of, is_loss, ready_compute
+from workbench.models.loading import import_family
+from workbench.planners.query_costs import Passing
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import CommandListener
+from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """What a device is told once.  address: of the coordinator's commands.  slow_down: the injected factor in force."""
+
+    model: str
+    address: str
+    slow_down: float = 1.0
+
+
+def serve_rank(context: RankContext, setup: ServerSetup) -> None:
+    """Do what the coordinator says until it says stop.  The loss of another device is told, an error of this one raised."""
+    import_family(setup.model)
+    with MemoryBudget(context.device.name, context.device.memory_bytes) as budget, _Server(context, setup, budget) as server:
+        server.run()
+
+
+class _Server:
+    """Pause, Abort and Slow act at once, in the listener's thread; jobs wait for the main thread."""
+
+    def __init__(self, context: RankContext, setup: ServerSetup, budget: MemoryBudget) -> None:
+        self._context, self._budget, self._factor = context, budget, setup.slow_down
+        self._compute: StageCompute | None = None
+        self._session: RankSession[RankJob] | None = None
+        self._generation = -1
+        self._paused = threading.Event()
+        self._job: RankJob | None = None
+        self._jobs: queue.SimpleQueue[Train | Probe | Stop] = queue.SimpleQueue()
+        self._listener = CommandListener(context, setup.address, self._take)
+        context.publish(Ready())
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._listener.close()
+
+    def run(self) -> None:
+        """Do jobs until told to stop."""
+        while not self._context.should_stop():
+            try:
+                command = self._jobs.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if isinstance(command, Stop):
+                return
+            if isinstance(command, Train):
+                self._job = command.job
+                self._context.publish(Ended(command.generation, self._train(command)))
+            elif self._job is not None and self._compute is not None:
+                self._context.publish(Probed(self._slowness(self._job, self._compute)))
+
+    def _take(self, command: Any) -> None:
+        match command:
+            case Pause():
+                if command.generation == self._generation:
+                    self._paused.set()
+            case Abort():
+                session = self._session
+                if session is not None and command.generation == self._generation:
+                    session.transport.mailbox.fail(DeviceLostError("A step was under way.", "A device has gone.", "It is made without."))
+            case Slow():
+                self._factor = command.factor
+                self._slow_down()
+            case Train():
+                self._generation = command.generation
+                self._paused.clear()
+                self._jobs.put(command)
+            case _:
+                self._jobs.put(command)
+
+    def _slow_down(self) -> None:
+        session = self._session
+        if session is not None and session.slows_down:
+            session.pacer.share = (self._context.device.host_share or 1.0) / self._factor
+
+    def _slowness(self, job: RankJob, compute: StageCompute) -> float:
+        """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
+        batch = batch_of(job, job.change.step)
+        passing, rows = Passing(1, "both"), 2 * len(batch)
+        incoming = None
+        if not compute.model.is_first:
+            incoming = torch.zeros(rows, batch.input_ids.shape[1], compute.model.backbone.hidden_size, dtype=compute.model.dtype)
+        layers = (job.host_layers or ())[compute.start : compute.stop]
+        full_s = layers_seconds(layers, "F", rows, batch.input_ids.shape[1]) + layers_seconds(layers, STEP, 1, 1)
+        if not full_s:
+            return 1.0
+        share = self._context.device.host_share or 1.0
+        paced = Pacer(share / self._factor).run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), full_s)
+        return (paced.end_s - paced.start_s - paced.late_s) * share / full_s
+
+    def _train(self, command: Train) -> RankPart:
+        job, rank = command.job, command.members.index(self._context.rank)
+        context = replace(self._context, rank=rank, world_size=len(command.members), cluster=job.cluster)
+        try:
+            with (
+                group(context, job.timeout_s, name=f"generation-{command.generation}") as process_group,
+                RankSession(context, job, process_group, self._budget) as session,
+            ):
+                self._session = session
+                self._slow_down()
+                session.progress.phase(LOADING)
+                index = job.plan.stage_of(rank)
+                assert index is not None, "only members of the plan are told to train"
+                self._compute = ready_compute(job, index, self._compute)
+                session.progress.phase(WAITING)
+                session.barrier()
+                return Training(session, job, self._compute, wants_pause=self._paused.is_set).steps()
+        except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
+            if not isinstance(error, RuntimeSetupError) and not is_loss(error):
+                raise
+            return RankPart(rank=rank, end="lost", error=str(error).splitlines()[0])
+        finally:
+            self._session = None

@@ -1,0 +1,87 @@
+"""What a device is told of a run, and what it sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
+from workbench.methods.common.session import StepTrace
+from workbench.methods.p_rge.layout import Change
+from workbench.models.zeroth_order import StepLog, TrainableConfig, ZerothOrderConfig
+from workbench.planners.query_costs import Passing
+from workbench.tasks.prompts import EncodedPrompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob:
+    """Some steps of a run, under one plan and one setting; the same on every rank.
+
+    cluster, plan, passings: of the devices that take part.  host_layers: seconds of every layer on one unslowed core, for pacing; None
+    runs as fast as it can.  train: the prompts.  change: the setting, from which step and sample on.
+    records: the steps that are done; theta is made from them.  last_step: the first that is not to be done.
+    steps_per_epoch: for counting only.  trace_steps: steps of each epoch kept span by span.
+    """
+
+    job: Job
+    cluster: Cluster
+    plan: Plan
+    passings: Mapping[int, Passing]
+    host_layers: tuple[LayerProfile, ...] | None
+    train: EncodedPrompts
+    trainable: TrainableConfig
+    estimator: ZerothOrderConfig
+    change: Change
+    records: tuple[StepLog, ...]
+    last_step: int
+    steps_per_epoch: int
+    folder: Path
+    trace_steps: int = 3
+    timeout_s: float = 20.0
+
+    @property
+    def split(self) -> Any:
+        """Return the samples."""
+        return self.train
+
+    @property
+    def first_step(self) -> int:
+        """Return the step with which this job begins."""
+        return len(self.records)
+
+
+End = Literal["finished", "paused", "lost"]
+
+
+class StepDone(NamedTuple):
+    """Told after every step by every device.
+
+    busy_s: spent computing, without the lateness of a host that is too busy to keep an emulated device's deadlines.
+    """
+
+    record: StepLog
+    busy_s: float
+
+
+@dataclass(kw_only=True)
+class RankPart:
+    """What a device has done of a RankJob.
+
+    end: all steps; or it paused since that was asked for; or another device was lost in the middle of a step.
+    losses: of a lost step, the parts that this device knows.  nbytes: what it sent, in all, and memory readings, by name.
+    """
+
+    rank: int
+    end: End
+    steps: list[StepTrace] = field(default_factory=list)
+    records: list[StepLog] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    late_s: float = 0.0
+    paced_s: float = 0.0
+    error: str = ""

@@ -1,0 +1,158 @@
+"""One rank's part of a run: this is what an engine is asked to call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import SEND, STEP, Op
+from workbench.core.timeline import Span
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
+from workbench.methods.common.session import RankSession, StepTrace
+from workbench.methods.p_rge.compute import StageCompute
+from workbench.methods.p_rge.handlers import QueryHandlers
+from workbench.methods.p_rge.layout import QueryStep, samples_of
+from workbench.methods.p_rge.session import RankJob, RankPart, StepDone
+from workbench.models.loading import import_family
+from workbench.models.zeroth_order import StepLog
+from workbench.runtime.context import RankContext
+from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.process_group import group
+from workbench.tasks.prompts import PromptBatch, collate_prompts
+
+TRAINING = "training"
+
+
+def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
+    """Do this rank's part of a job, as one of all ranks of a run, which ends when a device dies."""
+    import_family(rank_job.job.model)
+    with (
+        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
+        group(context, rank_job.timeout_s) as process_group,
+        RankSession(context, rank_job, process_group, budget) as session,
+    ):
+        index = rank_job.plan.stage_of(session.rank)
+        session.progress.phase(LOADING)
+        compute = None if index is None else ready_compute(rank_job, index, None)
+        session.progress.phase(WAITING)
+        session.barrier()
+        part = Training(session, rank_job, compute, wants_pause=context.should_stop).steps()
+        if part.error:
+            raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
+        session.progress.phase(WAITING)
+        session.barrier()
+        session.progress.phase(DONE)
+        return part
+
+
+def ready_compute(rank_job: RankJob, index: int, former: StageCompute | None) -> StageCompute:
+    """Return a stage's layers with all steps of the job's log made; those that are there already, if they will do."""
+    stage = rank_job.plan.stages[index]
+    compute = former
+    if compute is None or not compute.suits(rank_job, stage.start, stage.stop):
+        del former, compute
+        compute = StageCompute(rank_job, stage.start, stage.stop)
+    compute.catch_up(rank_job.records)
+    return compute
+
+
+class Training:
+    """The steps of one RankJob on one rank.  wants_pause: whether to end after the step under way, together with the others."""
+
+    def __init__(
+        self, session: RankSession[RankJob], rank_job: RankJob, compute: StageCompute | None, *, wants_pause: Callable[[], bool]
+    ) -> None:
+        self._session, self._job, self._compute, self._wants_pause = session, rank_job, compute, wants_pause
+        self._part = RankPart(rank=session.rank, end="finished")
+        self._sent = 0
+        self._step = QueryStep.build(rank_job.plan, rank_job.passings, session.context.world_size)
+        self._stage = rank_job.plan.stage_of(session.rank)
+        last = rank_job.plan.stages[-1]
+        self._loss_share = 1 / len(last.shares) if session.rank in last.ranks else 0.0
+
+    def steps(self) -> RankPart:
+        """Do them until the last, a pause, or the loss of a device; an idle rank returns at once."""
+        session, job, part = self._session, self._job, self._part
+        if self._compute is None or self._stage is None:
+            session.progress.phase(IDLE)
+            return part
+        for step in range(job.first_step, job.last_step):
+            epoch = step // job.steps_per_epoch
+            if step == job.first_step or step % job.steps_per_epoch == 0:
+                session.progress.phase(TRAINING, epoch)
+            batch = batch_of(job, step)
+            handlers = QueryHandlers(session.rank, job, self._step, self._compute, batch, step, wants_pause=self._wants_pause)
+            try:
+                done = session.run(self._step.schedule, handlers.table(), handlers.spec, self._full_speed(batch))
+            except (DeviceLostError, RuntimeError) as error:
+                if not is_loss(error):
+                    raise
+                part.end, part.error = "lost", str(error).splitlines()[0]
+                part.losses = handlers.losses if handlers.record is None else {}
+                if handlers.record is not None:
+                    self._told(handlers.record, 0.0)
+                break
+            assert handlers.record is not None
+            self._told(handlers.record, sum(span.end_s - span.start_s - span.late_s for span in done.spans if not span.op.is_communication))
+            self._note(step, epoch, done.spans, done.memory, len(batch), handlers)
+            if handlers.pauses and step + 1 < job.last_step:
+                part.end = "paused"
+                break
+        part.late_s, part.paced_s = session.pacer.late_s, session.pacer.paced_s
+        part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": self._sent}
+        return part
+
+    def _full_speed(self, batch: PromptBatch) -> Callable[[Op], float]:
+        job, index = self._job, self._stage
+        assert index is not None
+        stage = job.plan.stages[index]
+        layers = job.host_layers[stage.start : stage.stop] if job.host_layers else ()
+        passing, length = job.passings.get(self._session.rank), batch.input_ids.shape[1]
+
+        def seconds(op: Op) -> float:
+            if op.kind == STEP:
+                return layers_seconds(layers, STEP, job.change.setting.queries, 1)
+            assert passing is not None
+            queries = len(self._step.queries(op.part))
+            count, parts = passing.passes(queries)
+            return count * layers_seconds(layers, "F", parts * len(batch), length) + layers_seconds(layers, STEP, queries, 1)
+
+        return seconds
+
+    def _told(self, record: StepLog, busy_s: float) -> None:
+        """Tell of a step that is made; its record is enough to make it anew."""
+        self._part.records.append(record)
+        self._session.context.publish(StepDone(record, busy_s))
+
+    def _note(self, step: int, epoch: int, spans: list[Span], memory: list[Any], samples: int, handlers: QueryHandlers) -> None:
+        session, per_epoch = self._session, self._job.steps_per_epoch
+        computed = [span for span in spans if not span.op.is_communication]
+        self._sent += sum(span.nbytes for span in spans if span.op.kind == SEND)
+        number = step - epoch * per_epoch
+        keep = session.keeps_trace(number, per_epoch)
+        trace = StepTrace(
+            epoch=epoch,
+            step=number,
+            samples=samples,
+            start_s=min((span.start_s for span in spans), default=time.monotonic()),
+            end_s=max((span.end_s for span in computed), default=0.0),
+            loss=self._loss_share * sum(handlers.losses.values()) / len(handlers.losses),
+            spans=tuple(spans) if keep else (),
+            memory=tuple(memory) if keep else (),
+            busy_s=sum(span.end_s - span.start_s for span in computed),
+        )
+        session.progress.step(trace, min(per_epoch, self._job.last_step - epoch * per_epoch), cached=False)
+        self._part.steps.append(trace)
+
+
+def batch_of(rank_job: RankJob, step: int) -> PromptBatch:
+    """Return the batch of a step."""
+    return collate_prompts(rank_job.train, samples_of(len(rank_job.train), rank_job.job.seed, rank_job.change, step))
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether an error says that another device has gone: ours, or gloo's own."""
+    return isinstance(error, DeviceLostError) or any(word in str(error).lower() for word in ("gloo", "connection", "peer", "timed out"))

@@ -1,0 +1,91 @@
+"""What a program of the inference engine is made for, and what its file says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+
+from workbench.core.errors import ConfigError
+
+EngineBackend = Literal["xnnpack", "portable"]
+EngineNoise = Literal["input", "drawn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The shapes and constants that an exported program keeps.
+
+    queries: q.  batch_size: E, samples a step.  sequence_length: t, to which prompts are padded on the right.  num_targets: k, label
+    tokens a sample.  epsilon: the perturbation's scale.
+    backend: whose kernels do the matrix products: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
+    noise: handed in by the host, so that a step can be repeated, or drawn by the program itself from a generator that takes no seed.
+    """
+
+    queries: int = 4
+    batch_size: int = 4
+    sequence_length: int = 64
+    num_targets: int = 1
+    epsilon: float = 1e-2
+    backend: EngineBackend = "xnnpack"
+    noise: EngineNoise = "input"
+
+    def __post_init__(self) -> None:
+        counts = {
+            "queries": self.queries,
+            "batch size": self.batch_size,
+            "sequence length": self.sequence_length,
+            "number of targets": self.num_targets,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise ConfigError(f"A program with a {name} of {count} was asked for.", "It would compute nothing.", "Give at least 1.")
+        if not 0 < self.epsilon < float("inf"):
+            raise ConfigError(f"epsilon = {self.epsilon} was asked for.", "Both losses would be the same.", "Give a number above 0.")
+        for name, choice, known in (("backend", self.backend, EngineBackend), ("noise", self.noise, EngineNoise)):
+            if choice not in get_args(known):
+                raise ConfigError(
+                    f"The {name} '{choice}' was asked for.", f"There are {' and '.join(get_args(known))}.", "Name one of them."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlot:
+    """A trainable parameter in theta.  name: in the PyTorch model.  start: of its values.  shape: (r, out)."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDescription:
+    """What a program says of itself, as JSON, by its method `description`.  slots: of theta (D,), in stack order."""
+
+    model: str
+    config: EngineConfig
+    slots: tuple[EngineSlot, ...]
+    vocabulary_size: int
+    executorch: str
+
+    @property
+    def num_values(self) -> int:
+        """Return D."""
+        return sum(_size(slot.shape) for slot in self.slots)
+
+    def to_json(self) -> str:
+        """Return the description as text."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineDescription:
+        """Read it back.  Raises msgspec.ValidationError for a text that is no description."""
+        return msgspec.json.decode(text, type=cls)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size

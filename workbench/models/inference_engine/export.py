@@ -1,0 +1,130 @@
+"""Export a model to a program that trains itself in ExecuTorch (P-RGE, section 3.3, Figure 3)."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.models.inference_engine.config import EngineConfig, EngineDescription, EngineSlot
+from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState
+from workbench.models.inference_engine.packages import Exporting, exporting
+from workbench.models.inference_engine.rewriting import engine_attention, exportable
+from workbench.models.zeroth_order.causal_model import CausalModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """What export made.
+
+    path, file_bytes: of the program.  export_s: the seconds it took.  delegated: pieces of the step that XNNPACK computes.
+    operators: calls of ExecuTorch's own kernels in a step, by name.
+    """
+
+    path: str
+    file_bytes: int
+    export_s: float
+    delegated: int
+    operators: dict[str, int]
+    description: EngineDescription
+
+
+def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name: str = "") -> ExportResult:
+    """Write a program with the methods train_step, read_state and write_state, which share the copies of theta; it starts from model's.
+
+    name: of the model, for the description.
+    Raises ConfigError if ExecuTorch is not installed, and for a model that is not a whole decoder-only one in float32 with LoRA-FA.
+    """
+    tools = exporting()
+    begin = time.perf_counter()
+    written = exportable(model)
+    description = describe(model, config, name)
+    assert model.trainables.flat is not None
+    copies = model.trainables.flat.detach().expand(2 * config.queries, -1).clone()
+    step = TrainStep(written, config, copies)
+    with torch.no_grad(), _quiet(), engine_attention(written):
+        programs = {
+            "train_step": torch.export.export(step, example_inputs(config, description.num_values), strict=False),
+            "read_state": torch.export.export(ReadState(copies), (), strict=False),
+            "write_state": torch.export.export(WriteState(copies), (copies.clone(),), strict=False),
+        }
+        program = _lowered(tools, programs, config, description)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            program.write_to_file(file)
+    calls = _calls(program.exported_program("train_step"))
+    return ExportResult(
+        path=str(path),
+        file_bytes=path.stat().st_size,
+        export_s=time.perf_counter() - begin,
+        delegated=calls.pop("executorch_call_delegate", 0),
+        operators=dict(calls.most_common()),
+        description=description,
+    )
+
+
+def describe(model: CausalModel, config: EngineConfig, name: str = "") -> EngineDescription:
+    """Return what a program of a model says of itself."""
+    try:
+        installed = version("executorch")
+    except PackageNotFoundError:
+        installed = ""
+    slots = tuple(EngineSlot(name=slot.name, start=slot.start, shape=slot.shape) for slot in model.trainables.slots)
+    vocabulary = int(model.head.weight.shape[0])
+    return EngineDescription(model=name, config=config, slots=slots, vocabulary_size=vocabulary, executorch=installed)
+
+
+def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:
+    """Return arguments of train_step of the right shapes."""
+    samples, length, targets = config.batch_size, config.sequence_length, config.num_targets
+    inputs = (
+        torch.zeros(samples, length, dtype=torch.int64),
+        torch.zeros(samples, targets, dtype=torch.int64),
+        torch.zeros(samples, targets, dtype=torch.int64),
+        torch.full((samples * targets, 1), -1 / (samples * targets)),
+        torch.zeros(config.queries),
+        torch.zeros(1),
+    )
+    return inputs if config.noise == "drawn" else (*inputs, torch.zeros(config.queries, num_values))
+
+
+def _lowered(tools: Exporting, programs: dict[str, Any], config: EngineConfig, description: EngineDescription) -> Any:
+    partitioners = [tools.partitioner()] if config.backend == "xnnpack" else []
+    edge = tools.to_edge_transform_and_lower(
+        programs, partitioner={"train_step": partitioners}, constant_methods={"description": description.to_json()}
+    )
+    return edge.to_executorch(
+        tools.backend_config(
+            passes=[tools.initialized_buffers([STATE])],
+            emit_mutable_buffer_names=True,
+            memory_planning_pass=tools.memory_planning(share_mutable_buffers=True),
+        )
+    )
+
+
+def _calls(program: Any) -> Counter[str]:
+    """Return how often a lowered method calls each kernel."""
+    names = [getattr(node.target, "__name__", str(node.target)) for node in program.graph.nodes if node.op == "call_function"]
+    return Counter(name for name in names if name not in ("alloc", "getitem"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

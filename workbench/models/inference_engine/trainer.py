@@ -1,0 +1,186 @@
+"""Train by a program in ExecuTorch's runtime: it computes, the host hands in seeds' noise and scalars (P-RGE, section 3.3).
+
+No torch arithmetic takes part: the runtime's binding to Python passes values as torch tensors, which here are views of NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from workbench.core.errors import ConfigError, DivergedError
+from workbench.core.seeds import query_seed
+from workbench.models.inference_engine.config import EngineDescription
+from workbench.models.inference_engine.noise import NoiseOf, philox_noise, replayed
+from workbench.models.inference_engine.packages import bindings
+from workbench.models.zeroth_order.step_log import StepLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStep:
+    """What a step gave.  losses: (2q,) in the order +1 -1 +2 -2 ....  log: None if the program draws its own noise."""
+
+    step: int
+    losses: tuple[float, ...]
+    gradients: tuple[float, ...]
+    log: StepLog | None
+
+    @property
+    def loss(self) -> float:
+        """Return the mean loss."""
+        return sum(self.losses) / len(self.losses)
+
+
+class EngineTrainer:
+    """A loaded program and what it does not keep: the last step's scalars, the number of steps.
+
+    path: of a .pte that export_program wrote.  seed: of the noise.  noise_of: the stream; the log's steps mean that one.
+    threads: of XNNPACK, in all of this process; None leaves them.
+    Raises ConfigError if ExecuTorch is not installed, and for a file that is no such program.
+    """
+
+    def __init__(self, path: Path | str, *, seed: int = 0, noise_of: NoiseOf = philox_noise, threads: int | None = None) -> None:
+        runtime = bindings()
+        if threads is not None:
+            runtime._unsafe_reset_threadpool(threads)
+        self._program, self.description = _opened(runtime, Path(path))
+        self._methods = {name: self._program.load_method(name) for name in ("train_step", "read_state", "write_state")}
+        self.config = self.description.config
+        self.seed, self.noise_of, self.step_number = seed, noise_of, 0
+        config, size = self.config, self.description.num_values
+        rows, columns = config.batch_size, config.num_targets
+        self._arrays: tuple[Any, ...] = (
+            np.zeros((rows, config.sequence_length), np.int64),
+            np.zeros((rows, columns), np.int64),
+            np.zeros((rows, columns), np.int64),
+            np.zeros((rows * columns, 1), np.float32),
+            np.zeros(config.queries, np.float32),
+            np.zeros(1, np.float32),
+        )
+        if config.noise == "input":
+            self._arrays += (np.zeros((config.queries, size), np.float32),)
+        self._inputs = tuple(torch.from_numpy(array) for array in self._arrays)
+        self._initial = self.theta()
+
+    def step(self, batch: Any, learning_rate: float) -> EngineStep:
+        """Make the last step and compute this one's losses.
+
+        batch: E prompts with input_ids (E, t), targets, positions, target_mask (E, k) as in PromptBatch, tensors or arrays; up to the
+        program's t and k, padded on the right.  learning_rate: of the step that these losses will make.
+        Raises ConfigError for a batch that does not fit, DivergedError if a loss is not finite.
+        """
+        if not 0 < learning_rate < float("inf"):
+            raise ConfigError(f"A learning rate of {learning_rate} was asked for.", "It must be above 0.", "Give such a rate.")
+        self._fill(batch)
+        seeds = tuple(query_seed(self.seed, self.step_number, query) for query in range(self.config.queries))
+        if self.config.noise == "input":
+            for row, seed in zip(self._arrays[6], seeds, strict=True):
+                row[:] = self.noise_of(seed, len(row))
+        [out] = self._methods["train_step"].call(self._inputs, True)
+        # Sign by sign in the program, query by query outside.
+        losses = out.numpy().reshape(2, -1).T
+        gradients = ((losses[:, 0].astype(np.float64) - losses[:, 1]) / (2 * self.config.epsilon)).astype(np.float32)
+        if not np.isfinite(losses).all():
+            raise DivergedError(
+                f"Step {self.step_number} of a program was asked for.",
+                f"Its losses are {', '.join(f'{loss:.4g}' for loss in losses.ravel())}.",
+                "Lower the learning rate.",
+            )
+        self._arrays[4][:], self._arrays[5][:] = gradients, learning_rate
+        scalars = tuple(gradients.tolist())
+        log = None
+        if self.config.noise == "input":
+            log = StepLog(step=self.step_number, seeds=seeds, gradients=scalars, learning_rate=learning_rate)
+        self.step_number += 1
+        return EngineStep(step=self.step_number - 1, losses=tuple(losses.ravel().tolist()), gradients=scalars, log=log)
+
+    def copies(self) -> Any:
+        """Return the program's 2q perturbed copies of theta, (2q, D) float32 in the order +1 -1 +2 -2 ...."""
+        [held] = self._methods["read_state"].call((), True)
+        return np.ascontiguousarray(held.numpy().reshape(2, self.config.queries, -1).swapaxes(0, 1)).reshape(held.shape)
+
+    def theta(self) -> Any:
+        """Return the trained values (D,) float32, the last step included."""
+        pairs = self.copies().reshape(self.config.queries, 2, -1)
+        scale = self._arrays[4] * self._arrays[5] * np.float32(1 / (2 * self.config.epsilon * len(pairs)))
+        return pairs.mean(axis=(0, 1)) - scale @ (pairs[:, 0] - pairs[:, 1])
+
+    def set_theta(self, theta: Any) -> None:
+        """Let the program go on from trained values (D,).  Raises ConfigError if they are not as many as the program's."""
+        size = self.description.num_values
+        if np.shape(theta) != (size,):
+            raise ConfigError(f"{np.size(theta)} trained values were to be set.", f"The program has {size}.", "Give those of its model.")
+        copies = np.tile(np.asarray(theta, np.float32), (2 * self.config.queries, 1))
+        self._methods["write_state"].call((torch.from_numpy(copies),), True)
+        self._arrays[4][:] = 0
+
+    def resume(self, logs: Sequence[StepLog]) -> None:
+        """Go on behind logged steps that began at the program's own values.  Raises ConfigError for steps of other queries or seeds."""
+        if self.config.noise != "input":
+            raise ConfigError("A run was to be resumed.", "Its program draws noise that no log holds.", "Export with noise as an input.")
+        for number, log in enumerate(logs):
+            expected = tuple(query_seed(self.seed, number, query) for query in range(self.config.queries))
+            if log.seeds != expected:
+                raise ConfigError(
+                    "A run was to be resumed.",
+                    f"Step {number} of its log has other seeds.",
+                    "Give the seed and number of queries it began with.",
+                )
+        self.set_theta(replayed(self._initial, logs, self.noise_of))
+        self.step_number = len(logs)
+
+    def named(self) -> dict[str, Any]:
+        """Return the trained values by their names in the PyTorch model."""
+        theta = self.theta()
+        return {slot.name: theta[slot.start : slot.start + int(np.prod(slot.shape))].reshape(slot.shape) for slot in self.description.slots}
+
+    def _fill(self, batch: Any) -> None:
+        ids, targets, places = (np.asarray(getattr(batch, name)) for name in ("input_ids", "targets", "positions"))
+        mask = np.asarray(batch.target_mask).astype(bool)
+        config = self.config
+        fits = (
+            ids.ndim == targets.ndim == 2
+            and len(ids) == config.batch_size
+            and ids.shape[1] <= config.sequence_length
+            and targets.shape == places.shape == mask.shape == (len(ids), targets.shape[1])
+            and targets.shape[1] <= config.num_targets
+        )
+        if not fits:
+            raise ConfigError(
+                f"A step on input_ids {ids.shape} and targets {targets.shape} was asked for.",
+                f"The program takes {config.batch_size} prompts of up to {config.sequence_length} tokens and {config.num_targets} targets.",
+                "Give such batches, or export a program for these.",
+            )
+        highest = max(int(ids.max()), int((targets * mask).max()))
+        if highest >= self.description.vocabulary_size or min(int(ids.min()), int(targets.min())) < 0 or not mask.any(axis=1).all():
+            raise ConfigError(
+                f"A step on token {highest} was asked for.",
+                f"The model knows {self.description.vocabulary_size} tokens, and each prompt needs a target.",
+                "Tokenize with the model's own tokenizer.",
+            )
+        for array in self._arrays[:3]:
+            array[:] = 0
+        self._arrays[0][:, : ids.shape[1]] = ids
+        self._arrays[1][:, : targets.shape[1]] = targets * mask
+        self._arrays[2][:, : places.shape[1]] = places * mask
+        weights = self._arrays[3].reshape(config.batch_size, config.num_targets)
+        weights[:] = 0
+        weights[:, : mask.shape[1]] = mask / (-config.batch_size * mask.sum(axis=1, keepdims=True))
+
+
+def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
+    asked = f"The program '{path}' was asked for."
+    if not path.is_file():
+        raise ConfigError(asked, "There is no such file.", "Export one, or check the path.")
+    try:
+        program = runtime._load_program(str(path), program_verification=runtime.Verification.InternalConsistency)
+        [text] = program.load_method("description").call((), True)
+        return program, EngineDescription.from_json(text)
+    except (RuntimeError, ValueError, TypeError, msgspec.ValidationError) as error:
+        raise ConfigError(asked, f"It is no program of ours: {str(error).splitlines()[0]}.", "Export it with the workbench.") from error

@@ -1,0 +1,146 @@
+"""Projections with trainable values beside them, computed for several perturbed copies at once (P-RGE, section 3.1, Figure 1).
+
+A batch of P parts has rows (P*E, t): part p owns rows [p*E, (p+1)*E).  All parts share x W; what is trained is multiplied in batches.
+LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA: Kopiczko et al.,
+ICLR 2024, Eq. 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workbench.models.quantization import dense_weight
+from workbench.models.zeroth_order.trainables import Binding
+
+
+class PartModule(nn.Module):
+    """A module whose parameters come in as many copies as a batch has parts.
+
+    binding: shared by all of a model.  starts: where each parameter begins in theta, by its name.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        super().__init__()
+        self.binding = binding
+        self.starts: dict[str, int] = {}
+
+    def values(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return (P, *shape) of a parameter: its perturbed copies, or itself as the only one."""
+        parameter = self.get_parameter(name)
+        copies = self.binding.copies
+        if copies is None:
+            return parameter[None].to(dtype)
+        start = self.starts[name] - self.binding.start
+        return copies[:, start : start + parameter.numel()].view(-1, *parameter.shape).to(dtype)
+
+
+class LoraFaLinear(PartModule):
+    """y = x W + (x A) B, A frozen.
+
+    base: the projection, frozen: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), times alpha / r already.  B: (r, out) zeros.
+    """
+
+    a: Tensor
+
+    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding) -> None:
+        super().__init__(binding)
+        self.base = base
+        self.register_buffer("a", a)
+        self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (P*E, t, out) of x (P*E, t, k)."""
+        return add_product(self.base(x), x @ self.a, self.values("B", x.dtype))
+
+
+class LoraLinear(PartModule):
+    """y = x W + alpha / r (x A) B.  A: (k, r).  B: (r, out) zeros."""
+
+    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
+        super().__init__(binding)
+        self.base, self.scale = base, scale
+        self.A = nn.Parameter(a.float())
+        self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (P*E, t, out) of x (P*E, t, k)."""
+        a = self.values("A", x.dtype)
+        low = torch.bmm(x.reshape(len(a), -1, x.shape[-1]), a * self.scale)
+        return add_product(self.base(x), low, self.values("B", x.dtype))
+
+
+class DoraLinear(PartModule):
+    """y = m (x V) / |V| + b with V = W + alpha / r A B, |V| and m one for each output.  A, B as in LoRA; m begins as |W|."""
+
+    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
+        super().__init__(binding)
+        self.base, self.scale = base, scale
+        self.A = nn.Parameter(a.float())
+        self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
+        self.magnitude = nn.Parameter(dense_weight(base).float().norm(dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (P*E, t, out) of x (P*E, t, k)."""
+        a, b = self.values("A", x.dtype) * self.scale, self.values("B", x.dtype)
+        bias = self.base.bias
+        y = self.base(x) if bias is None else self.base(x) - bias
+        y = add_product(y, torch.bmm(x.reshape(len(a), -1, x.shape[-1]), a), b)
+        gain = self.values("magnitude", torch.float32) / self._norms(a.float(), b.float())
+        y = (y.view(len(a), -1, y.shape[-1]) * gain.to(y.dtype)[:, None]).view_as(y)
+        return y if bias is None else y + bias
+
+    def _norms(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return |V| (P, out) without making V: |w + A b|^2 = |w|^2 + 2 b (A w) + b (A A) b.  No gradient goes through it (section 4.3)."""
+        a, b = a.detach(), b.detach()
+        weight = dense_weight(self.base).float()
+        crossed = 2 * torch.matmul(a.mT, weight.T) + torch.bmm(torch.bmm(a.mT, a), b)
+        return (weight.square().sum(dim=1) + (crossed * b).sum(dim=1)).clamp(min=1e-24).sqrt()
+
+
+class VeraLinear(PartModule):
+    """y = x W + lambda_b * ((lambda_d * (x A)) B).  a: (k, r), b: (r, out), frozen and shared by all layers; lambda_d 0.1, lambda_b 0."""
+
+    a: Tensor
+    b: Tensor
+
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, binding: Binding) -> None:
+        super().__init__(binding)
+        self.base = base
+        self.register_buffer("a", a)
+        self.register_buffer("b", b)
+        self.lambda_d = nn.Parameter(torch.full((a.shape[1],), 0.1))
+        self.lambda_b = nn.Parameter(torch.zeros(b.shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (P*E, t, out) of x (P*E, t, k)."""
+        d, b = self.values("lambda_d", x.dtype), self.values("lambda_b", x.dtype)
+        low = (x @ self.a).view(len(d), -1, d.shape[1]) * d[:, None]
+        y = self.base(x)
+        return y + ((low @ self.b) * b[:, None]).view_as(y)
+
+
+class PooledHead(PartModule):
+    """A linear head on the mean of the last hidden states, for models that predict no words.  weight: (d, outputs).  bias: (outputs,)."""
+
+    def __init__(self, weight: Tensor, binding: Binding) -> None:
+        super().__init__(binding)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(weight.shape[1]))
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return logits (P, E, outputs) float32 of hidden states (P*E, t, d) and a mask (E, t)."""
+        weight, bias = self.values("weight", torch.float32), self.values("bias", torch.float32)
+        share = (attention_mask / attention_mask.sum(dim=1, keepdim=True)).repeat(len(weight), 1)
+        pooled = torch.bmm(share[:, None], hidden.float()).view(len(weight), -1, hidden.shape[-1])
+        return torch.baddbmm(bias[:, None], pooled, weight)
+
+
+def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
+    """Return y + low b, part by part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  Without autograd in y's memory."""
+    low = low.reshape(len(b), -1, low.shape[-1])
+    parts = y.view(len(b), -1, y.shape[-1])
+    if torch.is_grad_enabled() and (b.requires_grad or low.requires_grad or y.requires_grad):
+        return torch.baddbmm(parts, low, b).view_as(y)
+    parts.baddbmm_(low, b)
+    return y

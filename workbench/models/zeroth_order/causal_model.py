@@ -1,0 +1,173 @@
+"""A model whose losses are computed for several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.families import Decoder, Family, LayerContext
+from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
+from workbench.models.zeroth_order.config import TrainableConfig
+from workbench.models.zeroth_order.dense import dequantized
+from workbench.models.zeroth_order.injection import inject, own_parameters, pooled_head
+from workbench.models.zeroth_order.losses import PromptLike, class_losses, word_logits, word_losses
+from workbench.models.zeroth_order.trainables import HEAD, Binding
+
+Enter = Callable[[int], None]
+"""(layer or HEAD) -> None: binds the copies that a pass computes the layer with."""
+
+
+class CausalModel(nn.Module):
+    """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it ends the model.
+
+    backbone: is taken over, its projections are replaced.  head: the language model head; None for stages that do not end the model
+    and for models that predict no words (encoders, pictures), whose last stage gets a linear head with config.num_outputs outputs.
+    A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of what is trained.
+    trainables: what is trained.
+    Raises ConfigError for a family without the projections, and for a head that is missing.
+    """
+
+    def __init__(self, backbone: BackboneStage, head: nn.Module | None, config: TrainableConfig) -> None:
+        super().__init__()
+        self.config, self.binding = config, Binding()
+        self.predicts_words = backbone.family.is_causal or backbone.num_encoder_layers is not None
+        self.is_first, self.is_last = backbone.start == 0, backbone.stop == backbone.num_layers
+        backbone.requires_grad_(False)
+        self.backbone = backbone
+        self.head: Any = head if self.is_last and self.predicts_words else None
+        self.pooled = None
+        if self.is_last and not self.predicts_words:
+            if config.num_outputs < 1:
+                raise ConfigError(
+                    "Training by forward passes was asked for.",
+                    f"{type(next(iter(backbone.layers.values()))).__name__} predicts no words, and no number of outputs was given.",
+                    "Give num_outputs, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+                )
+            self.pooled = pooled_head(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
+        elif self.is_last and head is None:
+            raise ConfigError("A model that ends in words was asked for.", "It has no language model head.", "Give its head.")
+        if config.technique == "full":
+            self.trainables = own_parameters(self, self.binding)
+        else:
+            self.trainables = inject(backbone, config, self.pooled, self.binding)
+        self.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type that the layers compute in."""
+        for parameter in self.backbone.layers.parameters():
+            if not any(parameter is own for own in self.trainables.parameters.values()) or self.trainables.flat is None:
+                return parameter.dtype
+        return torch.float32
+
+    def part_losses(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
+        """Return the loss (P,) float32 of each part, computed with the copies that are bound (theta itself if none are)."""
+        return self.finish(self.run(self.start(batch, num_parts), batch, num_parts), batch, num_parts)
+
+    def start(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
+        """Return b_0 (P*E, t, d), embedded once for all parts.  Of the first stage."""
+        assert self.backbone.embedding is not None, "not the first stage"
+        stage = self.backbone
+        hidden = embed(stage.family, stage.embedding, batch.input_ids, batch.attention_mask, stage.separator_id)
+        return _replicated(hidden, num_parts)
+
+    def run(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
+        """Return what this stage's layers make of (P*E, t, d), with the copies that are bound.
+
+        Behind the first layer of a decoder hidden states are (P*E, t + s, d), the encoder's in front.  The final norm is left to finish.
+        """
+        states = [hidden]
+        del hidden  # else it would be held until the last layer
+        return self.run_passes(states, batch, num_parts, [_nothing])[0]
+
+    def run_passes(self, states: list[Tensor], batch: PromptLike, num_parts: int, enters: Sequence[Enter]) -> list[Tensor]:
+        """Run several passes of P parts each through this stage, all of them through one layer before the next.
+
+        A layer's weights are read, and dequantized, once for all passes.
+        states: of each pass, (P*E, t, d); the list is used up.  enters: of each pass, called before each of its layers.
+        """
+        stage = self.backbone
+        mask = _replicated(batch.attention_mask, num_parts)
+        border = stage.num_layers if stage.num_encoder_layers is None else stage.num_encoder_layers
+        if stage.start < border:
+            context = self._context(mask, states[0])
+            self._layers(range(stage.start, min(stage.stop, border)), stage.family, states, [context] * len(states), enters)
+            if stage.encoder_final is not None:
+                states = [stage.encoder_final(hidden) for hidden in states]
+        decoder = stage.family.decoder
+        if decoder is None or stage.stop <= border:
+            return states
+        length = mask.shape[1]
+        memories = [hidden[:, :length] for hidden in states]
+        if stage.decoder_embedding is not None:
+            assert batch.decoder_ids is not None, "a batch for a model without a decoder"
+            first = decoder.embed(dict(stage.decoder_embedding.items()), batch.decoder_ids, None)
+            states = [_replicated(first, num_parts) for _ in states]
+        else:
+            states = [hidden[:, length:] for hidden in states]
+        contexts = [
+            decoder_context(mask, hidden, memory, stage.decoder_position_bias) for hidden, memory in zip(states, memories, strict=True)
+        ]
+        self._layers(range(max(stage.start, border), stage.stop), decoder, states, contexts, enters)
+        if self.is_last:
+            return states
+        return [torch.cat([memory, hidden], dim=1) for memory, hidden in zip(memories, states, strict=True)]
+
+    def finish(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
+        """Return the loss (P,) float32 of each part of what `run` of the last stage gave."""
+        if self.pooled is not None:
+            return class_losses(self._pooled_logits(hidden, batch), batch)
+        assert self.head is not None, "not the last stage"
+        return word_losses(hidden, batch, num_parts, self._norm, self.head)
+
+    def logits_at(self, batch: PromptLike) -> Tensor:
+        """Return logits (n, k, V) float32 at the batch's positions, of a decoder at its states; of an encoder (n, 1, outputs)."""
+        with torch.inference_mode():
+            hidden = self.run(self.start(batch), batch)
+            if self.pooled is not None:
+                return self._pooled_logits(hidden, batch).transpose(0, 1)
+            assert self.head is not None, "not the last stage"
+            return word_logits(hidden, batch, self._norm, self.head)
+
+    def _layers(
+        self,
+        indices: range,
+        part: Family | Decoder,
+        states: list[Tensor],
+        contexts: Sequence[LayerContext],
+        enters: Sequence[Enter],
+    ) -> None:
+        for index in indices:
+            layer = self.backbone.layers[str(index)]
+            with dequantized(layer) if len(states) > 1 else nullcontext():
+                for number, enter in enumerate(enters):
+                    enter(index)
+                    states[number] = part.call(layer, states[number], contexts[number])
+
+    def _context(self, mask: Tensor, hidden: Tensor) -> LayerContext:
+        stage = self.backbone
+        if not stage.family.is_causal:
+            return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
+        # Padding is on the right, where causal attention keeps it from all that counts; without a mask the kernels take a faster path.
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        return LayerContext(mask=None, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
+
+    def _norm(self, hidden: Tensor) -> Tensor:
+        return hidden if self.backbone.final is None else self.backbone.final(hidden)
+
+    def _pooled_logits(self, hidden: Tensor, batch: PromptLike) -> Tensor:
+        pooled: Any = self.pooled
+        return pooled(self._norm(hidden), batch.attention_mask)
+
+
+def _replicated(tensor: Tensor, num_parts: int) -> Tensor:
+    return tensor if num_parts == 1 else tensor.repeat(num_parts, *[1] * (tensor.ndim - 1))
+
+
+def _nothing(layer: int) -> None:
+    assert layer >= HEAD

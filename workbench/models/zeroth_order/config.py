@@ -1,0 +1,85 @@
+"""What is trained by forward passes, and how a step estimates its gradient (P-RGE, section 3, Table 9)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.seeds import MAX_QUERIES
+from workbench.models.lora import ROLES
+
+Execution = Literal["sequential", "outer", "inner", "both"]
+Copies = Literal["per_layer", "kept"]
+ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableConfig:
+    """What is trained.
+
+    technique: LoRA-FA trains B beside a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors beside frozen,
+    shared A and B (Appendix B); full all parameters.
+    rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
+    roles: of the projections that are adapted, as the families' tables name them; a layer needs one of them.
+    num_outputs: of the linear head that models without a vocabulary to predict get (encoders, pictures); 0 where there is one.
+    seed: of A and of that head.
+    """
+
+    technique: ZerothOrderTechnique = "lora_fa"
+    rank: int = 16
+    alpha: float = 32.0
+    roles: tuple[str, ...] = ROLES
+    num_outputs: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("technique", self.technique, get_args(ZerothOrderTechnique))
+        if self.rank < 1:
+            raise ConfigError(f"A rank of {self.rank} was asked for.", "Nothing would be trained.", "Raise it to at least 1.")
+        check_positive("alpha", self.alpha, "The update alpha / r x A B would be none.")
+        if self.num_outputs < 0:
+            raise ConfigError(f"A head with {self.num_outputs} outputs was asked for.", "That cannot be.", "Give the number of classes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZerothOrderConfig:
+    """How a step estimates its gradient (Algorithm 1).
+
+    queries: q, random directions a step.  epsilon: the perturbation's scale.  learning_rate: eta.
+    execution: what of a step's 2q forward passes is computed side by side: nothing, the queries (outer), the two signs (inner), or
+    both.  The update is the same.
+    copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy (section 3.2),
+    or all before the pass.
+    seed: of the noise.
+    """
+
+    queries: int = 4
+    epsilon: float = 1e-2
+    learning_rate: float = 1e-3
+    execution: Execution = "both"
+    copies: Copies = "per_layer"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.queries <= MAX_QUERIES:
+            raise ConfigError(
+                f"{self.queries} queries a step were asked for.", f"A step has 1 to {MAX_QUERIES}.", "Change the number of queries."
+            )
+        check_positive("epsilon", self.epsilon, "The losses on both sides would be the same.")
+        check_positive("learning_rate", self.learning_rate, "Training would go nowhere, or uphill.")
+        check_choice("execution", self.execution, get_args(Execution))
+        check_choice("kind of copies", self.copies, get_args(Copies))
+
+
+def check_positive(name: str, value: float, found: str) -> None:
+    """Raise ConfigError unless a number is finite and above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{name} = {value} was asked for.", found, "Give a number above 0.")
+
+
+def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise ConfigError for a value that is not known."""
+    if value not in known:
+        raise ConfigError(f"The {what} '{value}' was asked for.", f"Known are {', '.join(known)}.", did_you_mean(str(value), known))

@@ -1,0 +1,113 @@
+"""The dual-forwarding model: a step of training as one pass of inference, without a random generator to reset (P-RGE, Algorithm 2).
+
+The 2q perturbed copies of theta are the state.  A pass recovers the last step's noise from them, applies its scalars, perturbs anew and
+computes.  Algorithm 2 does so in each layer's forward for q = 1; as lines 2 to 6 do not read x, they are done here for all layers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.zeroth_order.causal_model import CausalModel
+from workbench.models.zeroth_order.config import check_positive
+from workbench.models.zeroth_order.losses import shifted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompts:
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    positions: Tensor
+    target_mask: Tensor
+    decoder_ids: Tensor | None
+
+
+class DualForwardingModel(nn.Module):
+    """A whole model that predicts words, with 2q perturbed copies of theta as a buffer that each pass renews.
+
+    model: is taken over; theta begins as its trained values are.  copies: (2q, d) in the type that layers compute in, query i's plus
+    at 2i and minus at 2i + 1.
+    Raises ConfigError for q below 1, epsilon not above 0, a stage of a model, and trainable values that are the model's own.
+    """
+
+    copies: Tensor
+
+    def __init__(self, model: CausalModel, *, queries: int, epsilon: float) -> None:
+        super().__init__()
+        if queries < 1:
+            raise ConfigError(f"{queries} queries a step were asked for.", "A step needs one.", "Raise the number of queries.")
+        check_positive("epsilon", epsilon, "The losses on both sides would be the same.")
+        theta = model.trainables.flat
+        if theta is None or not (model.is_first and model.is_last and model.predicts_words):
+            raise ConfigError(
+                "A dual-forwarding model was asked for.",
+                "It takes a whole model that predicts words and trains values beside its projections.",
+                "Choose such a model and technique, as LoRA-FA.",
+            )
+        self.model, self.queries, self.epsilon = model, queries, epsilon
+        self.register_buffer("copies", theta.detach().to(model.dtype).repeat(2 * queries, 1))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        targets: Tensor,
+        positions: Tensor,
+        target_mask: Tensor,
+        gradients: Tensor,
+        learning_rate: Tensor,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        """Return the losses (2q,) of theta after the last step's scalars, perturbed anew.
+
+        A batch of E rows as in PromptLike; a decoder reads the targets, shifted by one.
+        gradients: (q,), those of the last call's losses (of the first call: anything finite).  learning_rate: (), of that step.
+        noise: (q, d) standard normal; None draws it.
+        """
+        if noise is None:
+            noise = torch.randn(self.queries, self.copies.shape[1])
+        self.copies.copy_(advance(self.copies, gradients, learning_rate, noise, self.epsilon))
+        start_id = self.model.backbone.decoder_start_id
+        batch = _Prompts(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            targets=targets,
+            positions=positions,
+            target_mask=target_mask,
+            decoder_ids=None if start_id is None else shifted(targets, target_mask, start_id),
+        )
+        self.model.trainables.bind(self.copies)
+        try:
+            return self.model.part_losses(batch, 2 * self.queries)
+        finally:
+            self.model.trainables.bind(None)
+
+    def trained(self, gradients: Tensor, learning_rate: Tensor) -> Tensor:
+        """Return theta (d,) float32 with the last step's scalars applied: what training came to."""
+        return recovered(self.copies, gradients, learning_rate, self.epsilon)
+
+
+def advance(copies: Tensor, gradients: Tensor, learning_rate: Tensor, noise: Tensor, epsilon: float) -> Tensor:
+    """Return the next copies (2q, d) (Algorithm 2, lines 2 to 6): theta' +- epsilon * noise.
+
+    copies: (2q, d).  gradients: (q,).  learning_rate: ().  noise: (q, d).
+    """
+    theta = recovered(copies, gradients, learning_rate, epsilon)
+    scaled = epsilon * noise
+    return torch.stack([theta + scaled, theta - scaled], dim=1).view(copies.shape).to(copies.dtype)
+
+
+def recovered(copies: Tensor, gradients: Tensor, learning_rate: Tensor, epsilon: float) -> Tensor:
+    """Return theta (d,) float32 after a step: the copies' mean, less learning_rate / q times the sum of g_i z_i.
+
+    z_i = (plus - minus) / (2 epsilon).  All pairs have the same mean; of all of them it is taken, so that rounding cannot lead
+    them apart.
+    """
+    pairs = copies.float().view(-1, 2, copies.shape[1])
+    shift = learning_rate * gradients / (2 * epsilon * len(pairs))
+    return pairs.mean(dim=(0, 1)) - (shift[:, None] * (pairs[:, 0] - pairs[:, 1])).sum(dim=0)

@@ -1,0 +1,110 @@
+"""Losses of each part of a batch: cross-entropy over the whole vocabulary where the label words stand (P-RGE, Appendix D.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_LOGITS = 1 << 22
+"""Logits that are computed at a time: 16 MB."""
+
+
+class PromptLike(Protocol):
+    """What a batch of prompts must have.
+
+    For models that predict no words k is 1, and targets are the classes.
+    """
+
+    @property
+    def input_ids(self) -> Tensor:
+        """Token ids (n, t)."""
+        ...
+
+    @property
+    def decoder_ids(self) -> Tensor | None:
+        """What a decoder reads (n, s); None unless the model has one.  Positions are then its."""
+        ...
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """(n, t), 1 for real tokens, padding on the right."""
+        ...
+
+    @property
+    def targets(self) -> Tensor:
+        """(n, k) int64, the token ids to predict."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """(n, k) int64, the position whose hidden state predicts each."""
+        ...
+
+    @property
+    def target_mask(self) -> Tensor:
+        """(n, k) bool, which of them are real."""
+        ...
+
+
+class Head(Protocol):
+    """A language model head.  weight: (V, d), a tensor or a stored one."""
+
+    weight: Any
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V) of hidden states (..., d)."""
+        ...
+
+
+def word_losses(
+    hidden: Tensor,
+    batch: PromptLike,
+    num_parts: int,
+    norm: Callable[[Tensor], Tensor],
+    head: Head,
+) -> Tensor:
+    """Return (P,) float32: the mean over a part's samples of the mean over their target tokens.
+
+    hidden: (P*E, t, d), before the norm, which needs only the rows that are read.
+    """
+    count = len(batch.targets)
+    sample, column = batch.target_mask.nonzero(as_tuple=True)
+    rows = hidden.view(num_parts, count, *hidden.shape[1:])[:, sample, batch.positions[sample, column]]
+    target = batch.targets[sample, column].repeat(num_parts)
+    losses = _cross_entropy(norm(rows).flatten(0, 1), target, head).view(num_parts, -1)
+    weight = 1 / (batch.target_mask.sum(dim=1) * count)
+    return losses @ weight[sample]
+
+
+def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head) -> Tensor:
+    """Return (n, k, V) float32 of one part's hidden states (n, t, d)."""
+    rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+    return head(norm(rows)).float()
+
+
+def class_losses(logits: Tensor, batch: PromptLike) -> Tensor:
+    """Return (P,) float32 cross-entropy of logits (P, E, outputs)."""
+    parts, count, _ = logits.shape
+    classes = batch.targets[:, 0].repeat(parts)
+    return F.cross_entropy(logits.flatten(0, 1), classes, reduction="none").view(parts, count).mean(dim=1)
+
+
+def shifted(targets: Tensor, target_mask: Tensor, start_id: int) -> Tensor:
+    """Return what a decoder reads to predict targets (n, k): the start token and all of them but the last."""
+    known = targets.masked_fill(~target_mask, 0)[:, :-1]
+    return torch.cat([known.new_full((len(known), 1), start_id), known], dim=1)
+
+
+def _cross_entropy(rows: Tensor, target: Tensor, head: Head) -> Tensor:
+    """Return (m,) float32 of normed hidden states (m, d), a few rows of logits at a time."""
+    size = max(1, MAX_LOGITS // head.weight.shape[0])
+    return torch.cat(
+        [
+            F.cross_entropy(head(some).float(), wanted, reduction="none")
+            for some, wanted in zip(rows.split(size), target.split(size), strict=True)
+        ]
+    )

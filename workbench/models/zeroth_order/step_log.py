@@ -1,0 +1,173 @@
+"""What a step leaves behind, seeds and scalars, enough to make it once more (P-RGE, Algorithm 1, line 11; MeZO, section 2.1).
+
+MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from workbench.core.errors import ConfigError, DivergedError
+from workbench.core.seeds import query_seed
+from workbench.models.zeroth_order.config import ZerothOrderConfig
+
+_BYTES_PER_QUERY = 8
+"""A seed and a scalar of 32 bits each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLog:
+    """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
+
+    gradients: g_i, the projected gradients, values of float32.
+    """
+
+    step: int
+    seeds: tuple[int, ...]
+    gradients: tuple[float, ...]
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        if len(self.seeds) != len(self.gradients) or not self.seeds:
+            raise ConfigError(
+                f"Step {self.step} was to be made from {len(self.seeds)} seeds.",
+                f"There are {len(self.gradients)} projected gradients.",
+                "Give as many, at least one.",
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that a device needs of the others to make this step."""
+        return _BYTES_PER_QUERY * len(self.seeds)
+
+
+def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
+    """Return g_i = (l_2i - l_2i+1) / (2 epsilon) of losses (2q,), as values of float32 (Algorithm 1, line 10).
+
+    Raises DivergedError if one is not finite.
+    """
+    pairs = losses.detach().double().view(-1, 2)
+    gradients = ((pairs[:, 0] - pairs[:, 1]) / (2 * epsilon)).float()
+    if not bool(gradients.isfinite().all()):
+        raise DivergedError(
+            "The projected gradients of a step were asked for.",
+            f"Its losses are {', '.join(f'{loss:.4g}' for loss in losses.tolist())}.",
+            "Lower the learning rate, or compute in float32 or bfloat16 if float16 was chosen.",
+        )
+    return tuple(gradients.tolist())
+
+
+def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], learning_rate: float | None = None) -> StepLog:
+    """Return the log of a step whose q projected gradients are known.  learning_rate: None is the configuration's."""
+    return StepLog(
+        step=step,
+        seeds=tuple(query_seed(config.seed, step, query) for query in range(len(gradients))),
+        gradients=tuple(gradients),
+        learning_rate=config.learning_rate if learning_rate is None else learning_rate,
+    )
+
+
+class LogFile:
+    """A run's steps on disk: a header and one line for each step, on the disk before the next step begins.
+
+    header: what the run must agree with to go on.  A new file is begun with it; an old one must have the same.  A last line that
+    was torn by a crash is cut off.  steps: what the file held when it was opened.
+    Raises ConfigError for a file of another run and for one that is damaged before its last line.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.steps: tuple[StepLog, ...] = ()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = 0
+        if path.is_file():
+            found, self.steps, whole = _read(path)
+            if found is not None and found != msgspec.to_builtins(header):
+                changed = sorted(key for key in found.keys() | header.keys() if found.get(key) != msgspec.to_builtins(header).get(key))
+                raise ConfigError(
+                    f"A run was to go on from '{path}'.", f"That is another run's: it differs in {', '.join(changed)}.",
+                    "Run with the same settings, or give another file.",
+                )  # fmt: skip
+        self._file = open(path, "ab")  # noqa: SIM115  # it stays open for the whole run
+        self._file.truncate(whole)
+        if whole == 0:
+            self._append(header)
+            _sync_folder(path.parent)
+
+    def append(self, log: StepLog) -> None:
+        """Write a step and wait until it is on the disk."""
+        self._append([log.step, log.learning_rate, log.seeds, log.gradients])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> LogFile:
+        """Return the file."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the file."""
+        self.close()
+
+    def _append(self, line: Any) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
+    """Return a log's header and whole steps.  Raises ConfigError if there is none, or it is damaged before its last line."""
+    if not path.is_file():
+        raise ConfigError(f"The steps of '{path}' were asked for.", "There is no such file.", "Check the path.")
+    header, steps, _ = _read(path)
+    if header is None:
+        raise ConfigError(f"The steps of '{path}' were asked for.", "It ends in its first line.", "Begin the run anew.")
+    return header, steps
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, tuple[StepLog, ...], int]:
+    """Return header, steps, and the length of the whole lines in bytes."""
+    header: dict[str, Any] | None = None
+    steps: list[StepLog] = []
+    whole = 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("a line without an end")
+            value = msgspec.json.decode(line)
+            if number == 0:
+                header = dict(value)
+            else:
+                steps.append(_step(value, len(steps)))
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
+            if number + 1 < len(lines):
+                raise ConfigError(
+                    f"The steps of '{path}' were asked for.", f"Line {number + 1} is damaged: {error}.", "Take a copy, or begin anew."
+                ) from error
+            break
+        whole += len(line)
+    return header, tuple(steps), whole
+
+
+def _step(value: Any, expected: int) -> StepLog:
+    step, learning_rate, seeds, gradients = value
+    if step != expected:
+        raise ValueError(f"step {step} stands where {expected} belongs")
+    return StepLog(step=step, seeds=tuple(seeds), gradients=tuple(map(float, gradients)), learning_rate=learning_rate)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

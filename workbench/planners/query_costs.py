@@ -1,0 +1,154 @@
+"""Prices of P-RGE's parts on a device: passes, noise, losses told, memory (P-RGE, sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.profile import LayerProfile, Profile
+from workbench.planners.memory import readable
+
+Execution = Literal["sequential", "outer", "inner", "both"]
+Choice = Literal["auto", "sequential", "outer", "inner", "both"]
+EXECUTIONS: tuple[Execution, ...] = ("both", "outer", "inner", "sequential")
+METHOD = "p_rge"
+LOSS_BYTES = 4
+
+
+def passes(execution: Execution, queries: int) -> tuple[int, int]:
+    """Return (forward passes, parts of one pass) in which 2 x queries parts are computed (section 3.1 and 3.2)."""
+    return {"sequential": (2 * queries, 1), "outer": (2, queries), "inner": (queries, 2), "both": (1, 2 * queries)}[execution]
+
+
+class Passing(NamedTuple):
+    """How a device computes its queries: in groups of so many, each group in an execution."""
+
+    queries: int
+    execution: Execution
+
+    def groups(self, queries: int) -> int:
+        """Return the number of groups that some queries make."""
+        return -(-queries // self.queries)
+
+    @property
+    def parts(self) -> int:
+        """Return the parts of one pass."""
+        return passes(self.execution, self.queries)[1]
+
+    def passes(self, queries: int) -> tuple[int, int]:
+        """Return (passes, parts of one pass) of a group of so many queries; the last group may be smaller than the others."""
+        return passes(self.execution, queries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """What one step is: q queries, E samples each, their padded length in tokens; memory is reckoned for memory_length."""
+
+    queries: int
+    batch_size: int
+    sequence_length: int
+    memory_length: int
+    execution: Choice = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "batch_size", "sequence_length"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"A step with {name} = {getattr(self, name)} was asked for.", "It must be at least 1.", f"Raise {name}.")
+
+    @property
+    def executions(self) -> tuple[Execution, ...]:
+        """Return those that may be chosen."""
+        return EXECUTIONS if self.execution == "auto" else (self.execution,)
+
+    def passings(self, queries: int, *, cut: bool = False) -> list[Passing]:
+        """Return the ways to compute some queries in equal groups; cut: in several also where the execution is given."""
+        sizes = [size for size in range(queries, 0, -1) if queries % size == 0]
+        if self.execution != "auto" and not cut:
+            sizes = [queries]
+        return [Passing(size, execution) for size in sizes for execution in self.executions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCosts:
+    """Prices of some layers on one device."""
+
+    profile: Profile
+    cluster: Cluster
+    size: StepSize
+    rank: int
+    start: int
+    stop: int
+
+    @cached_property
+    def _layers(self) -> tuple[LayerProfile, ...]:
+        return self.profile.layers[self.rank][self.start : self.stop]
+
+    def pass_s(self, parts: int) -> float:
+        """Return the seconds of one forward pass of `parts` parts."""
+        rows = parts * self.size.batch_size
+        return sum(layer.seconds("F", rows, self.size.sequence_length) for layer in self._layers)
+
+    def noise_s(self, queries: int) -> float:
+        """Return the seconds of drawing and adding the noise of some queries: to perturb with it, or to make the step."""
+        return sum(layer.seconds("STEP", queries, 1) for layer in self._layers) if queries else 0.0
+
+    def group_s(self, passing: Passing) -> float:
+        """Return the seconds of one group, its noise included."""
+        count, parts = passes(passing.execution, passing.queries)
+        return count * self.pass_s(parts) + self.noise_s(passing.queries)
+
+    def need_bytes(self, parts: int) -> int:
+        """Return the bytes that these layers need while they compute `parts` parts at once.
+
+        Frozen and trainable values, the copies of the trainable ones that the parts perturb and the noise, the scratch of a pass, and
+        what comes in and goes out.
+        """
+        rows, length = parts * self.size.batch_size, self.size.memory_length
+        trainable = sum(layer.trainable_bytes for layer in self._layers)
+        scratch = max(layer.workspace_bytes(rows, length) for layer in self._layers)
+        crossing = 2 * max(layer.output_bytes(rows, length) for layer in self._layers)
+        return sum(layer.frozen_bytes for layer in self._layers) + (2 + parts) * trainable + scratch + crossing
+
+    def fits(self, parts: int) -> bool:
+        """Return whether the device's memory suffices."""
+        return self.need_bytes(parts) <= self.cluster.devices[self.rank].memory_bytes
+
+    def best(self, queries: int) -> tuple[float, Passing | None]:
+        """Return the fastest way to compute some queries that fits, and its seconds; infinity and None if none does."""
+        found: tuple[float, Passing | None] = (math.inf, None)
+        for passing in self.size.passings(queries):
+            if self.fits(passing.parts):
+                seconds = passing.groups(queries) * self.group_s(passing)
+                if seconds < found[0]:
+                    found = (seconds, passing)
+        return found
+
+    def told_s(self, ranks: Sequence[int], losses: int) -> float:
+        """Return the seconds in which this device sends some losses to the others, one after the other."""
+        nbytes = LOSS_BYTES * losses
+        return sum(self.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank)
+
+
+def whole(profile: Profile, cluster: Cluster, size: StepSize) -> list[RankCosts]:
+    """Return every device's prices of the whole model."""
+    return [
+        RankCosts(profile=profile, cluster=cluster, size=size, rank=rank, start=0, stop=profile.num_layers)
+        for rank in range(cluster.world_size)
+    ]
+
+
+def too_small(costs: RankCosts, queries: int) -> PlanError:
+    """Return the error of a device that cannot hold its layers and the smallest pass of its queries."""
+    device = costs.cluster.devices[costs.rank]
+    parts = min(passing.parts for passing in costs.size.passings(queries))
+    layers = f"layers {costs.start}-{costs.stop - 1}"
+    return PlanError(
+        f"Device '{device.name}' has {readable(device.memory_bytes)};",
+        f"{layers} need {readable(costs.need_bytes(parts))} for {parts} of {2 * queries} parts of {costs.size.batch_size} samples at once.",
+        "Add a device, raise its memory, lower batch_size or max_length, choose execution 'auto', or quantize the backbone.",
+    )

@@ -1,0 +1,93 @@
+"""A roofline with forward passes on it: bound by reading weights below the ridge, by arithmetic above (P-RGE, sections 3.1-3.2).
+
+The roofline: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, finish
+
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
+
+
+class Pass(NamedTuple):
+    """One forward pass.  parts: P copies side by side.  flops: of all of them.  weight_bytes: read once for all of them."""
+
+    parts: int
+    flops: float
+    weight_bytes: float
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """Return FLOPs for each byte of weights."""
+        return self.flops / self.weight_bytes
+
+    @property
+    def flops_per_s(self) -> float:
+        """Return the rate that was reached."""
+        return self.flops / self.seconds
+
+
+def roofline(
+    found: Mapping[str, Sequence[Pass]], *, flops_per_s: float, bytes_per_s: float, label: str, title: str = "Roofline", subtitle: str = ""
+) -> go.Figure:
+    """Return the machine's roof and the rates that passes reach under it, the number of parts beside each.
+
+    flops_per_s: of arithmetic; bytes_per_s: of reading weights.  found: passes by name, at least one.
+    """
+    ridge = flops_per_s / bytes_per_s
+    passes = [one for several in found.values() for one in several]
+    low = min([ridge, *(one.intensity for one in passes)]) / 2.5
+    high = max([ridge, *(one.intensity for one in passes)]) * 2.5
+    rate = 1e-12 if flops_per_s >= 2e12 else 1e-9
+    figure = go.Figure()
+    roof = [(at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)]
+    figure.add_trace(_line("the roof", roof, BLACK))
+    for index, (name, several) in enumerate(found.items()):
+        colour = CYCLE[index % len(CYCLE)]
+        figure.add_trace(
+            go.Scatter(
+                name=name,
+                mode="lines+markers+text",
+                x=[one.intensity for one in several],
+                y=[one.flops_per_s * rate for one in several],
+                text=[f"{one.parts}" for one in several],
+                textposition="bottom center",
+                line={"color": colour, "width": 1.5, "dash": "dot"},
+                marker={"size": 10, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": colour},
+                customdata=[[one.parts, one.seconds * 1e3] for one in several],
+                hovertemplate=f"{name}: %{{customdata[0]}} parts, %{{customdata[1]:.3g}} ms<extra></extra>",
+            )
+        )
+    figure.add_vline(x=ridge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
+    unit = "TFLOP/s" if rate == 1e-12 else "GFLOP/s"
+    sides = (
+        (f"bound by reading weights: {bytes_per_s / 1e9:,.3g} GB/s", 0.0, "left"),
+        (f"bound by arithmetic: {flops_per_s * rate:,.3g} {unit}", 1.0, "right"),
+    )
+    for said, at, anchor in sides:
+        figure.add_annotation(
+            text=said, x=at, xref="paper", xanchor=anchor, y=1.0, yref="paper", yanchor="bottom", showarrow=False,
+            font={"size": 12, "color": DARK_GREY},
+        )  # fmt: skip
+    figure.update_xaxes(
+        title="FLOPs for each byte of weights that is read", type="log", zeroline=False, range=[math.log10(low), math.log10(high)]
+    )
+    figure.update_yaxes(title=unit, type="log", zeroline=False, exponentformat="none", dtick="D2")
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
+    finish(figure, title=title, label=label, subtitle=said, height=490)
+    figure.update_layout(margin={"b": 95, "t": 105})
+    return figure
+
+
+def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> go.Scatter:
+    x, y = [at for at, _ in points], [value for _, value in points]
+    return go.Scatter(name=name, mode="lines", x=x, y=y, line={"color": colour, "width": 3}, hoverinfo="skip")

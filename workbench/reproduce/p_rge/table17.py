@@ -1,0 +1,12 @@
+"""Table 17: peak memory of fine-tuning on whole tasks (P-RGE, appendix F.3); task_memory.py says how."""
+
+from workbench.reproduce.p_rge.task_memory import draw_table as draw
+from workbench.reproduce.p_rge.task_memory import reproduce
+from workbench.reproduce.result import Result, Settings
+
+__all__ = ["draw", "run"]
+
+
+def run(settings: Settings) -> Result:
+    """Simulate it."""
+    return reproduce("table17")

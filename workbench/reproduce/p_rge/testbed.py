@@ -1,0 +1,138 @@
+"""P-RGE's machines from one documented set of constants: A100, Jetson Orin Nano, OnePlus 12 (P-RGE, section 4, Table 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.serial import read_toml
+from workbench.profiler.zeroth_order import MemoryRule
+from workbench.profiler.zeroth_order_times import Machine
+from workbench.reproduce.result import Comparison
+from workbench.reproduce.values import paper_folder
+
+PAPER = "p_rge"
+GIB = 2**30  # the paper's GB: Llama2-7B's 6.74 billion fp16 parameters are 12.55 of these (Table 3: 12.59 with 64 tokens) and 13.48 of 10^9
+TINY, LLAMA = "TinyLlama-1.1B", "Llama2-7B"
+MODELS = (TINY, LLAMA)
+Precision = Literal["float16", "int8", "nf4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """data/papers/p_rge/constants.toml, which says of each what fixed it."""
+
+    logit_bytes: float
+    first_order_logit_bytes: float
+    copy_bytes: float
+    workspace_bytes: float
+    kept_share: float
+    full_bytes: float
+    memory_bytes_per_s: float
+    a100_flops_per_s: float
+    a100_layer_s: float
+    a100_step_s: float
+    a100_nf4_per_s: float
+    a100_int8_per_s: float
+    appendix_flops_per_s: float
+    sweep_s_per_param: float
+    tasks_layer_s: float
+    tasks_adapter_layer_s: float
+    tasks_step_s: float
+    adapter_share: float
+    jetson_memory_bytes_per_s: float
+    jetson_flops_per_s: float
+    jetson_layer_s: float
+    jetson_nf4_per_s: float
+    oneplus_memory_bytes_per_s: float
+    oneplus_flops_per_s: float
+    oneplus_besides_bytes: float
+    oneplus_token_bytes: float
+    rank: int
+    batch_size: int
+    steps: int
+    nf4_bytes: float
+    int8_bytes: float
+
+    @property
+    def memory(self) -> MemoryRule:
+        """Return the rule of Tables 3, 12, 17 and 18."""
+        return MemoryRule(
+            logit_bytes=self.logit_bytes,
+            first_order_logit_bytes=self.first_order_logit_bytes,
+            copy_bytes=self.copy_bytes,
+            workspace_bytes=self.workspace_bytes,
+            kept_share=self.kept_share,
+            full_bytes=self.full_bytes,
+            rank=self.rank,
+        )
+
+    def a100(self, precision: Precision = "float16") -> Machine:
+        """Return the server of Tables 12 and 13."""
+        return Machine(
+            flops_per_s=self.a100_flops_per_s,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            layer_s=self.a100_layer_s,
+            dequantized_per_s={"float16": 0.0, "int8": self.a100_int8_per_s, "nf4": self.a100_nf4_per_s}[precision],
+            step_s=self.a100_step_s,
+        )
+
+    def appendix(self) -> Machine:
+        """Return the server as Table 6 shows it."""
+        return Machine(
+            flops_per_s=self.appendix_flops_per_s,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            layer_s=self.a100_layer_s,
+            sweep_s_per_param=self.sweep_s_per_param,
+            step_s=self.a100_step_s,
+        )
+
+    def tasks(self) -> Machine:
+        """Return the server of Tables 15 and 16: the rate is that of a pass without adapters."""
+        return Machine(
+            flops_per_s=self.a100_flops_per_s * (1 + self.adapter_share),
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            layer_s=self.tasks_layer_s,
+            adapter_layer_s=self.tasks_adapter_layer_s,
+            adapter_share=self.adapter_share,
+            sweep_s_per_param=self.sweep_s_per_param,
+            step_s=self.tasks_step_s,
+        )
+
+    def jetson(self) -> Machine:
+        """Return the Jetson of Table 4: preparing an NF4 product does not run ahead of the arithmetic."""
+        return Machine(
+            flops_per_s=self.jetson_flops_per_s,
+            memory_bytes_per_s=self.jetson_memory_bytes_per_s,
+            layer_s=self.jetson_layer_s,
+            is_asynchronous=False,
+            dequantized_per_s=self.jetson_nf4_per_s,
+        )
+
+    def oneplus(self) -> Machine:
+        """Return the phone of Table 5."""
+        return Machine(flops_per_s=self.oneplus_flops_per_s, memory_bytes_per_s=self.oneplus_memory_bytes_per_s)
+
+    def weight_bytes(self, precision: Precision) -> float:
+        """Return the bytes of a stored weight."""
+        return {"float16": 2.0, "int8": self.int8_bytes, "nf4": self.nf4_bytes}[precision]
+
+
+def load_constants() -> Constants:
+    """Return the constants that all simulated tables share."""
+    tables = read_toml(paper_folder(PAPER) / "constants.toml")
+    return Constants(**{key: value for table in tables.values() for key, value in table.items()})
+
+
+def worst(comparisons: Sequence[Comparison], kinds: Sequence[str] = ("computed", "predicted", "fitted")) -> tuple[float, str]:
+    """Return the largest absolute deviation in per cent, and which cell's it is."""
+    known = [(abs(one.deviation), ", ".join(one.labels)) for one in comparisons if one.kind in kinds and one.deviation is not None]
+    return max(known)
+
+
+def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[str] = ("computed", "predicted")) -> float:
+    """Return the median absolute deviation in per cent of the cells that nothing was fitted on."""
+    known = sorted(abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None)
+    middle = len(known) // 2
+    return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2

@@ -1,0 +1,141 @@
+"""Batches of prompts: which samples, and their tensors; pure functions of seed and step, so that any device works them out by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from workbench.core.errors import ConfigError
+from workbench.tasks.prompts.encoding import EncodedPrompts, EncodedRow
+from workbench.tasks.tokenize import padded_length
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """input_ids, attention_mask: (n, t) int64, padded on the right.
+
+    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, whose last hidden state predicts each.  target_mask: (n, k)
+    bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its targets.
+    decoder_ids: (n, s) int64 of an encoder-decoder, whose positions are the decoder's; None for others.  labels: (n,) int64, classes or
+    right candidates; an encoder's targets are these, for a head of its own.  indices: where the rows are in their split.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    positions: Tensor
+    target_mask: Tensor
+    labels: Tensor
+    indices: tuple[int, ...]
+    decoder_ids: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device | str) -> PromptBatch:
+        """Return the batch on a device."""
+        return PromptBatch(
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            targets=self.targets.to(device),
+            positions=self.positions.to(device),
+            target_mask=self.target_mask.to(device),
+            labels=self.labels.to(device),
+            indices=self.indices,
+            decoder_ids=None if self.decoder_ids is None else self.decoder_ids.to(device),
+        )
+
+
+def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the samples of training step `step` (from 0): batch_size of them, from seeded permutations laid end to end.
+
+    Lengths play no part, as in the paper (section 3.1); a batch at the end of an epoch goes on with the next one's first samples.
+    Raises ConfigError if there are no samples or batch_size is below 1.
+    """
+    if num_samples < 1:
+        raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
+    if batch_size < 1:
+        raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
+    first = step * batch_size
+    return [_permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)]
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_samples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(num_samples))
+    random.Random(f"prompts {seed} {epoch}").shuffle(order)  # a string is hashed by SHA-512: the same on every machine
+    return tuple(order)
+
+
+def training_batch(
+    encoded: EncodedPrompts, batch_size: int, seed: int, step: int, *, pad_to_multiple: int = 8, length: int | None = None
+) -> PromptBatch:
+    """Return the batch of a training step: step_indices() as tensors."""
+    indices = step_indices(len(encoded), batch_size, seed, step)
+    return collate_prompts(encoded, indices, pad_to_multiple=pad_to_multiple, length=length)
+
+
+def prompt_batches(encoded: EncodedPrompts, batch_size: int = 32, *, pad_to_multiple: int = 8) -> Iterator[PromptBatch]:
+    """Yield all rows once in batches of similar length, the longest first (a memory error comes at once or not at all)."""
+    order = sorted(range(len(encoded)), key=lambda index: -len(encoded.rows[index].ids))
+    for at in range(0, len(order), batch_size):
+        yield collate_prompts(encoded, order[at : at + batch_size], pad_to_multiple=pad_to_multiple)
+
+
+def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, pad_to_multiple: int = 8, length: int | None = None) -> PromptBatch:
+    """Return the rows at `indices` as one batch.
+
+    length: None pads to the longest row, rounded up to pad_to_multiple (the paper's own batches: 1); a number pads to it.
+    Raises ConfigError if `indices` is empty or a row is longer than `length`.
+    """
+    if not indices:
+        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
+    rows = [encoded.rows[index] for index in indices]
+    if length is not None and (too_long := [index for index in indices if len(encoded.rows[index].ids) > length]):
+        tokens = len(encoded.rows[too_long[0]].ids)
+        raise ConfigError(f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length.")
+    labels = [encoded.labels[index] for index in indices]
+    return batch_of(rows, labels, encoded.pad_id, indices, pad_to_multiple=pad_to_multiple, length=length)
+
+
+def batch_of(
+    rows: Sequence[EncodedRow],
+    labels: Sequence[int],
+    pad_id: int,
+    indices: Sequence[int],
+    *,
+    pad_to_multiple: int = 8,
+    length: int | None = None,
+) -> PromptBatch:
+    """Return rows as tensors; all of one kind of model."""
+    import torch
+
+    width = padded_length([len(row.ids) for row in rows], pad_to_multiple) if length is None else length
+    num_targets = max(len(row.targets) for row in rows)
+    has_decoder = bool(rows[0].decoder_ids)
+    return PromptBatch(
+        input_ids=torch.tensor([[*row.ids, *[pad_id] * (width - len(row.ids))] for row in rows]),
+        attention_mask=torch.tensor([[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]),
+        targets=torch.tensor([[*row.targets, *[0] * (num_targets - len(row.targets))] for row in rows]),
+        positions=torch.tensor(
+            [[row.first_position + at if at < len(row.targets) else 0 for at in range(num_targets)] for row in rows]
+        ),
+        target_mask=torch.tensor([[at < len(row.targets) for at in range(num_targets)] for row in rows]),
+        labels=torch.tensor(labels),
+        indices=tuple(indices),
+        decoder_ids=_padded_decoder(rows, pad_id) if has_decoder else None,
+    )  # fmt: skip
+
+
+def _padded_decoder(rows: Sequence[EncodedRow], pad_id: int) -> Tensor:
+    import torch
+
+    width = max(len(row.decoder_ids) for row in rows)
+    return torch.tensor([[*row.decoder_ids, *[pad_id] * (width - len(row.decoder_ids))] for row in rows])

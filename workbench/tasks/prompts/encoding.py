@@ -1,0 +1,264 @@
+"""Prompts as token ids: what the model reads, which tokens it is to predict, and at which positions.
+
+A causal model reads the prompt and, of an answer of several tokens, all but the last one.  A classification's answer is the first token of
+its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that position).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from workbench.core.errors import ConfigError
+from workbench.tasks.prompts.samples import PromptSample
+from workbench.tasks.prompts.templates import Prompt
+from workbench.tasks.tokenize import Encoder
+
+Reader = Literal["causal", "encoder_decoder", "encoder"]
+UNCUT = 1 << 30
+"""A length at which nothing is cut: a prompt is cut by us, in its text, never at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedRow:
+    """ids: what is read.  targets: tokens to predict, the first from the hidden state at first_position, the next from the next.
+
+    decoder_ids: what a decoder reads, whose positions these then are; empty without a decoder.
+    """
+
+    ids: tuple[int, ...]
+    targets: tuple[int, ...]
+    first_position: int
+    decoder_ids: tuple[int, ...] = ()
+
+    def followed_by(self, written: Sequence[int]) -> EncodedRow:
+        """Return the row of one unknown target with tokens written before it."""
+        if self.decoder_ids:
+            return replace(self, decoder_ids=(*self.decoder_ids, *written), first_position=self.first_position + len(written))
+        return replace(self, ids=(*self.ids, *written), first_position=self.first_position + len(written))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompts:
+    """A split, ragged.  labels: classes or right candidates.  label_ids: of each class the token that stands for it (none without classes).
+
+    num_cut: samples whose text was cut to fit.  Of an encoder, which predicts no tokens, targets are classes.
+    """
+
+    rows: tuple[EncodedRow, ...]
+    labels: tuple[int, ...]
+    sample_ids: tuple[int, ...]
+    pad_id: int
+    reader: Reader
+    label_ids: tuple[int, ...] = ()
+    num_cut: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the number of tokens that are read of each sample."""
+        return tuple(len(row.ids) for row in self.rows)
+
+    @property
+    def max_targets(self) -> int:
+        """Return the most targets that a sample has: k of a batch that holds it."""
+        return max(len(row.targets) for row in self.rows)
+
+    def digest(self) -> str:
+        """Return a digest of all tokens in their order."""
+        digest = hashlib.sha256(repr((self.reader, self.label_ids)).encode())
+        for row in self.rows:
+            digest.update(repr((row.ids, row.targets, row.first_position, row.decoder_ids)).encode())
+        return digest.hexdigest()
+
+
+class PromptEncoder:
+    """Puts samples of one prompt into one model's tokens.
+
+    max_length: tokens that a row may have; a longer prompt loses words from the left of its long field (SQuAD's context, a passage, a
+    sentence), never of the question itself.
+    Raises ConfigError for label words that begin with the same token, and for a model that cannot do such a task.
+    """
+
+    def __init__(self, prompt: Prompt, encoder: Encoder, *, is_causal: bool, max_length: int) -> None:
+        self.prompt, self.encoder, self.max_length = prompt, encoder, max_length
+        self.reader: Reader = "encoder_decoder" if encoder.start_id is not None else "causal" if is_causal else "encoder"
+        if self.reader == "encoder" and prompt.kind != "classification":
+            raise ConfigError(
+                f"A task of kind {prompt.kind} was asked for.",
+                "The model reads both ways and writes no words: its head does classification.",
+                "Choose a causal model such as SmolLM2-135M.",
+            )
+        empty, letter = encoder.encode(["", "a"], max_length=UNCUT)
+        self.lead = _common_prefix(empty, letter)
+        """Special tokens in front of every text."""
+        ends = (ids[len(self.lead) :][::-1] for ids in (empty, letter))
+        self.trail = _common_prefix(*ends)[::-1]
+        """Special tokens behind every text."""
+        self.label_ids: tuple[int, ...] = ()
+        self.dropped = 0
+        """Tokens at a causal prompt's end that another stands for once the answer follows."""
+        if prompt.kind == "classification" and self.reader != "encoder":
+            self.label_ids = self._label_ids()
+
+    def split(self, samples: Sequence[PromptSample]) -> EncodedPrompts:
+        """Return samples to learn from or, in a classification, to score.  Raises ConfigError for one that does not fit, or for none."""
+        if not samples:
+            raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
+        fields, num_cut = self.fitted(samples)
+        if self.prompt.kind == "classification":
+            rows = self._classification(samples, fields)
+        else:
+            answers = [self.continuations(sample, mine)[sample.label] for sample, mine in zip(samples, fields, strict=True)]
+            rows = self.rows(fields, answers)
+        return EncodedPrompts(
+            rows=tuple(rows),
+            labels=tuple(sample.label for sample in samples),
+            sample_ids=tuple(sample.sample_id for sample in samples),
+            pad_id=self.encoder.pad_id,
+            reader=self.reader,
+            label_ids=self.label_ids,
+            num_cut=num_cut,
+        )
+
+    def continuations(self, sample: PromptSample, fields: Mapping[str, str]) -> tuple[str, ...]:
+        """Return what may follow a sample's prompt: its candidates, or the answer to learn."""
+        templates = self.prompt.candidates or (self.prompt.answer,)
+        return tuple(template.format_map(fields) for template in templates)
+
+    def rows(self, fields: Sequence[Mapping[str, str]], continuations: Sequence[str]) -> list[EncodedRow]:
+        """Return one row for each prompt and what follows it, all of whose tokens are targets."""
+        texts = [self.prompt.fill(mine) for mine in fields]
+        if self.reader == "encoder_decoder":
+            read = self.encode(texts)
+            written = [ids[len(self.lead) :] for ids in self.encode([text.strip() for text in continuations])]
+            return [self._decoder_row(ids, targets) for ids, targets in zip(read, written, strict=True)]
+        wholes = self._plain([text + following for text, following in zip(texts, continuations, strict=True)])
+        starts = [_common_prefix(prompt, whole) for prompt, whole in zip(self._plain(texts), wholes, strict=True)]
+        return [self._causal_row(whole, max(1, len(start))) for whole, start in zip(wholes, starts, strict=True)]
+
+    def openings(self, fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
+        """Return one row for each prompt alone, with one target that is not known yet (0)."""
+        texts = [self.prompt.fill(mine) for mine in fields]
+        if self.reader == "encoder_decoder":
+            return [self._decoder_row(ids, (0,)) for ids in self.encode(texts)]
+        return [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in self._plain(texts)]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of whole texts, with the model's special ones; of an empty text these alone."""
+        found = self.encoder.encode(list(texts), max_length=UNCUT)
+        return [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, found, strict=True)]
+
+    def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> tuple[list[Mapping[str, str]], int]:
+        """Return the samples' fields, shortened where they do not fit, and how many were.
+
+        reserve: tokens that must fit behind the prompt besides, and what may follow then need not.  All candidates of a sample have the
+        same prompt.  Raises ConfigError naming the first sample that does not fit even when one word of its long field is left.
+        """
+        fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
+        sizes = self._sizes(samples, fields, reserve)
+        too_long = [index for index, size in enumerate(sizes) if size > self.max_length]
+        for index in too_long:
+            fields[index] = self._shortened(samples[index], reserve, sizes[index])
+        return fields, len(too_long)
+
+    def _sizes(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]], reserve: int) -> list[int]:
+        texts = [self.prompt.fill(mine) for mine in fields]
+        if self.prompt.kind == "classification" or self.reader == "encoder_decoder":
+            return [len(ids) + reserve for ids in self.encode(texts)]
+        if reserve:
+            return [len(ids) + reserve for ids in self._plain(texts)]
+        following = [self.continuations(sample, mine) for sample, mine in zip(samples, fields, strict=True)]
+        wholes = self._plain([text + one for text, ones in zip(texts, following, strict=True) for one in ones])
+        each = len(following[0])
+        return [max(len(ids) - 1 for ids in wholes[at : at + each]) for at in range(0, len(wholes), each)]
+
+    def _shortened(self, sample: PromptSample, reserve: int, size: int) -> Mapping[str, str]:
+        name = self.prompt.shortened
+        text = sample.fields[name]
+        starts = [word.start() for word in re.finditer(r"\S+", text)]
+
+        def left(word: int) -> Mapping[str, str]:
+            return {**sample.fields, name: text[starts[word] :]}
+
+        def fits(word: int) -> bool:
+            return self._sizes([sample], [left(word)], reserve)[0] <= self.max_length
+
+        first = bisect_left(range(len(starts)), True, key=fits)
+        if first == len(starts):
+            raise ConfigError(
+                f"A prompt of {size} tokens was to be read in {self.max_length}.",
+                f"Sample {sample.sample_id} does not fit even with one word of its {name} left.",
+                "Raise max_length, or choose a model that reads more.",
+            )
+        return left(first)
+
+    def _classification(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
+        texts = [self.prompt.fill(mine) for mine in fields]
+        if self.reader == "encoder":
+            read = self.encode(texts)
+            return [
+                EncodedRow(ids=tuple(ids), targets=(sample.label,), first_position=0) for ids, sample in zip(read, samples, strict=True)
+            ]
+        targets = [(self.label_ids[sample.label],) for sample in samples]
+        if self.reader == "encoder_decoder":
+            return [self._decoder_row(ids, target) for ids, target in zip(self.encode(texts), targets, strict=True)]
+        read = [ids[: len(ids) - self.dropped] for ids in self._plain(texts)]
+        return [EncodedRow(ids=tuple(ids), targets=target, first_position=len(ids) - 1) for ids, target in zip(read, targets, strict=True)]
+
+    def _label_ids(self) -> tuple[int, ...]:
+        words = self.prompt.words
+        if self.reader == "encoder_decoder":
+            written = [ids[len(self.lead) :] for ids in self.encode([word.strip() for word in words])]
+            found = tuple(ids[0] for ids in written)
+        else:
+            # Behind a prompt, as some tokenizers begin a text with tokens of their own; which text it is about makes no difference.
+            text = self.prompt.fill(dict.fromkeys(self.prompt.fields, "a"))
+            prompt, *wholes = self._plain([text, *(text + word for word in words)])
+            start = min(len(_common_prefix(prompt, whole)) for whole in wholes)
+            self.dropped = len(prompt) - start
+            found = tuple(whole[start] if len(whole) > start else self.encoder.pad_id for whole in wholes)
+        for index, one in enumerate(found):
+            if one in found[:index]:
+                first, second = words[found.index(one)].strip(), words[index].strip()
+                raise ConfigError(
+                    f"The label words '{first}' and '{second}' were asked for.",
+                    "With the model's tokenizer they begin with the same token, which does not tell them apart.",
+                    "Choose other words, or another model.",
+                )
+        return found
+
+    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of texts that go on: without the special tokens of an end."""
+        return [ids[: len(ids) - len(self.trail)] for ids in self.encode(texts)]
+
+    def _causal_row(self, whole: Sequence[int], start: int) -> EncodedRow:
+        if start >= len(whole):
+            raise ConfigError("An answer of no token was to be learnt.", "The tokenizer makes nothing of it.", "Choose another model.")
+        return EncodedRow(ids=tuple(whole[:-1]), targets=tuple(whole[start:]), first_position=start - 1)
+
+    def _decoder_row(self, ids: Sequence[int], targets: Sequence[int]) -> EncodedRow:
+        assert self.encoder.start_id is not None
+        read = (self.encoder.start_id, *self.lead, *targets[:-1])
+        return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
+
+
+def encode_prompts(
+    samples: Sequence[PromptSample], prompt: Prompt, encoder: Encoder, *, is_causal: bool, max_length: int
+) -> EncodedPrompts:
+    """Return a split's rows for training, and for scoring a classification.  Raises ConfigError as PromptEncoder does.
+
+    is_causal: of the model, ModelFacts.is_causal; an encoder-decoder is known by its tokenizer's start_id.
+    """
+    return PromptEncoder(prompt, encoder, is_causal=is_causal, max_length=max_length).split(samples)
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    count = next((at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), min(len(one), len(other)))
+    return list(one[:count])

@@ -1,0 +1,123 @@
+"""Load a task of Table 8 by name: embedded, from a folder with the official files, or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.tasks.embedded import load_sentiment
+from workbench.tasks.glue import GLUE, VALIDATION_FROM_TRAIN, load_glue
+from workbench.tasks.prompts.samples import PromptSample, PromptSplit, PromptTask, fixed_order, shuffled
+from workbench.tasks.prompts.sources import SOURCES, Source, read_source
+from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.task import Split, Task
+
+PROMPT_TASKS = tuple(PROMPTS)
+VALIDATION_SHARE = 0.2
+"""At most this part of a training set becomes the validation split: the small sets have less than the paper's 1,000 + 500 samples."""
+SHARES_OF_ONE = (0.4, 0.2, 0.4)
+"""Train, validation and test of a set of which only one split is there, in the proportion of the paper's 1,000, 500 and 1,000."""
+
+# How GLUE's two texts are called in the prompts.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "sentiment": ("sentence",),
+    "sst2": ("sentence",),
+    "rte": ("premise", "hypothesis"),
+    "qqp": ("question1", "question2"),
+}
+
+
+def load_prompt_task(
+    name: str,
+    *,
+    data: Path | str | None = None,
+    train_samples: int | None = None,
+    validation_samples: int | None = None,
+    test_samples: int | None = None,
+) -> PromptTask:
+    """Return a task with its prompt: one of PROMPT_TASKS; 'sentiment' needs no network.
+
+    data: a folder with the official files; None takes the embedded data or the hub.  *_samples: at most so many, drawn by a fixed seed
+    (PAPER_SAMPLES are the paper's); more of them hold all of fewer.
+    The published validation split is the test, as the test labels are secret, and the validation split is drawn from the training split by
+    a fixed seed; of a folder that holds one split only (SQuAD's) all three are.
+    Raises ConfigError for an unknown name or malformed files, MissingDataError if the data cannot be had.
+    """
+    if name not in PROMPTS:
+        raise unknown_prompt_task(name)
+    if name in SOURCES and (name not in GLUE or _is_superglue(SOURCES[name], data)):
+        task = _from_source(name, SOURCES[name], data)
+    else:
+        found = load_sentiment(None if data is None else Path(data).expanduser()) if name == "sentiment" else load_glue(name, data)
+        task = _from_task(found)
+    return task.limited(train_samples, validation_samples, test_samples)
+
+
+def unknown_prompt_task(name: str) -> ConfigError:
+    """Return the error of a name that has no prompt."""
+    found = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
+    return ConfigError(f"The task '{name}' was asked for as next-word prediction.", found, did_you_mean(name, PROMPT_TASKS))
+
+
+def _is_superglue(source: Source, data: Path | str | None) -> bool:
+    """Return whether a folder has SuperGLUE's files of a task that GLUE has too, with the same samples (RTE)."""
+    return data is not None and any((Path(data).expanduser() / place / "train.jsonl").is_file() for place in ("", *source.folders))
+
+
+def _from_task(task: Task) -> PromptTask:
+    names = _NAMES.get(task.name, ("sentence1", "sentence2"))
+    return PromptTask(
+        name=task.name,
+        prompt=PROMPTS[task.name],
+        train=_from_split(task.train, names),
+        validation=_from_split(task.validation, names),
+        test=_from_split(task.test, names),
+        source=task.source,
+    )
+
+
+def _from_split(split: Split, names: tuple[str, ...]) -> PromptSplit:
+    columns = (split.texts,) if split.pairs is None else (split.texts, split.pairs)
+    assert len(columns) == len(names), f"{len(columns)} texts for the fields {names}"
+    samples = [
+        PromptSample(sample_id=sample_id, fields=dict(zip(names, (text.strip() for text in texts), strict=True)), label=int(label))
+        for sample_id, label, *texts in zip(split.sample_ids, split.labels, *columns, strict=True)
+    ]
+    return shuffled(samples)
+
+
+def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTask:
+    splits = read_source(name, source, data)
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    if "validation" not in splits and "train" in splits:
+        count = min(VALIDATION_FROM_TRAIN, int(len(splits["train"]) * VALIDATION_SHARE))
+        splits["train"], splits["validation"] = _divided(name, source, splits["train"], [len(splits["train"]) - count, count])
+    elif "train" not in splits and "test" in splits:
+        total = len(splits["test"])
+        counts = [round(share * total) for share in SHARES_OF_ONE]
+        splits["train"], splits["validation"], splits["test"] = _divided(name, source, splits["test"], counts)
+    return PromptTask(
+        name=name,
+        prompt=PROMPTS[name],
+        train=shuffled(splits.get("train", ())),
+        validation=shuffled(splits.get("validation", ())),
+        test=shuffled(splits.get("test", ())),
+        source="the hub" if data is None else f"folder '{Path(data).name}'",
+    )
+
+
+def _divided(name: str, source: Source, samples: list[PromptSample], counts: list[int]) -> list[list[PromptSample]]:
+    """Return parts of at least `counts` samples while they last, in the samples' order; samples of one text are in one part."""
+    groups: dict[object, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(index if source.group is None else sample.fields[source.group], []).append(index)
+    shuffled = [list(groups.values())[index] for index in fixed_order(name, len(groups))]
+    parts: list[list[int]] = [[] for _ in counts]
+    at = len(parts) - 1  # the last are filled first, so that what is left over falls to training
+    for group in shuffled:
+        while at and len(parts[at]) >= counts[at]:
+            at -= 1
+        parts[at] += group
+    return [[samples[index] for index in sorted(part)] for part in parts]

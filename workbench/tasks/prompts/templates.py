@@ -1,0 +1,107 @@
+"""The 13 tasks as next-word prediction: prompts and label words as P-RGE prints them (appendix D.2, Table 8).
+
+A row of the table is a line here, and the answer stands on a line of its own; after "It was" and "Answer:" and in the multiple choices
+it goes on in the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few lines elsewhere and
+asks "Yes or No?" in WSC too.  Which class has which word the table leaves open: that follows from what the data sets' labels mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Literal
+
+PromptKind = Literal["classification", "multiple_choice", "question_answering"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """How a sample is put into words: templates with the names of its fields in braces.
+
+    text: what the model reads.  words: of each class, what is to follow.  candidates: of a multiple choice, what may follow.
+    answer: of a question, what is to follow.  shortened: the field that is cut from the left if the whole does not fit.
+    kept: fields that are no content, and stay when the content is taken out (see calibration.py).
+    """
+
+    kind: PromptKind
+    text: str
+    shortened: str
+    words: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    answer: str = ""
+    kept: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert bool(self.words) == (self.kind == "classification"), "label words are a classification's"
+        assert bool(self.candidates) == (self.kind == "multiple_choice"), "candidates are a multiple choice's"
+        assert bool(self.answer) == (self.kind == "question_answering"), "an answer is a question's"
+        assert self.shortened in self.fields, f"{self.shortened} is no field of '{self.text}'"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the names of the fields that the text shows."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name)
+
+    def fill(self, fields: Mapping[str, str]) -> str:
+        """Return what the model reads."""
+        return self.text.format_map(fields)
+
+    def without_content(self, fields: Mapping[str, str], stand_in: str) -> dict[str, str]:
+        """Return the fields with `stand_in` for all that the text shows of them; candidates and kept fields stay."""
+        return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
+
+
+_YES_NO, _NO_YES = ("Yes", "No"), ("No", "Yes")
+_SST2 = Prompt(kind="classification", text="{sentence} It was", shortened="sentence", words=(" terrible", " great"))
+
+PROMPTS: Mapping[str, Prompt] = {
+    "sentiment": _SST2,
+    "sst2": _SST2,
+    "rte": Prompt(
+        kind="classification", shortened="premise", words=_YES_NO,
+        text='{premise} Does this mean that "{hypothesis}" is true? Yes or No?\n',
+    ),
+    "mrpc": Prompt(
+        kind="classification", shortened="sentence1", words=_NO_YES,
+        text="Do the following two sentences mean the same thing? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
+    ),
+    "qqp": Prompt(
+        kind="classification", shortened="question1", words=_NO_YES,
+        text="Are these two questions asking the same thing? Yes or No?\nQuestion 1: {question1}\nQuestion 2: {question2}\n",
+    ),
+    "qnli": Prompt(
+        kind="classification", shortened="sentence2", words=_YES_NO,
+        text="Does this sentence answer the question? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
+    ),
+    "wnli": Prompt(
+        kind="classification", shortened="sentence1", words=_NO_YES,
+        text="Given the first sentence, is the second sentence true? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
+    ),
+    "boolq": Prompt(kind="classification", shortened="passage", words=_NO_YES, text="{passage} {question}?\n"),
+    "wsc": Prompt(
+        kind="classification", shortened="text", words=_NO_YES,
+        text='{text} In the previous sentence, does the pronoun "{span2}" refer to {span1}?\n',
+    ),
+    "wic": Prompt(
+        kind="classification", shortened="sent1", words=_NO_YES,
+        text='Does the word "{word}" have the same meaning in these two sentences?\n{sent1} {sent2}\nYes, No?\n',
+    ),
+    "multirc": Prompt(
+        kind="classification", shortened="paragraph", words=_NO_YES,
+        text='{paragraph} Question: {question}\nI found this answer "{answer}". Is that correct?\nYes or No?\n',
+    ),
+    "copa": Prompt(
+        kind="multiple_choice", shortened="premise", kept=("conjunction",), text="{premise} {conjunction}",
+        candidates=(" {candidate1}", " {candidate2}"),
+    ),
+    # The option (subject) and what follows it (object) are scored together: the option alone does not depend on what follows it.
+    "winogrande": Prompt(
+        kind="multiple_choice", shortened="context", text="{context}",
+        candidates=("{space}{subject1}{object}", "{space}{subject2}{object}"),
+    ),
+    "squad": Prompt(
+        kind="question_answering", shortened="context", answer=" {answer}\n",
+        text="Title: {title}\nContext: {context}\nQuestion: {question}\nAnswer:",
+    ),
+}  # fmt: skip

@@ -1,0 +1,142 @@
+"""Go on with a training inside an inference engine, beside the same steps in PyTorch (P-RGE, section 3.3)."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.inference_engine import EngineBackend, EngineConfig, EngineTrainer, export_program, require_executorch
+from workbench.models.zeroth_order import Prge
+from workbench.tasks.tokenize import padded_length
+from workbench.widgets.query_training import QueryTraining
+
+PAD_TO_MULTIPLE, STDERR = 8, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """What came of it.  losses, eager: (step, mean loss) in the engine and in PyTorch.  scores: by where, on the validation split.
+
+    difference: the largest of all passes' losses, relative.  values: the largest difference of a trained value, as a share of the largest
+    one.  why: what was missing, '' if nothing was; the numbers are then 0.
+    """
+
+    why: str = ""
+    path: str = ""
+    file_bytes: int = 0
+    export_s: float = 0.0
+    losses: tuple[tuple[int, float], ...] = ()
+    eager: tuple[tuple[int, float], ...] = ()
+    difference: float = 0.0
+    values: float = 0.0
+    step_s: float = 0.0
+    eager_step_s: float = 0.0
+    scores: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        """Return the run in a few lines."""
+        return self.why or "\n".join(f"{name}: {value}" for name, value in self._rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if self.why:
+            return f"<div role='status' style='border-left:4px solid #B04A00;padding:4px 10px'>{html.escape(self.why)}</div>"
+        cells = "".join(f"<tr><td style='text-align:left'>{html.escape(name)}</td><td>{value}</td></tr>" for name, value in self._rows())
+        return f"<table>{cells}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("the program", f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s"),
+            ("a step in the engine", f"{self.step_s * 1e3:.0f} ms"),
+            ("the same step in PyTorch", f"{self.eager_step_s * 1e3:.0f} ms"),
+            (f"losses of {len(self.losses)} steps", f"differ by {self.difference:.1e} at most"),
+            ("trained values", f"differ by {self.values:.1e} of the largest"),
+        ]
+        return rows + [(f"validation score, {name}", f"{score:.3f}") for name, score in self.scores]
+
+
+def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, backend: EngineBackend = "xnnpack") -> EngineRun:
+    """Export the model as it is now and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
+
+    The trained values of the engine go back into the model for a score; then the training is again as it was before.
+    Where ExecuTorch is not installed the run says so.
+    """
+    try:
+        require_executorch()
+    except ConfigError as error:
+        return EngineRun(why=f"Not run: {error}")
+    settings, theta = training.settings, training.model.trainables.flat
+    assert theta is not None
+    config = EngineConfig(
+        queries=settings.queries,
+        batch_size=settings.batch_size,
+        sequence_length=padded_length(training.train.lengths, PAD_TO_MULTIPLE),
+        num_targets=training.train.max_targets,
+        epsilon=settings.epsilon,
+        backend=backend,
+    )
+    exported = export_program(training.model, folder / "training.pte", config, name=settings.model)
+
+    def noise_of(seed: int, size: int) -> Any:
+        return training.model.trainables.noise(seed).numpy()[:size]
+
+    with _native_messages_dropped():
+        engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
+    engine.step_number = training.curve.steps
+    estimator, begun = Prge(training.model, settings.zeroth_order), theta.detach().clone()
+    before = [("before", training.score())]
+    losses, eager, difference, seconds, eager_seconds = [], [], 0.0, [], []
+    for at in range(training.curve.steps, training.curve.steps + steps):
+        batch = training.batch(at)
+        begin = time.perf_counter()
+        ours = engine.step(batch, settings.learning_rate)
+        middle = time.perf_counter()
+        result = estimator.step(batch, at)
+        seconds.append(middle - begin)
+        eager_seconds.append(time.perf_counter() - middle)
+        losses.append((at + 1, ours.loss))
+        eager.append((at + 1, result.loss))
+        pairs = zip(ours.losses, result.losses.tolist(), strict=True)
+        difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
+    trained, kept = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
+    scores = [*before, (f"after {steps} steps in PyTorch", training.score())]
+    with torch.no_grad():
+        theta.copy_(trained)
+        scores.append((f"after {steps} steps in the engine", training.score()))
+        theta.copy_(begun)
+    return EngineRun(
+        path=exported.path,
+        file_bytes=exported.file_bytes,
+        export_s=exported.export_s,
+        losses=tuple(losses),
+        eager=tuple(eager),
+        difference=difference,
+        values=float((trained - kept).abs().max() / kept.abs().max().clamp(min=1e-30)),
+        step_s=median(seconds),
+        eager_step_s=median(eager_seconds),
+        scores=tuple(scores),
+    )
+
+
+@contextmanager
+def _native_messages_dropped() -> Iterator[None]:
+    """Keep what the runtime's C++ says of the processor while it starts out of the notebook; its errors come as exceptions."""
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)

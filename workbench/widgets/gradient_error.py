@@ -1,0 +1,101 @@
+"""How far zeroth-order gradients are from exact ones: on planes of any dimension, and of a language model (P-RGE, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.core.seeds import query_seed
+from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
+from workbench.plots.zeroth_order_error import GradientError
+
+AT_ONCE = 4
+"""Queries of a model in one pass: what is measured is the error, not the time."""
+
+
+def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100, seed: int = 0) -> GradientError:
+    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats` estimates."""
+    generator = torch.Generator().manual_seed(seed)
+    exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
+    points = []
+    for count in queries:
+        errors = []
+        for _ in range(repeats):
+            noise = torch.randn(count, dimension, generator=generator)
+            errors.append(float((noise.T @ (noise @ exact) / count - exact).square().sum()))
+        points.append((count, sum(errors) / repeats))
+    return GradientError(f"d = {dimension:,}", dimension, tuple(points))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlopeStudy:
+    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number of queries."""
+
+    epsilon: float
+    length: float
+    slopes: tuple[tuple[float, float], ...]
+    error: GradientError
+
+    @property
+    def deviation(self) -> float:
+        """Return how far measured slopes are from exact ones, as a share of these (root mean squares)."""
+        missed = sum((measured - exact) ** 2 for exact, measured in self.slopes)
+        return (missed / max(sum(exact**2 for exact, _ in self.slopes), 1e-30)) ** 0.5
+
+
+def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
+    """Return (d,) float32: the gradient of the batch's loss with respect to what is trained, by a backward pass."""
+    with torch.enable_grad():
+        loss = model.part_losses(batch).sum()
+        pieces = torch.autograd.grad(loss, list(model.trainables.parameters.values()))
+    return torch.cat([piece.reshape(-1).float() for piece in pieces])
+
+
+def study_slopes(
+    model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, seed: int = 0, exact: Tensor | None = None
+) -> SlopeStudy:
+    """Ask so many queries of a batch's loss and compare with the exact gradient; theta stays as it is.
+
+    exact: the gradient if it is known already, such as a float32 model's for one that computes in fewer bits.
+    """
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon, seed=seed))
+    measured: list[float] = []
+    for first in range(0, queries, AT_ONCE):
+        losses = estimator.losses(batch, 0, range(first, min(first + AT_ONCE, queries))).double().view(-1, 2)
+        measured += ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).tolist()
+    noise = torch.stack([model.trainables.noise(query_seed(seed, 0, query)) for query in range(queries)])
+    along = noise @ gradient
+    slopes = torch.tensor(measured)
+    # Squared errors of means from inner products: no estimate is ever made, let alone all of them.
+    products = slopes[:, None] * slopes * (noise @ noise.T)
+    crossed, squared = slopes * along, float(gradient.square().sum())
+    points, count = [], 1
+    while count <= queries:
+        groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
+        errors = [float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared for own in groups]
+        points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
+        count *= 2
+    dimension = model.trainables.num_values
+    return SlopeStudy(
+        epsilon=epsilon,
+        length=squared**0.5,
+        slopes=tuple(zip(along.tolist(), measured, strict=True)),
+        error=GradientError(f"the model, d = {dimension:,}", dimension, tuple(points)),
+    )
+
+
+def epsilon_curve(
+    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int = 8, exact: Tensor | None = None
+) -> list[SlopeStudy]:
+    """Return the same queries with each epsilon: too large, the loss is curved; too small, differences drown in rounding."""
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
+
+
+def renamed(error: GradientError, name: str) -> GradientError:
+    """Return the same under another name in the figure's legend."""
+    return error._replace(name=f"{name}, d = {error.dimension:,}")

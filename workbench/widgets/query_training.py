@@ -1,0 +1,159 @@
+"""A language model that learns by forward passes in this process, step by step, from a log that it can go on from (P-RGE, Algorithm 1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.models.loading import load_tokenizer, model_facts
+from workbench.models.zeroth_order import (
+    CausalModel,
+    LogFile,
+    Prge,
+    StepResult,
+    TrainableConfig,
+    ZerothOrderConfig,
+    load_causal_model,
+    replay,
+)
+from workbench.tasks.prompts import PromptBatch, encode_prompts, evaluate, load_prompt_task, training_batch
+
+Told = Callable[["Curve"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """model, task: names.  queries: q.  batch_size: E, samples of a step.  score_every: steps between two looks at the validation split."""
+
+    model: str
+    task: str = "sentiment"
+    queries: int = 4
+    batch_size: int = 4
+    epsilon: float = 1e-2
+    learning_rate: float = 1e-3
+    seed: int = 0
+    train_samples: int = 1000
+    validation_samples: int = 200
+    max_length: int = 64
+    score_every: int = 50
+
+    @property
+    def zeroth_order(self) -> ZerothOrderConfig:
+        """Return how a step estimates its gradient.  Raises ConfigError for what cannot be."""
+        return ZerothOrderConfig(queries=self.queries, epsilon=self.epsilon, learning_rate=self.learning_rate, seed=self.seed)
+
+
+@dataclass(slots=True)
+class Curve:
+    """What was seen.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
+
+    steps: that are done.  resumed: how many of them the log already had.  seconds: of the steps whose loss is here, scores left out.
+    """
+
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Return a step's mean seconds, 0 if none was seen."""
+        return self.seconds / max(1, len(self.losses))
+
+
+class QueryTraining:
+    """A model, its task and a log of steps.
+
+    log: a file of seeds and scalars; a log of the same settings is replayed first, so that training goes on where it ended.  What was seen
+    of losses and scores stands beside it.  None: nothing is kept.
+    Raises ConfigError or MissingDataError for settings, names and logs that cannot be used.
+    """
+
+    def __init__(self, settings: TrainingSettings, log: Path | None = None) -> None:
+        config = settings.zeroth_order
+        self.settings, self.curve = settings, Curve()
+        facts, self._tokenizer = model_facts(settings.model), load_tokenizer(settings.model)
+        self._reading = {"is_causal": facts.is_causal, "max_length": min(settings.max_length, facts.max_length)}
+        self.task = load_prompt_task(settings.task, train_samples=settings.train_samples, validation_samples=settings.validation_samples)
+        self.train = encode_prompts(self.task.train, self.task.prompt, self._tokenizer, **self._reading)
+        self.model = load_causal_model(settings.model, TrainableConfig(seed=settings.seed))
+        self._estimator = Prge(self.model, config)
+        self._log, self._seen = None, None
+        if log is not None:
+            self._log = LogFile(log, {name: value for name, value in asdict(settings).items() if name != "score_every"})
+            self._seen = log.with_suffix(".curve.json")
+            done = replay(self.model.trainables, self._log.steps)
+            if done and self._seen.is_file():
+                kept = from_json(self._seen.read_text(encoding="utf-8"), Curve)
+                self.curve.losses = [(step, loss) for step, loss in kept.losses if step <= done]
+                self.curve.scores = [(step, score) for step, score in kept.scores if step <= done]
+                self.curve.baselines, self.curve.seconds = kept.baselines, kept.seconds
+            self.curve.steps = self.curve.resumed = done
+
+    def batch(self, step: int, *, samples: int | None = None) -> PromptBatch:
+        """Return the samples of a step, from 0; of another number of them if it is given."""
+        return training_batch(self.train, samples or self.settings.batch_size, self.settings.seed, step)
+
+    def step(self) -> StepResult:
+        """Make the next step and note it in the log.  Raises DivergedError if losses are not finite."""
+        at = self.curve.steps
+        begin = time.perf_counter()
+        result = self._estimator.step(self.batch(at), at)
+        if self._log is not None:
+            self._log.append(result.log)
+        self.curve.seconds += time.perf_counter() - begin
+        self.curve.losses.append((at + 1, result.loss))
+        self.curve.steps += 1
+        return result
+
+    def score(self, calibration: str = "none") -> float:
+        """Return the validation score of the model as it is now."""
+        found = evaluate(
+            self.model.logits_at,
+            self.task,
+            self.task.validation,
+            self._tokenizer,
+            calibration=calibration,  # type: ignore[arg-type]
+            **self._reading,  # type: ignore[arg-type]
+        )
+        return found.value
+
+    def run(self, steps: int, told: Told = lambda curve: None, stopped: Callable[[], bool] = lambda: False) -> Curve:
+        """Go on to `steps` steps in all, those of the log included.  told: gets the curve after each; stopped: asked before each."""
+        curve = self.curve
+        if not curve.baselines and curve.steps == 0:
+            curve.scores.append((0, self.score()))
+            curve.baselines = {"zero-shot": curve.scores[0][1], "calibrated": self.score("mean_prior")}
+        while curve.steps < steps and not stopped():
+            self.step()
+            if curve.steps % self.settings.score_every == 0 or curve.steps == steps:
+                curve.scores.append((curve.steps, self.score()))
+                self._keep()
+            told(curve)
+        if not curve.scores:
+            curve.scores.append((curve.steps, self.score()))
+        self._keep()
+        return curve
+
+    def _keep(self) -> None:
+        if self._seen is not None:
+            write_text(self._seen, to_json(self.curve) + "\n")
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
+    """Return the numbers that are frozen and those that are trained."""
+    unique = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    trained = model.trainables.num_values
+    return sum(unique.values()) - trained, trained

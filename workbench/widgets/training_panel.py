@@ -1,0 +1,188 @@
+"""Watch a language model learn by forward passes: settings, Run and Stop, and a figure that grows while it learns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.models.zeroth_order import ZerothOrderConfig
+from workbench.plots.zeroth_order_training import learning
+from workbench.widgets.controls import WIDE, FigureBox, Message, number
+from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
+
+REFRESH_S = 1.0
+
+
+class TrainingPanel(widgets.VBox):
+    """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the training, finished.
+
+    folder: for the logs of steps, one for each setting; what was stopped goes on from there, also after the kernel was restarted.
+    None: no log.
+    """
+
+    def __init__(self, settings: TrainingSettings, steps: int, *, folder: Path | None = None) -> None:
+        self._origin, self._folder = settings, folder
+        self.queries = number("Queries q", settings.queries, "Random directions of a step; each takes two forward passes")
+        self.batch_size = number("Samples E", settings.batch_size, "Samples of each query; q times E is what a step costs")
+        self.epsilon = _real("Epsilon", settings.epsilon, "How far from theta the losses are taken")
+        self.learning_rate = _real("Learning rate", settings.learning_rate, "How far a step goes")
+        self.steps = number("Steps", steps, "Steps in all, those of the log included")
+        self.run_button = _button("Learn", "Train in this process, on one thread or more", "play", "success")
+        self.stop_button = _button("Pause", "End after this step; Learn goes on from it", "pause", "warning")
+        self.stop_button.disabled = True
+        self.run_button.on_click(lambda _: self.start())
+        self.stop_button.on_click(lambda _: self._stop.set())
+        self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
+        self._training: QueryTraining | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._drawn_at = 0.0
+        rows = [[self.queries, self.batch_size, self.steps], [self.epsilon, self.learning_rate], [self.run_button, self.stop_button]]
+        super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])
+        self.figure.layout.display = "none"
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """Return the settings as the fields have them."""
+        return replace(
+            self._origin,
+            queries=self.queries.value,
+            batch_size=self.batch_size.value,
+            epsilon=self.epsilon.value,
+            learning_rate=self.learning_rate.value,
+        )
+
+    @property
+    def log_path(self) -> Path:
+        """Return where the steps of the fields' settings are kept.  Raises ConfigError if the panel keeps none."""
+        path = self._log_of(self.settings)
+        if path is None:
+            raise ConfigError("A log of steps was asked for.", "The panel keeps none.", "Give it a folder.")
+        return path
+
+    def start(self) -> None:
+        """Begin, or go on, in a thread."""
+        self.message.clear()
+        try:
+            if self._thread is not None and self._thread.is_alive():
+                raise RuntimeSetupError("Training was asked for.", "It is going on.", "Wait, or press Pause.")
+            settings, steps = self._described()
+        except Exception as error:  # a callback's error would be seen by nobody
+            self.message.show_exception(error)
+            return
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._work, args=(settings, steps), name="workbench-training", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the thread is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def trained(self) -> QueryTraining:
+        """Return the training of the fields' settings after the fields' steps; what is still to do is done now.
+
+        Raises what training raises.
+        """
+        self.wait()
+        self._stop.clear()
+        settings, steps = self._described()
+        return self._train(settings, steps)
+
+    def drawn(self) -> go.Figure:
+        """Return the figure of what was seen so far."""
+        assert self._training is not None, "nothing was trained"
+        return figure_of(self._training)
+
+    def _described(self) -> tuple[TrainingSettings, int]:
+        settings = self.settings
+        ZerothOrderConfig(queries=settings.queries, epsilon=settings.epsilon, learning_rate=settings.learning_rate)
+        if settings.batch_size < 1 or self.steps.value < 1:
+            raise ConfigError(
+                f"{self.steps.value} steps of {settings.batch_size} samples were asked for.", "Nothing would be learnt.", "Give at least 1."
+            )
+        return settings, self.steps.value
+
+    def _train(self, settings: TrainingSettings, steps: int) -> QueryTraining:
+        if self._training is None or self._training.settings != settings:
+            if self._training is not None:
+                self._training.close()
+            self.headline.value = f"<div role='status'>Loading {settings.model} and {settings.task} ...</div>"
+            self._training = QueryTraining(settings, self._log_of(settings))
+        self._training.run(steps, self._tell, self._stop.is_set)
+        self._show(self._training.curve)
+        return self._training
+
+    def _log_of(self, settings: TrainingSettings) -> Path | None:
+        if self._folder is None:
+            return None
+        words = (
+            settings.model,
+            settings.task,
+            settings.queries,
+            settings.batch_size,
+            settings.epsilon,
+            settings.learning_rate,
+            settings.seed,
+        )
+        name = "-".join(str(word).replace("/", "_") for word in (*words, settings.train_samples, settings.validation_samples))
+        return self._folder / f"{name}.jsonl"
+
+    def _work(self, settings: TrainingSettings, steps: int) -> None:
+        self.run_button.disabled, self.stop_button.disabled = True, False
+        try:
+            self._train(settings, steps)
+        except BaseException as error:
+            self.message.show_exception(error)
+        finally:
+            self.run_button.disabled, self.stop_button.disabled = False, True
+
+    def _tell(self, curve: Curve) -> None:
+        now = time.monotonic()
+        if now - self._drawn_at >= REFRESH_S:
+            self._drawn_at = now
+            self._show(curve)
+
+    def _show(self, curve: Curve) -> None:
+        training = self._training
+        assert training is not None
+        self.figure.layout.display = None
+        self.figure.show(figure_of(training))
+        q, each = training.settings.queries, training.settings.batch_size
+        last = f", {training.task.metric} {curve.scores[-1][1]:.3f} after {curve.scores[-1][0]}" if curve.scores else ""
+        known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
+        self.headline.value = (
+            "<div role='status' style='line-height:1.5'>"
+            f"<span style='font-size:larger'><b>{curve.steps} steps{known}{last}</b></span><br>"
+            f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass; {curve.step_s * 1e3:.0f} ms a step</div>"
+        )
+
+
+def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:
+    """Return the curve of a training.  engine: losses of an inference engine that went on with it."""
+    at, curve = training.settings, training.curve
+    return learning(
+        curve.losses,
+        curve.scores,
+        baselines=curve.baselines,
+        engine=engine or (),
+        label="measured in this process",
+        metric=training.task.metric,
+        subtitle=f"{at.model}, {at.task}, q = {at.queries}, E = {at.batch_size}, {len(training.task.validation)} validation samples",
+    )
+
+
+def _real(description: str, value: float, tooltip: str) -> widgets.FloatText:
+    return widgets.FloatText(
+        value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="18em"), continuous_update=False
+    )
+
+
+def _button(description: str, tooltip: str, icon: str, style: str) -> widgets.Button:
+    return widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style)
