@@ -46,6 +46,7 @@ BENCHES = {
     "pac_plus": "workbench.bench.pac_plus",
     "galaxy_plus": "workbench.bench.galaxy_plus",
     "p_rge": "workbench.bench.p_rge",
+    "p_rge_engine": "workbench.bench.p_rge_engine",
 }
 CHOOSING = ("galaxy_plus", "p_rge")
 """Benchmarks that can measure a part of what they have."""

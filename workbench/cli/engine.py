@@ -107,11 +107,10 @@ def train(
 
 
 def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:
-    from workbench.core.serial import to_builtins
     from workbench.models.zeroth_order import LogFile
     from workbench.tasks.prompts import step_indices
 
-    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_builtins(trainer.description)}
+    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": trainer.description.to_json()}
     log = None if path is None else LogFile(path, header)
     losses = []
     try:

@@ -69,8 +69,8 @@ def roofline(
     figure.add_vline(x=ridge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
     unit = "TFLOP/s" if rate == 1e-12 else "GFLOP/s"
     sides = (
-        (f"bound by reading weights: {bytes_per_s / 1e9:,.3g} GB/s", 0.0, "left"),
-        (f"bound by arithmetic: {flops_per_s * rate:,.3g} {unit}", 1.0, "right"),
+        (f"bound by reading weights: {_short(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
+        (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
     for said, at, anchor in sides:
         figure.add_annotation(
@@ -91,3 +91,8 @@ def roofline(
 def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> go.Scatter:
     x, y = [at for at, _ in points], [value for _, value in points]
     return go.Scatter(name=name, mode="lines", x=x, y=y, line={"color": colour, "width": 3}, hoverinfo="skip")
+
+
+def _short(value: float) -> str:
+    """Return a number whole, or to three significant digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -52,14 +52,35 @@ def number(description: str, value: int, tooltip: str, **settings: Any) -> widge
     )
 
 
+class _WholeFigure(go.FigureWidget):
+    """A figure widget that opens its channel to the browser with all that it has.
+
+    FigureWidget opens it empty and sends the rest behind: a browser that is still loading plotly misses that, and shows bare axes.
+    """
+
+    _is_whole = False
+
+    def open(self) -> None:
+        """Open the channel, once everything is there."""
+        if self._is_whole:
+            super().open()
+
+    @classmethod
+    def of(cls, figure: go.Figure) -> _WholeFigure:
+        """Return the widget of a figure."""
+        made = cls(figure)
+        made._is_whole = True
+        made.open()
+        return made
+
+
 class FigureBox(widgets.VBox):
     """A figure that can be drawn anew, its title above it as text: plotly lays a changed title out over its subtitle."""
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = widgets.HTML()
-        self.shown = go.FigureWidget()
-        self._is_drawn = False
-        super().__init__([self.heading, self.shown])
+        self.shown: Any = None  # a FigureWidget, once there is one
+        super().__init__([self.heading])
         if figure is not None:
             self.show(figure)
 
@@ -71,9 +92,8 @@ class FigureBox(widgets.VBox):
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=WIDTH_PIXELS)
-        if not self._is_drawn:
-            # What a widget has from the beginning arrives with it; what is added before the browser has loaded it may be lost.
-            self.shown, self._is_drawn = go.FigureWidget(bare), True
+        if self.shown is None:
+            self.shown = _WholeFigure.of(bare)
             self.children = (self.heading, self.shown)
             return
         with self.shown.batch_update():

@@ -70,8 +70,10 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, bac
     """Export the model as it is now and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
 
     The trained values of the engine go back into the model for a score; then the training is again as it was before.
-    Where ExecuTorch is not installed the run says so.
+    Where ExecuTorch is not installed the run says so, as it does for no steps.
     """
+    if steps < 1:
+        return EngineRun(why="Not run: no step was asked for. Exporting takes longer than all other cells at the smallest settings.")
     try:
         require_executorch()
     except ConfigError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,7 +81,7 @@ class QueryTraining:
         config = settings.zeroth_order
         self.settings, self.curve = settings, Curve()
         facts, self._tokenizer = model_facts(settings.model), load_tokenizer(settings.model)
-        self._reading = {"is_causal": facts.is_causal, "max_length": min(settings.max_length, facts.max_length)}
+        self._reading: Any = {"is_causal": facts.is_causal, "max_length": min(settings.max_length, facts.max_length)}
         self.task = load_prompt_task(settings.task, train_samples=settings.train_samples, validation_samples=settings.validation_samples)
         self.train = encode_prompts(self.task.train, self.task.prompt, self._tokenizer, **self._reading)
         self.model = load_causal_model(settings.model, TrainableConfig(seed=settings.seed))
@@ -121,7 +122,7 @@ class QueryTraining:
             self.task.validation,
             self._tokenizer,
             calibration=calibration,  # type: ignore[arg-type]
-            **self._reading,  # type: ignore[arg-type]
+            **self._reading,
         )
         return found.value
 

@@ -120,8 +120,8 @@ class RooflineExplorer(widgets.VBox):
         rows = [
             (
                 one.execution,
-                one.passes,
-                one.parts * each,
+                f"{one.passes}",
+                f"{one.parts * each}",
                 unit.text(one.one_pass.seconds),
                 unit.text(one.step_s),
                 f"{first.step_s / one.step_s:.2f}",

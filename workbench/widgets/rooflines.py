@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -69,7 +70,7 @@ def measure_roofline(
             model.trainables.bind(copies[count])
             return count
 
-        timings = time_calls({count: (lambda count=count: bind(count), run) for count in counts}, repeats=5, budget_s=pass_budget_s)
+        timings = time_calls({count: (partial(bind, count), run) for count in counts}, repeats=5, budget_s=pass_budget_s)
     finally:
         model.trainables.bind(None)
     found = tuple(Pass(count, flops[count], weight_bytes, timings[count].seconds) for count in counts)

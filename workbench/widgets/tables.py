@@ -188,8 +188,9 @@ def _split_words(report: Report) -> str:
     """Return what the plan divides, in words."""
     made = report.plan.inference
     if made is None and _divides_queries(report.plan):
-        names = [report.cluster.devices[share.rank].name for share in report.plan.stages[0].shares]
-        return f"queries {'-'.join(str(share.queries) for share in report.plan.stages[0].shares)} on {', '.join(names)}"
+        shares = report.plan.stages[0].shares
+        words = ", ".join(report.cluster.devices[share.rank].name for share in shares)
+        return f"queries {'-'.join(str(share.queries) for share in shares)} on {words}"
     if made is None:
         return f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"
     names = ", ".join(report.cluster.devices[rank].name for rank in made.ranks)

@@ -28,6 +28,7 @@ class TrainingPanel(widgets.VBox):
 
     def __init__(self, settings: TrainingSettings, steps: int, *, folder: Path | None = None) -> None:
         self._origin, self._folder = settings, folder
+        self._stop = threading.Event()
         self.queries = number("Queries q", settings.queries, "Random directions of a step; each takes two forward passes")
         self.batch_size = number("Samples E", settings.batch_size, "Samples of each query; q times E is what a step costs")
         self.epsilon = _real("Epsilon", settings.epsilon, "How far from theta the losses are taken")
@@ -41,7 +42,6 @@ class TrainingPanel(widgets.VBox):
         self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
         self._drawn_at = 0.0
         rows = [[self.queries, self.batch_size, self.steps], [self.epsilon, self.learning_rate], [self.run_button, self.stop_button]]
         super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])

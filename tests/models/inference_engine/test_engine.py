@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,7 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from workbench.cli.app import app
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
 from workbench.models.inference_engine.modules import TrainStep
@@ -152,6 +156,29 @@ def test_batches_that_do_not_fit_are_refused(program) -> None:
     trainer.set_theta(np.full(trainer.description.num_values, np.nan))
     with pytest.raises(DivergedError, match="losses are"):
         trainer.step(batch(0), RATE)
+
+
+@needs_executorch
+def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
+    result, model = program
+    given = batch(0, count=20)
+    fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
+    EnginePrompts(**fields).write(tmp_path / "prompts.npz")
+    words = ["train", result.path, str(tmp_path / "prompts.npz"), "--learning-rate", "0.01", "--json"]
+    runs = []
+    for more in (["--steps", "4"], ["--steps", "6"], ["--steps", "6", "--log", "another"]):
+        log = ["--log", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "b.safetensors")]
+        if "another" in more:
+            log, more = ["--log", str(tmp_path / "whole.jsonl")], more[:2]
+        done = CliRunner().invoke(app, [*words, *more, *log])
+        assert done.exit_code == 0, done.output
+        runs.append(json.loads(done.stdout)["losses"])
+    np.testing.assert_allclose(runs[0] + runs[1], runs[2], rtol=1e-5)
+    held = load_file(tmp_path / "b.safetensors")
+    assert {name: tuple(values.shape) for name, values in held.items()} == {slot.name: slot.shape for slot in model.trainables.slots}
+    refused = CliRunner().invoke(app, [*words[:3], "--seed", "1", "--log", str(tmp_path / "log.jsonl")])
+    assert refused.exit_code == 2
+    assert "another run's" in refused.stderr
 
 
 @needs_executorch

@@ -49,6 +49,7 @@ def test_heads_and_stages_of_files_are_those_of_transformers(family, quantizatio
     torch.testing.assert_close(Prge(stage, estimate).arranged(states, 1), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks transformers for it
 @pytest.mark.parametrize(("family", "technique"), [("llama", "lora_fa"), ("gpt2", "lora")])
 def test_peft_reads_what_was_trained(family, technique, tmp_path):
     torch.manual_seed(0)

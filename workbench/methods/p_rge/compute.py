@@ -44,8 +44,8 @@ class StageCompute:
 
     def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
-        span = None if (start, stop) == (0, rank_job.plan.num_layers) else (start, stop)
-        self.model = load_model(rank_job.job.model, rank_job.trainable, self.precision, span)
+        # Also of a whole model: what is read layer by layer needs no more memory while it is read than afterwards.
+        self.model = load_model(rank_job.job.model, rank_job.trainable, self.precision, (start, stop))
         self.num_steps = 0
         self._estimators: dict[ZerothOrderConfig, Prge] = {}
         release_free_memory()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -91,10 +90,3 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
 def words(setting: Setting) -> str:
     """Return a setting in words."""
     return f"{setting.queries} queries of {setting.batch_size} samples, weights in {setting.precision}"
-
-
-def replayed(records: Sequence[StepLog], model: CausalModel, done: int) -> int:
-    """Make the steps of a log from `done` on, and return how many are made by now."""
-    for record in records[done:]:
-        model.trainables.apply(record)
-    return len(records)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.core.schedule import STEP
@@ -19,6 +19,8 @@ from workbench.profiler.timing import Call, time_grids
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
 SHORT_LENGTH = 16
+_STORED_BYTES = 2
+"""Of a weight on the disk: while a matrix is read, it is there as it is stored and as it is used.  The words' is the greatest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class MadeUpBatch:
     decoder_ids: Tensor | None = None
 
     @classmethod
-    def of(cls, ids: Tensor, vocabulary: int) -> MadeUpBatch:
+    def of(cls, ids: Tensor) -> MadeUpBatch:
         """Return a batch that reads these ids (n, t), with some padding."""
         count, length = ids.shape[:2]
         mask = torch.ones(count, length, dtype=torch.int64)
@@ -78,7 +80,7 @@ def measure_layers(
                 LayerProfile(
                     name=f"layer {index}",
                     times={"F": grid, STEP: noise.scaled(sum(sizes[index]) / total)},
-                    frozen_bytes=_frozen_bytes(models, (start, stop), index, between),
+                    frozen_bytes=_frozen_bytes(models, (start, stop), index),
                     trainable_bytes=4 * sum(sizes[index]),
                     context_bytes_per_token=0,
                     **scratch_bytes(facts, index),
@@ -115,17 +117,23 @@ def _left(whole: Grid, ends: list[Grid], between: int) -> Grid:
     return replace(whole, seconds=tuple(tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows))
 
 
-def _frozen_bytes(models: dict[tuple[int, int], CausalModel], span: tuple[int, int], index: int, between: int) -> int:
+def _frozen_bytes(models: dict[tuple[int, int], CausalModel], span: tuple[int, int], index: int) -> int:
+    """Return a layer's bytes as a stage has them: the first with the embedding, the last with the head, also where these are one matrix."""
     start, stop = span
-    ends = [_held_bytes(models[start, start + 1]), _held_bytes(models[stop - 1, stop])]
     if index in (start, stop - 1):
-        return ends[index != start]
-    return max(0, _held_bytes(models[span]) - sum(ends)) // between
+        end = models[index, index + 1]
+        return _held_bytes(end, end) + (_STORED_BYTES * _words(end) if end.is_first or end.is_last else 0)
+    return _held_bytes(models[span], models[span].backbone.layers[str(index)])
 
 
-def _held_bytes(model: CausalModel) -> int:
+def _words(model: CausalModel) -> int:
+    """Return the values of the greatest frozen matrix, of an end that of words."""
+    return max((parameter.numel() for parameter in model.parameters()), default=0)
+
+
+def _held_bytes(model: CausalModel, part: nn.Module) -> int:
     own = {id(parameter) for parameter in model.trainables.parameters.values()}
-    tensors = {tensor.data_ptr(): tensor for tensor in [*model.parameters(), *model.buffers()] if id(tensor) not in own}
+    tensors = {tensor.data_ptr(): tensor for tensor in [*part.parameters(), *part.buffers()] if id(tensor) not in own}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -134,9 +142,9 @@ def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call
         source, _, _ = model.backbone.make_inputs(rows, length)
         if not model.is_first:
             ids = torch.randint(max(1, facts.vocabulary_size), (rows, length))
-            batch, hidden = MadeUpBatch.of(ids, facts.vocabulary_size), source
+            batch, hidden = MadeUpBatch.of(ids), source
         else:
-            batch, hidden = MadeUpBatch.of(source, facts.vocabulary_size), None
+            batch, hidden = MadeUpBatch.of(source), None
 
         def run() -> Tensor:
             states = model.run(model.start(batch) if hidden is None else hidden, batch)

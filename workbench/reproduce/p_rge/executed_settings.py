@@ -35,7 +35,7 @@ in SGD.
 EPSILONS = {"full": 1e-3}
 """Table 9: 1e-3 over all parameters, else 1e-2."""
 FIRST_ORDER_BATCH, FIRST_ORDER_STEPS = 8, 300
-_QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 6, "score_every": 3, "samples": (32, 16, 16), "max_length": 64}
+_QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
 
 
 def trial(settings: Settings, method: Method, technique: str = "lora_fa", **changes: Any) -> Trial:
@@ -52,7 +52,7 @@ def trial(settings: Settings, method: Method, technique: str = "lora_fa", **chan
 def searched(settings: Settings, folder: TrialFolder, wanted: Trial, seeds: Sequence[int]) -> dict[int, Trial]:
     """Return the trial of each seed at the learning rate that did best on validation with the first seed."""
     rates = RATES[wanted.method, wanted.technique]
-    steps = min(wanted.steps, 3 if settings.quick else SEARCH_STEPS)
+    steps = min(wanted.steps, 2 if settings.quick else SEARCH_STEPS)
     tries = {rate: replace(wanted, learning_rate=rate, seed=seeds[0], steps=steps) for rate in rates}
     if len(tries) > 1:
         found = run_all(list(tries.values()), folder, settings.progress)

@@ -1,0 +1,175 @@
+"""`workbench bench p_rge_engine`: a program in ExecuTorch beside the same model in PyTorch: steps, losses, memory, file (section 3.3)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.bench.p_rge_batches import Prompts, prompts
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
+from workbench.models.inference_engine.packages import bindings
+from workbench.models.zeroth_order import StepLog, TrainableConfig, load_causal_model
+from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
+from workbench.runtime.memory import read_memory
+from workbench.tasks.prompts import PromptBatch, collate_prompts
+
+POINTS = (("tiny-llama", 32, 2, 2, 100), ("SmolLM2-135M", 64, 4, 4, 20))
+"""Model, tokens, q, E, steps."""
+THREADS, LEARNING_RATE = 2, 1e-3
+MEMORY_STEPS = 3
+_WAIT_S = 900
+
+Point = tuple[str, int, int, int, int]
+
+
+def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] = POINTS) -> dict[str, Any]:
+    """Return a row for each model: export, file, step times, the largest relative deviation of a loss, peak memory.
+
+    Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+            rows = [_point(point, Path(folder), progress) for point in points]
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "name": "p_rge_engine",
+        "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their runtimes' own",
+        "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same dual-forwarding model in PyTorch, float32",
+        "threads": THREADS,
+        "points": rows,
+    }
+
+
+def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    model, length, queries, batch, steps = point
+    path = folder / f"{model}.pte"
+    progress(f"Exporting {model}")
+    causal = load_causal_model(model, TrainableConfig())
+    config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length)
+    exported = export_program(causal, path, config, name=model)
+    progress(f"{model}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side")
+    trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, queries, config.epsilon)
+    rows = prompts(model, length)
+    engine_s, eager_s, deviations = [], [], []
+    for step in range(steps):
+        given = _batch(rows, batch, step)
+        begin = time.perf_counter()
+        made = trainer.step(given, LEARNING_RATE)
+        between = time.perf_counter()
+        assert made.log is not None
+        losses = eager.step(given, made.log)
+        engine_s.append(between - begin)
+        eager_s.append(time.perf_counter() - between)
+        deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
+    peaks = {side: peak_bytes(side, path, model, length, queries, batch) for side in ("engine", "eager")}
+    return {
+        "model": model,
+        "q": queries,
+        "E": batch,
+        "length": length,
+        "steps": steps,
+        "file_mb": exported.file_bytes / 1e6,
+        "export_s": exported.export_s,
+        "engine_ms": median(engine_s) * 1e3,
+        "eager_ms": median(eager_s) * 1e3,
+        "ratio": median(engine_s) / median(eager_s),
+        "largest_relative_deviation": max(deviations),
+        "engine_peak_mb": peaks["engine"] / 1e6,
+        "eager_peak_mb": peaks["eager"] / 1e6,
+    }
+
+
+class Eager:
+    """The dual-forwarding model in PyTorch, which takes noise and scalars as the program does."""
+
+    def __init__(self, causal: Any, queries: int, epsilon: float) -> None:
+        self.dual = DualForwardingModel(causal, queries=queries, epsilon=epsilon)
+        self.gradients, self.rate = torch.zeros(queries), torch.tensor(LEARNING_RATE)
+
+    @torch.no_grad()
+    def step(self, given: PromptBatch, log: StepLog) -> Tensor:
+        """Return the losses (2q,)."""
+        noise = torch.from_numpy(np.stack([philox_noise(seed, self.dual.copies.shape[1]) for seed in log.seeds]))
+        losses = self.dual(
+            given.input_ids, given.attention_mask, given.targets, given.positions, given.target_mask, self.gradients, self.rate, noise
+        )
+        self.gradients = (losses[0::2] - losses[1::2]) / (2 * self.dual.epsilon)
+        return losses
+
+
+def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, batch: int) -> int:
+    """Return the peak of a child process that loads and makes a few steps; the program's file counts where it is resident.
+
+    Raises RuntimeSetupError with the child's words if it fails.
+    """
+    command = [sys.executable, "-m", "workbench.bench.p_rge_engine", side, str(path), model, *map(str, (length, queries, batch))]
+    surroundings = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
+    except subprocess.SubprocessError as error:
+        words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeSetupError(f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again.") from error
+    return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
+
+
+def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int) -> int:
+    """Return this process's peak over what it had with its libraries and no model."""
+    torch.set_num_threads(THREADS)
+    rows = prompts(model, length)
+    bindings()
+    load_causal_model("tiny-llama", TrainableConfig()).part_losses(prompts("tiny-llama", length).rows(1))  # all libraries have come up
+    gc.collect()
+    own = read_memory().rss_bytes
+    if side == "engine":
+        _reset_peak()
+        trainer = EngineTrainer(path, threads=THREADS)
+        for step in range(MEMORY_STEPS):
+            trainer.step(_batch(rows, batch, step), LEARNING_RATE)
+    else:
+        causal = load_causal_model(model, TrainableConfig())
+        gc.collect()
+        _reset_peak()
+        eager = Eager(causal, queries, EngineConfig().epsilon)
+        for step in range(MEMORY_STEPS):
+            eager.step(
+                _batch(rows, batch, step),
+                StepLog(step=step, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=LEARNING_RATE),
+            )
+    return read_memory().peak_rss_bytes - own
+
+
+def _batch(rows: Prompts, count: int, step: int) -> PromptBatch:
+    """Return the rows of one of a few steps."""
+    first = step % 5 * count
+    return collate_prompts(rows.encoded, [index % len(rows.encoded) for index in range(first, first + count)])
+
+
+def _reset_peak() -> None:
+    """Set the high-water mark to what is resident now.  Raises ConfigError where the system cannot."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError as error:
+        found = "This system does not reset a process's high-water mark."
+        raise ConfigError("A peak was to be measured.", found, "Run it on Linux.") from error
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))).decode())
