@@ -13,12 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from workbench.models.families import Family
 from workbench.models.language_model_head import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+
+
+_LARGE = 1 << 16
+"""Numbers from which a tensor counts as a weight."""
+_PIECE = 1 << 20
+"""Numbers that are read and converted at a time."""
 
 
 class StoredTensor(NamedTuple):
@@ -31,18 +38,22 @@ class StoredTensor(NamedTuple):
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the tensor, converted; nothing else of the file is mapped or read."""
-        count = math.prod(self.shape)
-        raw = torch.empty(count, dtype=self.dtype)
-        if count:
-            with open(self.path, "rb", buffering=0) as file:
-                file.seek(self.offset)
-                view = memoryview(raw.view(torch.uint8).numpy())
+        found = torch.empty(math.prod(self.shape), dtype=dtype)
+        # Converted piece by piece, so that no whole matrix is there twice.
+        piece = found if dtype == self.dtype else torch.empty(min(len(found), _PIECE), dtype=self.dtype)
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(self.offset)
+            for first in range(0, len(found), max(1, len(piece))):
+                part = piece[: len(found) - first]
+                view = memoryview(part.view(torch.uint8).numpy())
                 while view:
                     got = file.readinto(view)
                     if not got:
                         raise OSError(f"'{self.path}' ends within a tensor")
                     view = view[got:]
-        return raw.view(self.shape).to(dtype)
+                if part.dtype != dtype:
+                    found[first : first + len(part)] = part
+        return found.view(self.shape)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
@@ -74,6 +85,21 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     return found
 
 
+class _LargeOnMeta(TorchFunctionMode):
+    """Gives large uninitialised tensors no memory: weights, of which a loader that frees one after the other leaves holes in the heap."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = kwargs or {}
+        if func is torch.empty and given.get("device") is None and math.prod(torch.Size(_sizes(args, given))) >= _LARGE:
+            given = {**given, "device": "meta"}
+        return func(*args, **given)
+
+
+def _sizes(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[int, ...]:
+    size = args or (given["size"],)
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+
+
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """Give modules that are made in this block no memory for parameters; buffers are made as always."""
@@ -86,7 +112,8 @@ def parameters_on_meta() -> Iterator[None]:
 
     nn.Module.register_parameter = register
     try:
-        yield
+        with _LargeOnMeta():
+            yield
     finally:
         nn.Module.register_parameter = original
 

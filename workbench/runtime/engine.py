@@ -17,6 +17,7 @@ from workbench.runtime.processes import ProcessId
 
 SETTINGS_FILE = "engines.json"
 START_TIMEOUT_S = 90.0
+_STACK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ def main() -> None:
         Path(settings.cgroups[arguments.rank]).write_text(str(os.getpid()))
     if settings.endpoints:
         settings.endpoints[arguments.rank].enter()
+    # A budget counts what threads may use of their stacks; the usual 8 MB for each of ten would be a small device's tenth.
+    threading.stack_size(_STACK_BYTES)
     owner = ProcessId(settings.owner_pid, settings.owner_started)
     threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
 

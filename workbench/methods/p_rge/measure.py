@@ -19,8 +19,6 @@ from workbench.profiler.timing import Call, time_grids
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
 SHORT_LENGTH = 16
-_STORED_BYTES = 2
-"""Of a weight on the disk: while a matrix is read, it is there as it is stored and as it is used.  The words' is the greatest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +120,8 @@ def _frozen_bytes(models: dict[tuple[int, int], CausalModel], span: tuple[int, i
     start, stop = span
     if index in (start, stop - 1):
         end = models[index, index + 1]
-        return _held_bytes(end, end) + (_STORED_BYTES * _words(end) if end.is_first or end.is_last else 0)
+        return _held_bytes(end, end)
     return _held_bytes(models[span], models[span].backbone.layers[str(index)])
-
-
-def _words(model: CausalModel) -> int:
-    """Return the values of the greatest frozen matrix, of an end that of words."""
-    return max((parameter.numel() for parameter in model.parameters()), default=0)
 
 
 def _held_bytes(model: CausalModel, part: nn.Module) -> int:
