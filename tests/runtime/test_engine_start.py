@@ -4,7 +4,8 @@ import pytest
 
 from workbench.core import Cluster, Device, Link
 from workbench.runtime import engines as engines_module
-from workbench.runtime.engine_session import EngineSession, EnginesLate
+from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.engine_starter import EnginesLate
 from workbench.runtime.engines import EngineCluster
 
 CLUSTER = Cluster(

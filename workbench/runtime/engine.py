@@ -33,17 +33,20 @@ class EngineSettings:
 
 
 def main() -> None:
-    """Start the engine; the order matters: cgroup and namespaces before any thread, torch after."""
+    """Start the engine of a rank of a run folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
-    # The launcher appends arguments of its own, which are for the engine.
-    arguments, rest = parser.parse_known_args()
-    settings = from_json((arguments.folder / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE)
+    arguments = parser.parse_args()
+    become_engine(from_json((arguments.folder / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE), arguments.rank)
+
+
+def become_engine(settings: EngineSettings, rank: int) -> None:
+    """Be an engine until it is stopped; the order matters: cgroup and namespaces before any thread, torch's threads after."""
     if settings.cgroups:
-        Path(settings.cgroups[arguments.rank]).write_text(str(os.getpid()))
+        Path(settings.cgroups[rank]).write_text(str(os.getpid()))
     if settings.endpoints:
-        settings.endpoints[arguments.rank].enter()
+        settings.endpoints[rank].enter()
     # A budget counts what threads may use of their stacks; the usual 8 MB for each of ten would be a small device's tenth.
     threading.stack_size(_STACK_BYTES)
     owner = ProcessId(settings.owner_pid, settings.owner_started)
@@ -55,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     tell_is_engine()
-    _serve(arguments.rank, settings, rest)
+    _serve(rank, settings)
 
 
 def _die_with(owner: ProcessId) -> None:
@@ -66,7 +69,7 @@ def _die_with(owner: ProcessId) -> None:
     os._exit(1)
 
 
-def _serve(rank: int, settings: EngineSettings, rest: list[str]) -> None:
+def _serve(rank: int, settings: EngineSettings) -> None:
     from ipyparallel.engine.app import IPEngine
 
     deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -81,7 +84,6 @@ def _serve(rank: int, settings: EngineSettings, rest: list[str]) -> None:
             f"--IPEngine.timeout={START_TIMEOUT_S}",
             "--IPEngine.enable_nanny=False",  # the owner and the janitor watch the processes themselves
             "--IPEngine.max_heartbeat_misses=0",
-            *rest,
         ]
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 import time
 from typing import NamedTuple
@@ -12,7 +10,6 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine import START_TIMEOUT_S
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.jobs import identify
-from workbench.runtime.processes import ProcessId
 
 _POLL_S = 0.05
 
@@ -29,35 +26,24 @@ def restart_engine(
     asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started anew."
     session.engines[rank].kill()
     session.engines[rank].wait(5.0)
-    for ended in [process for process in session.restarted if process.poll() is not None]:
-        session.restarted.remove(ended)
     client = session.client
     assert client is not None
     # The hub does not look after engines (see engine_session): it is told, and gives the number free.
     client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
     while rank in client.ids:
         wait.a_moment(asked, "The controller did not let go of its number")
-    command = session.commands[rank]
-    with open(command.log, "ab") as log:
-        process = subprocess.Popen(
-            command.arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **dict(command.environment)},
-            start_new_session=True,
-        )
-    session.restarted.append(process)
-    session.engines = (*session.engines[:rank], ProcessId.of(process.pid), *session.engines[rank + 1 :])
+    assert session.starter is not None
+    engine = session.starter.start(rank, max(0.0, wait.deadline_s - time.monotonic()))
+    session.engines = (*session.engines[:rank], engine, *session.engines[rank + 1 :])
     while rank not in client.ids:
-        if process.poll() is not None:
-            raise RuntimeSetupError(asked, f"It ended at once ({process.returncode}).", f"See {command.log}.")
+        if not engine.alive:
+            raise RuntimeSetupError(asked, "It ended at once.", f"See {session.starter.log(rank)}.")
         wait.a_moment(asked, "It did not register")
     reply = client[rank].apply_async(identify)
     while not reply.ready():
         wait.a_moment(asked, "It did not answer")
-    if reply.get() != process.pid:
-        raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {process.pid}.", "Start the engines again.")
+    if reply.get() != engine.pid:
+        raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {engine.pid}.", "Start the engines again.")
 
 
 class _Patience(NamedTuple):

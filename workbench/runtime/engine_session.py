@@ -8,14 +8,12 @@ import logging
 import os
 import pickle
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipyparallel
 import zmq
-from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher
 from traitlets.config import Config
 
 from workbench.core.cluster import Cluster as DeviceCluster
@@ -23,6 +21,7 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.cgroups import MemoryCgroup
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
+from workbench.runtime.engine_starter import EnginesLate, EngineStarter
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment, require_loopback
 from workbench.runtime.processes import ProcessId
@@ -30,33 +29,6 @@ from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_r
 from workbench.runtime.work_folder import is_full_disk
 
 _LOG_TAIL_LINES = 15
-_RANK_ARGUMENT = "--rank"
-
-
-class DeviceEngineLauncher(LocalEngineLauncher):
-    """Starts one engine through workbench.runtime.engine; its identifier, the rank, says which device it is."""
-
-    def find_args(self) -> list[str]:
-        """Return the command (ipyparallel asks several times for one engine, so nothing is counted here)."""
-        return [*super().find_args(), _RANK_ARGUMENT, self.identifier]
-
-
-class DeviceEngineSetLauncher(LocalEngineSetLauncher):
-    """Starts the engines of all devices."""
-
-    launcher_class = DeviceEngineLauncher
-
-
-class EnginesLate(RuntimeSetupError):
-    """Engines that did not all register in time."""
-
-
-class EngineCommand(NamedTuple):
-    """How one engine was started, to start it again."""
-
-    arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    log: str
 
 
 class EngineSession:
@@ -67,8 +39,7 @@ class EngineSession:
         self.fidelity = fidelity
         self.endpoints: tuple[Endpoint, ...] = ()
         self.engines: tuple[ProcessId, ...] = ()
-        self.commands: tuple[EngineCommand, ...] = ()
-        self.restarted: list[subprocess.Popen[bytes]] = []
+        self.starter: EngineStarter | None = None
         self.cgroups: list[MemoryCgroup] = []
         self.client: ipyparallel.Client | None = None
         self.events_address = ""
@@ -100,8 +71,9 @@ class EngineSession:
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start everything (about 5 s).  Raises RuntimeSetupError, EnginesLate after timeout_s; nothing is left running then."""
         self._timeout_s = timeout_s
+        deadline_s = time.monotonic() + timeout_s
         try:
-            self._open()
+            self._open(deadline_s)
         except OSError as error:
             self.close()
             raise RuntimeSetupError(
@@ -113,12 +85,22 @@ class EngineSession:
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, deadline_s: float) -> None:
         if self.fidelity == "paced":
             require_loopback()
         folder = self._folder = make_run_folder()
-        environment = child_environment()
+        environment = {
+            **child_environment(),
+            "IPYTHONDIR": str(folder / "ipython"),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
+        }
         self._janitor = start_janitor(folder)
+        self.starter = EngineStarter(folder, environment)
+        self.starter.prepare()  # its imports go on beside the controller's
         if self.fidelity == "kernel":
             self._network = EmulatedNetwork.create(self.cluster, folder)
             self.endpoints = self._network.endpoints
@@ -126,8 +108,8 @@ class EngineSession:
             self._make_cgroups()
         self._open_events()
         self._start_controller(environment)
-        self._start_engines()
-        self._connect()
+        self._start_engines(deadline_s)
+        self._connect(deadline_s)
         for device, cgroup in zip(self.cluster.devices, self.cgroups, strict=False):
             cgroup.limit(cgroup.used_bytes + device.memory_bytes)
 
@@ -149,15 +131,7 @@ class EngineSession:
         logger = logging.getLogger("workbench.engines")
         logger.setLevel(logging.ERROR)  # ends of engines are told by our own errors
         config = Config()
-        config.LocalProcessLauncher.environment = {
-            **environment,
-            "IPYTHONDIR": str(self.folder / "ipython"),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
-        }
+        config.LocalProcessLauncher.environment = environment
         # An engine counts as registered at its first heartbeat.  That one is missed is no news: we watch the processes.
         heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
         arguments = ["--nodb", *heartbeat]  # without nodb the hub keeps every payload
@@ -173,7 +147,6 @@ class EngineSession:
             load_profile=False,
             config=config,
             log=logger,
-            engines=DeviceEngineSetLauncher,
             controller_args=arguments,
             controller_location="localhost",
             send_engines_connection_env=False,
@@ -183,8 +156,8 @@ class EngineSession:
         self._ipp.start_controller_sync()
         self._controller = ProcessId.of(self._ipp.controller.pid)
 
-    def _start_engines(self) -> None:
-        assert self._ipp is not None
+    def _start_engines(self, deadline_s: float) -> None:
+        assert self._ipp is not None and self.starter is not None
         owner = ProcessId.of(os.getpid())
         settings = EngineSettings(
             owner_pid=owner.pid,
@@ -195,29 +168,14 @@ class EngineSession:
             cgroups=tuple(str(cgroup.processes_file) for cgroup in self.cgroups),
         )
         write_text(self.folder / SETTINGS_FILE, to_json(settings))
-        self._ipp.config.DeviceEngineSetLauncher.engine_cmd = [
-            sys.executable,
-            "-m",
-            "workbench.runtime.engine",
-            "--folder",
-            str(self.folder),
-        ]
-        self._ipp.config.DeviceEngineSetLauncher.delay = 0.0
-        self._ipp.start_engines_sync(self.cluster.world_size)
-        launchers = self._ipp.engine_set.launchers
-        self.engines = tuple(ProcessId.of(launchers[str(rank)].pid) for rank in range(self.cluster.world_size))
-        self.commands = tuple(
-            EngineCommand(
-                arguments=tuple(launchers[str(rank)].args),
-                environment=tuple(launchers[str(rank)].get_env().items()),
-                log=launchers[str(rank)].output_file,
-            )
-            for rank in range(self.cluster.world_size)
-        )
+        for rank in range(self.cluster.world_size):
+            try:
+                self.engines = (*self.engines, self.starter.start(rank, max(0.0, deadline_s - time.monotonic())))
+            except EnginesLate as error:
+                raise self._late() from error
 
-    def _connect(self) -> None:
+    def _connect(self, deadline_s: float) -> None:
         assert self._ipp is not None and self._controller is not None
-        deadline_s = time.monotonic() + self._timeout_s
         files = {kind: Path(path) for kind, path in self._ipp.controller.connection_files.items()}
         information: dict[str, dict[str, Any]] = {}
         while len(information) < len(files):
@@ -268,11 +226,14 @@ class EngineSession:
                     "Run workbench doctor.",
                 )
         if time.monotonic() > deadline_s:
-            raise EnginesLate(
-                f"Engines for cluster '{self.cluster.name}' were being started.",
-                f"They were not up after {self._timeout_s:.0f} s: {self._log_tail()}",
-                "Close other programs and try again.",
-            )
+            raise self._late()
+
+    def _late(self) -> EnginesLate:
+        return EnginesLate(
+            f"Engines for cluster '{self.cluster.name}' were being started.",
+            f"They were not up after {self._timeout_s:.0f} s: {self._log_tail()}",
+            "Close other programs and try again.",
+        )
 
     def _named_engines(self) -> list[tuple[str, ProcessId | None]]:
         return [
@@ -305,10 +266,8 @@ class EngineSession:
             self.client = None
         for process in (*self.engines, *([self._controller] if self._controller else [])):
             process.kill()
-        for started in self.restarted:
-            started.kill()
-            started.wait()
-        self.restarted.clear()
+        if self.starter is not None:
+            self.starter.close()
         if self._network is not None:
             self._network.close()
         remove_run_folder(folder, spare=(janitor.pid,) if janitor else ())

@@ -21,7 +21,8 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
 from workbench.runtime.engine_run import EngineRun
 from workbench.runtime.engine_service import EngineService
-from workbench.runtime.engine_session import EngineSession, EnginesLate
+from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.engine_starter import EnginesLate
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
 

@@ -1,0 +1,137 @@
+"""A process that has imported the libraries once and forks an engine whenever it is asked to (python -m workbench.runtime.engine_template).
+
+Importing torch and transformers takes seconds of a core and is the same for every engine; a fork takes milliseconds, and what was
+imported is in memory once for all.  The template starts no thread, so that its children may enter namespaces and have threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from setproctitle import setproctitle
+
+from workbench.core.serial import from_json, to_json
+from workbench.runtime.engine import SETTINGS_FILE, EngineSettings, become_engine
+
+LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.jobs")
+"""What every engine imports."""
+_REAP_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """An engine that is wanted.  modules: to be imported by the template, for this engine and all later ones; log: where it writes."""
+
+    folder: str
+    rank: int
+    log: str
+    working_folder: str
+    search_path: tuple[str, ...]
+    environment: dict[str, str]
+    modules: tuple[str, ...] = ()
+
+    def line(self) -> bytes:
+        """Return the request as a line."""
+        return json.dumps(json.loads(to_json(self))).encode() + b"\n"
+
+
+def main() -> None:
+    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setproctitle("workbench engine template")
+    with _watching_parent():
+        _import(LIBRARIES)
+    buffered, parent = b"", os.getppid()
+    while os.getppid() == parent:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not select.select([0], [], [], _REAP_S)[0]:
+            continue
+        received = os.read(0, 1 << 20)
+        if not received:
+            return
+        *lines, buffered = (buffered + received).split(b"\n")
+        for line in lines:
+            wanted = from_json(line.decode(), EngineRequest, source="a request for an engine")
+            with _watching_parent():
+                _import(wanted.modules)
+            child = os.fork()
+            if child == 0:
+                _run_engine(wanted)
+            os.write(1, b"%d\n" % child)
+
+
+@contextlib.contextmanager
+def _watching_parent() -> Iterator[None]:
+    """Exit if the parent dies meanwhile; elsewhere the end of stdin tells."""
+    parent = os.getppid()
+
+    def look(*_: Any) -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    former = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    missing = [name for name in modules if name not in sys.modules]
+    for name in missing:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the engine that needs it says so
+            traceback.print_exc()
+    if missing:
+        gc.collect()
+
+
+def _run_engine(wanted: EngineRequest) -> None:
+    """Be the engine, as if an interpreter had been started for it; never returns."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {wanted.folder} --rank {wanted.rank}")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for source, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        os.closerange(3, max(nothing, output) + 1)
+        os.chdir(wanted.working_folder)
+        os.environ.clear()
+        os.environ.update(wanted.environment)
+        sys.path[:] = wanted.search_path
+        settings = from_json((Path(wanted.folder) / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE)
+        become_engine(settings, wanted.rank)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
