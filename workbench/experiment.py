@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, RuntimeSetupError
@@ -21,7 +21,7 @@ from workbench.core.report import Report, SweepPoint
 from workbench.core.serial import to_json
 from workbench.fetch import cache_folder
 from workbench.methods import load_method
-from workbench.methods.base import Engines, Event, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -80,7 +80,7 @@ def run(
     method = load_method(job.method)
     if mode == "execute" and engines is None:
         require_emulated(cluster)
-    prepared = method.prepare(job, notify)
+    prepared = _prepared(method, job, notify, warms_up=mode == "execute" and engines is None)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
@@ -118,7 +118,7 @@ def sweep(
     method = load_method(job.method)
     if mode == "execute":
         require_emulated(cluster)
-    prepared = method.prepare(job, notify)
+    prepared = _prepared(method, job, notify, warms_up=mode == "execute")
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     engines = None
     if mode == "execute":
@@ -130,6 +130,20 @@ def sweep(
         return method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepared(method: Method, job: Job, notify: Callable[[Event], None], *, warms_up: bool) -> Any:
+    """Return the job as its method prepares it; engines' libraries are imported beside, and both are done before anything is measured."""
+    if not warms_up:
+        return method.prepare(job, notify)
+
+    from workbench.runtime.engine_starter import settle, warm_up
+
+    warm_up()
+    try:
+        return method.prepare(job, notify)
+    finally:
+        settle()
 
 
 def require_emulated(cluster: Cluster) -> None:

@@ -21,9 +21,9 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.cgroups import MemoryCgroup
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
-from workbench.runtime.engine_starter import EnginesLate, EngineStarter
+from workbench.runtime.engine_starter import EnginesLate, EngineStarter, engine_environment
 from workbench.runtime.jobs import identify
-from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, child_environment, require_loopback
+from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
 from workbench.runtime.processes import ProcessId
 from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
@@ -89,15 +89,7 @@ class EngineSession:
         if self.fidelity == "paced":
             require_loopback()
         folder = self._folder = make_run_folder()
-        environment = {
-            **child_environment(),
-            "IPYTHONDIR": str(folder / "ipython"),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
-        }
+        environment = {**engine_environment(), "IPYTHONDIR": str(folder / "ipython")}
         self._janitor = start_janitor(folder)
         self.starter = EngineStarter(folder, environment)
         self.starter.prepare()  # its imports go on beside the controller's

@@ -12,15 +12,19 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.runtime.engine_template import EngineRequest
+from workbench.runtime.engine_template import IMPORT_ONLY, EngineRequest
+from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId
 
 _SHARED = ("transformers.modeling_utils",)
 """Libraries that the template imports once this process has: then the jobs will need them too."""
+_TEMPLATE_MODULE = "workbench.runtime.engine_template"
+_CAN_FORK = sys.platform == "linux"
 _OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST")
 """Variables that no library reads when it is imported; another value of any other makes a new template."""
 
@@ -29,14 +33,39 @@ class EnginesLate(RuntimeSetupError):
     """Engines that did not all come up in time."""
 
 
+def engine_environment() -> dict[str, str]:
+    """Return the variables that engines start with."""
+    return {
+        **child_environment(),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
+    }
+
+
+def warm_up() -> None:
+    """Let engines' libraries, those for models among them, be imported by a process of their own beside what this one does next."""
+    if _CAN_FORK:
+        _template().prepare(replace(_request(engine_environment()), modules=_SHARED))
+
+
+def settle(timeout_s: float = 60.0) -> None:
+    """Wait until what was begun by `warm_up` is done, so that it does not disturb measurements."""
+    if _CAN_FORK:
+        _template().settle(timeout_s)
+
+
 class EngineStarter:
     """Starts a run folder's engines, the first as well as those that take a dead one's place; from any thread.
 
     environment: theirs.  forks: by default where the platform allows it.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str], *, forks: bool = sys.platform == "linux") -> None:
-        self._folder, self._environment, self._forks = folder, environment, forks
+    def __init__(self, folder: Path, environment: dict[str, str], *, forks: bool | None = None) -> None:
+        self._folder, self._environment = folder, environment
+        self._forks = _CAN_FORK if forks is None else forks
         self._logs = folder / "profile" / "log"
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -44,20 +73,12 @@ class EngineStarter:
         """Let the template begin with its imports, if it has not; returns at once."""
         self._logs.mkdir(parents=True, exist_ok=True)
         if self._forks:
-            _template().open(self._environment)
+            _template().prepare(_request(self._environment))
 
     def start(self, rank: int, timeout_s: float) -> ProcessId:
         """Start a rank's engine.  Raises RuntimeSetupError, EnginesLate after timeout_s."""
         if self._forks:
-            request = EngineRequest(
-                folder=str(self._folder),
-                rank=rank,
-                log=str(self.log(rank)),
-                working_folder=os.getcwd(),
-                search_path=tuple(path for path in dict.fromkeys(sys.path) if path),
-                environment=self._environment,
-                modules=tuple(name for name in _SHARED if name in sys.modules),
-            )
+            request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(self.log(rank)))
             return ProcessId.of(_template().fork(request, timeout_s))
         self._started = [process for process in self._started if process.poll() is None]
         with open(self.log(rank), "ab") as output:
@@ -84,53 +105,83 @@ class _Template:
         self._owner_pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._environment: dict[str, str] = {}
+        self._answers_due = 0
         self._errors: IO[bytes] | None = None
         self._one_at_a_time = threading.Lock()
 
-    def open(self, environment: dict[str, str]) -> None:
-        """Start the template unless it is there."""
+    def prepare(self, request: EngineRequest) -> None:
+        """Start the template unless it is there, and let it import what a request will need; returns at once."""
         with self._one_at_a_time:
-            self._open(environment)
+            self._send(self._open(request.environment), request)
+            self._answers_due += 1
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until all is imported, or for timeout_s."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._one_at_a_time, contextlib.suppress(RuntimeSetupError):
+            while self._process is not None and self._answers_due:
+                self._answer(self._process, deadline_s)
+                self._answers_due -= 1
 
     def fork(self, request: EngineRequest, timeout_s: float) -> int:
         """Return the process number of a new engine.  Raises RuntimeSetupError, EnginesLate after timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         with self._one_at_a_time:
-            process = self._open(request.environment)
-            assert process.stdin is not None and process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(request.line())
-                process.stdin.flush()
-            answer = b""
-            while not answer.endswith(b"\n"):
-                ready = select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]
-                received = os.read(process.stdout.fileno(), 64) if ready else b""
-                if not received:
-                    raise self._failed(request, timeout_s if not ready else None)
-                answer += received
-            return int(answer)
+            was_there = self._process is not None
+            try:
+                return self._fork(request, deadline_s)
+            except EnginesLate:
+                raise
+            except RuntimeSetupError:
+                if not was_there:
+                    raise
+                return self._fork(request, deadline_s)  # it had been killed since
+
+    def _fork(self, request: EngineRequest, deadline_s: float) -> int:
+        process = self._open(request.environment)
+        self._send(process, request)
+        self._answers_due += 1
+        try:
+            while True:
+                number = self._answer(process, deadline_s)
+                self._answers_due -= 1
+                if not self._answers_due:
+                    return number
+        except RuntimeSetupError:
+            self._close()  # a later answer would be taken for another engine's
+            raise
+
+    def _send(self, process: subprocess.Popen[bytes], request: EngineRequest) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # that there is no answer will tell
+            process.stdin.write(request.line())
+            process.stdin.flush()
+
+    def _answer(self, process: subprocess.Popen[bytes], deadline_s: float) -> int:
+        """Return the next answer.  Raises RuntimeSetupError, EnginesLate after the deadline."""
+        assert process.stdout is not None and self._errors is not None
+        asked, answer = "An engine was to be started.", b""
+        while not answer.endswith(b"\n"):
+            if not select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise EnginesLate(asked, "The process that starts engines was not ready in time.", "Close other programs and try again.")
+            received = os.read(process.stdout.fileno(), 1)
+            if not received:
+                self._errors.seek(0)
+                said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
+                raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
+            answer += received
+        return int(answer)
 
     def _open(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         lasting = {name: value for name, value in environment.items() if name not in _OF_A_RUN}
         if self._process is None or self._process.poll() is not None or lasting != self._environment:
             self._close()
+            self._answers_due = 0
             self._environment, self._errors = lasting, tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
             atexit.unregister(self._close)
             atexit.register(self._close)
-            self._process = _open(environment, "workbench.runtime.engine_template", self._errors, pipe=True)
+            self._process = _open(environment, _TEMPLATE_MODULE, self._errors, str(self._owner_pid), pipe=True)
         return self._process
-
-    def _failed(self, request: EngineRequest, timeout_s: float | None) -> RuntimeSetupError:
-        """Close the template, whose later answer would be taken for another engine's, and return what to raise."""
-        asked = f"The engine of rank {request.rank} was asked for."
-        if timeout_s is not None:
-            self._close()
-            return EnginesLate(asked, f"The process that starts engines was not ready after {timeout_s:.0f} s.", "Close other programs.")
-        assert self._errors is not None
-        self._errors.seek(0)
-        said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
-        self._close()
-        return RuntimeSetupError(asked, f"The process that starts engines ended: {said}", "Run workbench doctor.")
 
     def _close(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -163,4 +214,16 @@ def _open(environment: dict[str, str], module: str, output: IO[bytes], *argument
         stderr=output,
         env=environment,
         start_new_session=True,
+    )
+
+
+def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPORT_ONLY, log: str = "") -> EngineRequest:
+    return EngineRequest(
+        folder=folder,
+        rank=rank,
+        log=log,
+        working_folder=os.getcwd(),
+        search_path=tuple(path for path in dict.fromkeys(sys.path) if path),
+        environment=environment,
+        modules=tuple(name for name in _SHARED if name in sys.modules),
     )

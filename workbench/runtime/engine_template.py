@@ -1,4 +1,4 @@
-"""A process that has imported the libraries once and forks an engine whenever it is asked to (python -m workbench.runtime.engine_template).
+"""A process that has imported the libraries once and forks an engine whenever it is asked to (python -m ... OWNER).
 
 Importing torch and transformers takes seconds of a core and is the same for every engine; a fork takes milliseconds, and what was
 imported is in memory once for all.  The template starts no thread, so that its children may enter namespaces and have threads of their own.
@@ -27,6 +27,8 @@ from workbench.runtime.engine import SETTINGS_FILE, EngineSettings, become_engin
 
 LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.jobs")
 """What every engine imports."""
+IMPORT_ONLY = -1
+"""In the place of a rank: import the modules and answer 0."""
 _REAP_S = 0.2
 
 
@@ -48,13 +50,14 @@ class EngineRequest:
 
 
 def main() -> None:
-    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the parent dies."""
+    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the owner, our parent, dies."""
+    owner = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle("workbench engine template")
-    with _watching_parent():
+    with _watching(owner):
         _import(LIBRARIES)
-    buffered, parent = b"", os.getppid()
-    while os.getppid() == parent:
+    buffered = b""
+    while os.getppid() == owner:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -66,21 +69,22 @@ def main() -> None:
         *lines, buffered = (buffered + received).split(b"\n")
         for line in lines:
             wanted = from_json(line.decode(), EngineRequest, source="a request for an engine")
-            with _watching_parent():
+            with _watching(owner):
                 _import(wanted.modules)
-            child = os.fork()
-            if child == 0:
-                _run_engine(wanted)
+            child = 0
+            if wanted.rank != IMPORT_ONLY:
+                child = os.fork()
+                if child == 0:
+                    _run_engine(wanted)
             os.write(1, b"%d\n" % child)
 
 
 @contextlib.contextmanager
-def _watching_parent() -> Iterator[None]:
-    """Exit if the parent dies meanwhile; elsewhere the end of stdin tells."""
-    parent = os.getppid()
+def _watching(owner: int) -> Iterator[None]:
+    """Exit if the owner dies meanwhile; elsewhere the end of stdin tells."""
 
     def look(*_: Any) -> None:
-        if os.getppid() != parent:
+        if os.getppid() != owner:
             os._exit(1)
 
     former = signal.signal(signal.SIGALRM, look)

@@ -1,0 +1,107 @@
+"""Engines are forked from a template that has imported the libraries once, and started one by one where forking is not safe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from workbench.core import Cluster, Device, Link
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime import engine_starter
+from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.network import child_environment
+from workbench.runtime.processes import ProcessId
+
+LINK = Link(bytes_per_s=125e6)
+DEVICES = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two"))
+CLUSTER = Cluster(name="pair", devices=DEVICES)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux only")
+
+
+def template() -> ProcessId:
+    process = engine_starter._template()._process
+    assert process is not None
+    return ProcessId.of(process.pid)
+
+
+def who(context, payload) -> tuple[int, int, str | None, str]:
+    return os.getpid(), os.getppid(), os.environ.get("WORKBENCH_TEST_MARK"), " ".join(psutil.Process().cmdline())
+
+
+def test_engines_are_children_of_one_template_that_outlives_them() -> None:
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        first, found = template(), engines.run(who, [None] * 2)
+        assert {parent for _, parent, _, _ in found} == {first.pid}
+        assert [name.rpartition(" ")[2] for *_, name in found] == ["0", "1"]
+        assert all("workbench.runtime.engine --folder" in name for *_, name in found)
+    assert first.alive
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {first.pid}
+
+
+def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up()
+    first = template()
+    monkeypatch.setenv("WORKBENCH_TEST_MARK", "set")
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert {mark for _, _, mark, _ in engines.run(who, [None] * 2)} == {"set"}
+    assert not first.alive
+
+
+def test_a_template_that_died_is_started_anew() -> None:
+    with EngineCluster.start(CLUSTER, fidelity="paced"):
+        first = template()
+    first.kill()
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {template().pid} != {first.pid}
+
+
+def test_warming_up_imports_what_models_need() -> None:
+    warm_up()
+    settle()
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert engines.run(has_transformers, [None] * 2) == [True, True]
+
+
+def has_transformers(context, payload) -> bool:
+    return "transformers.modeling_utils" in sys.modules
+
+
+def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSTARTUP_FAILS", "1")  # another environment: the template that runs is not taken
+    monkeypatch.setattr(engine_starter, "_TEMPLATE_MODULE", "workbench.runtime.not_there")
+    with pytest.raises(RuntimeSetupError, match=r"ended: .*not_there") as caught:
+        EngineCluster.start(CLUSTER, fidelity="paced")
+    assert not isinstance(caught.value, EnginesLate)
+
+
+def test_one_by_one_where_forking_is_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_starter, "_CAN_FORK", False)
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        found = engines.run(who, [None] * 2)
+        assert {parent for _, parent, _, _ in found} == {os.getpid()}
+        os.kill(found[0][0], signal.SIGKILL)
+        ProcessId.of(found[0][0]).wait(10)
+        assert [pid for pid, *_ in engines.run(who, [None] * 2)] != [pid for pid, *_ in found]
+
+
+@pytest.mark.parametrize("is_importing", [True, False])
+def test_the_template_ends_with_its_owner(is_importing: bool) -> None:
+    program = "from workbench.runtime import engine_starter as s\ns.warm_up()\n"
+    program += ("" if is_importing else "s.settle()\n") + "print(s._template()._process.pid, flush=True)\ninput()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+    ) as owner:
+        assert owner.stdout is not None
+        started = ProcessId.of(int(owner.stdout.readline()))
+        assert started.alive
+        owner.kill()
+        owner.wait()
+        assert started.wait(5), "the template outlived its owner"
