@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workbench.core.errors import PlanError
+from workbench.core.errors import GroupNotFormedError, PlanError
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.process_group import group, open_group
@@ -38,6 +39,13 @@ def all_reduce(context: RankContext, num_groups: int) -> list[float]:
 def leave_group_open(context: RankContext, _: Any) -> bool:
     open_group(context, 20.0)
     return dist.is_initialized()
+
+
+def group_that_forms_elsewhere(context: RankContext, unable: Sequence[int] | None) -> float:
+    """Form a group, unless this is one of the processes that are unable to (None: all are)."""
+    if unable is None or os.getpid() in unable:
+        raise GroupNotFormedError("A group was asked for.", "It did not form.", "Run again.")
+    return all_reduce(context, 1)[0]
 
 
 def group_is_open(context: RankContext, _: Any) -> bool:

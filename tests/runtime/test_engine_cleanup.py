@@ -93,8 +93,7 @@ def test_parent_and_janitor_killed_together(engine_jobs_folder: Path) -> None:
         while any(psutil.pid_exists(pid) for pid in about["engines"]) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         assert not any(psutil.pid_exists(pid) for pid in about["engines"])  # they watch their owner themselves
-        assert traces(about)  # the controller does not
-        sweep_stale_folders()
+        sweep_stale_folders()  # the controller does not; whoever starts engines next sweeps, here or elsewhere
         assert traces(about) == []
 
 

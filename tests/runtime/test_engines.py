@@ -13,7 +13,7 @@ import engine_jobs
 import pytest
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, PlanError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
 from workbench.runtime.process_group import close_group
@@ -52,6 +52,18 @@ def test_groups_open_again_and_again(engines: EngineCluster) -> None:
 def test_group_left_open_is_closed(engines: EngineCluster) -> None:
     assert engines.run(engine_jobs.leave_group_open, [None] * 3) == [True] * 3
     assert engines.run(engine_jobs.group_is_open, [None] * 3) == [False] * 3
+
+
+def test_group_that_does_not_form_is_tried_again_on_fresh_engines(engines: EngineCluster) -> None:
+    pids = engines.engine_pids
+    assert engines.run(engine_jobs.group_that_forms_elsewhere, [pids] * 3) == [6.0] * 3
+    assert not set(pids) & set(engines.engine_pids)
+
+
+def test_group_that_never_forms_is_told(engines: EngineCluster) -> None:
+    with pytest.raises(GroupNotFormedError, match="did not form"):
+        engines.run(engine_jobs.group_that_forms_elsewhere, [None] * 3)
+    assert works_again(engines)
 
 
 def test_clear_error_names_the_device_and_engines_live_on(engines: EngineCluster) -> None:

@@ -58,6 +58,10 @@ class RuntimeSetupError(WorkbenchError):
     """Engines, links or process groups that could not be set up."""
 
 
+class GroupNotFormedError(RuntimeSetupError):
+    """A group of ranks did not come together; the processes may be in no state to try again."""
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:
     """Return what to do about an unknown name: take the known one that is spelt most like it, or `otherwise`."""
     close = difflib.get_close_matches(name, list(known), n=1)

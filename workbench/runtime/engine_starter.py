@@ -57,6 +57,11 @@ def settle(timeout_s: float = 60.0) -> None:
         _template().settle(timeout_s)
 
 
+def end_template() -> None:
+    """End the process from which engines are forked, which otherwise ends with this one; the next start makes another."""
+    _template().end()
+
+
 class EngineStarter:
     """Starts a run folder's engines, the first as well as those that take a dead one's place; from any thread.
 
@@ -114,6 +119,11 @@ class _Template:
         with self._one_at_a_time:
             self._send(self._open(request.environment), request)
             self._answers_due += 1
+
+    def end(self) -> None:
+        """End the template."""
+        with self._one_at_a_time:
+            self._close()
 
     def settle(self, timeout_s: float) -> None:
         """Wait until all is imported, or for timeout_s."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import ipyparallel
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
 from workbench.runtime.engine_run import EngineRun
 from workbench.runtime.engine_service import EngineService
@@ -31,6 +31,10 @@ P = TypeVar("P")
 
 FIRST_TRY_S = 45.0
 """Engines are up after 4 to 15 s; after this long it pays to start again."""
+
+
+class _NothingDone(Exception):
+    """A job did not get as far as doing anything; the cause says why."""
 
 
 class EngineCluster:
@@ -113,6 +117,7 @@ class EngineCluster:
         on_event(rank, event): called here with what the ranks publish.  timeout_s: for the whole job.
         Raises the device's own WorkbenchError, DeviceLostError when an engine dies, MemoryBudgetError when the kernel ended
         it for its memory, another exception of the function with a note that names the device, RuntimeSetupError.
+        A job whose group did not form, before any rank had published anything, is begun once more on fresh engines.
         """
         if len(payloads) != self.cluster.world_size:
             raise ConfigError(
@@ -125,25 +130,45 @@ class EngineCluster:
                 "A job was asked for.", "These engines are running another.", "Wait for it, or stop it with request_stop()."
             )
         try:
-            session = self._ready_session()
-            self._generation += 1
-            folder = self._rendezvous = session.folder / f"run-{self._generation}"
-            folder.mkdir()
-            job = EngineRun(session, self._contexts(), function, on_event=on_event, request_stop=self.request_stop)
             try:
-                return job.results(payloads, timeout_s)
-            except BaseException:
-                try:
-                    job.abort()
-                finally:
-                    if not job.over:
-                        self.stop()
-                raise
-            finally:
-                self._rendezvous = None
-                shutil.rmtree(folder, ignore_errors=True)
+                return self._run(function, payloads, on_event, timeout_s)
+            except _NothingDone:
+                # Seen on busy machines: gloo's connections hang in one process, and do so for every later group of it.
+                self.stop()
+                return self._run(function, payloads, on_event, timeout_s)
+        except _NothingDone as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
         finally:
             self._busy.release()
+
+    def _run(
+        self,
+        function: Callable[[RankContext, P], R],
+        payloads: Sequence[P],
+        on_event: Callable[[int, Any], None] | None,
+        timeout_s: float | None,
+    ) -> list[R]:
+        """Run a job once.  Raises _NothingDone from a GroupNotFormedError of a job that had published nothing."""
+        session = self._ready_session()
+        self._generation += 1
+        folder = self._rendezvous = session.folder / f"run-{self._generation}"
+        folder.mkdir()
+        job = EngineRun(session, self._contexts(), function, on_event=on_event, request_stop=self.request_stop)
+        try:
+            return job.results(payloads, timeout_s)
+        except BaseException as error:
+            try:
+                job.abort()
+            finally:
+                if not job.over:
+                    self.stop()
+            if isinstance(error, GroupNotFormedError) and not job.last_events:
+                raise _NothingDone from error
+            raise
+        finally:
+            self._rendezvous = None
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def service(self) -> Iterator[EngineService]:

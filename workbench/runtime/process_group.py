@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import GroupNotFormedError
 from workbench.runtime.context import RankContext
 
 
@@ -19,7 +19,7 @@ def open_group(context: RankContext, timeout_s: float = 30.0, *, name: str = "ma
     """Return a gloo group of all ranks; it is torch.distributed's default group until `close_group`.
 
     timeout_s: after how long a silent peer is an error.  name: a fresh one for each group that one run opens.
-    Raises RuntimeSetupError if the group does not form.
+    Raises GroupNotFormedError, a RuntimeSetupError.
     """
     close_group()
     timeout = timedelta(seconds=timeout_s)
@@ -39,7 +39,7 @@ def open_group(context: RankContext, timeout_s: float = 30.0, *, name: str = "ma
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         close_group()
-        raise RuntimeSetupError(
+        raise GroupNotFormedError(
             f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group '{name}'.",
             f"It did not form within {timeout_s:g} s: {str(error).splitlines()[0]}.",
             "See which device failed first; run again.",

@@ -16,6 +16,7 @@ from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, S
 from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.runtime.engine_starter import end_template
 from workbench.runtime.engines import EngineCluster
 
 SOAK_MODEL = "tiny-bert-2"
@@ -95,6 +96,7 @@ def soak(
             on_request=on_request,
             is_over=is_over,
         )
+    end_template()
     return SoakResult(report=report, left_behind=tuple(sorted(_traces() - before)))
 
 
