@@ -24,6 +24,14 @@ def test_sides_take_turns_and_ratios_are_taken_round_by_round():
     assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["mezo_ms"]) == (2.0, 2.0, 3.0, 8000.0)
 
 
+def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
+    monkeypatch.setattr(p_rge, "LONG_S", -1.0)
+    seen = []
+    seconds = p_rge.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 5)
+    assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert [len(each) for each in seconds.values()] == [2, 2]
+
+
 def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
     made = p_rge.bench(lambda line: None, only=("steps",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 1)), rounds=1)
     assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (2, 1)]

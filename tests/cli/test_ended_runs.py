@@ -25,7 +25,7 @@ with socket.socket() as probe:
     fcntl.ioctl(probe, 0x8914, struct.pack("16sh", b"lo", 0x41))
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-EPOCHS = 10
+EPOCHS = 5
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -30,7 +30,7 @@ R = TypeVar("R")
 P = TypeVar("P")
 
 FIRST_TRY_S = 45.0
-"""Engines are up after 4 to 15 s; after this long it pays to start again."""
+"""Engines are up after 2 to 15 s; after this long it pays to start again."""
 
 
 class _NothingDone(Exception):
