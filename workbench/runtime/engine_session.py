@@ -69,7 +69,10 @@ class EngineSession:
         return bool(self.engines) and all(process.alive for process in needed)
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start everything (about 5 s the first time in a process, then 2).  Raises RuntimeSetupError, EnginesLate after timeout_s; nothing is left running then."""
+        """Start everything (about 5 s the first time in a process, then 2).
+
+        Raises RuntimeSetupError, EnginesLate after timeout_s; nothing is left running then.
+        """
         self._timeout_s = timeout_s
         deadline_s = time.monotonic() + timeout_s
         try:
