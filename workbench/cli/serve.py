@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -177,7 +178,9 @@ def event_line(event: ServingEvent, cluster: Cluster) -> str:
     return f"{event.time_s:9.2f} s  {event.kind}{device}{value}"
 
 
-def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool) -> None:
+def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
+    """Write the files and print the summary, with `more` lines of it."""
+    summary = _summary(report) | dict(more or {})
     files = []
     if path is not None:
         files.append(report.write(path))
@@ -189,9 +192,9 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
         serving(report).write_html(figure, include_plotlyjs="directory")
         files.append(figure)
     if as_json:
-        print_json(_summary(report) | {"files": [str(file) for file in files]})
+        print_json(summary | {"files": [str(file) for file in files]})
         return
-    rows = ((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in _summary(report).items())
+    rows = ((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in summary.items())
     print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
     for note in report.notes:
         print(note)
@@ -231,9 +234,7 @@ def _soak(num_requests: int, seed: int, fidelity: Any, path: Path | None, out: P
             say(f"{answered} of {num_requests} answered after {request.end_s:.0f} s")
 
     result = soak(num_requests, seed=seed, fidelity=fidelity, on_request=count)
-    if not as_json:
-        print(f"memory      {result.growth:+.1%} from the first fifth of the time to the last")
-        print(f"left behind {', '.join(result.left_behind) or 'nothing'}")
-    _finish(result.report, path, out, as_json=as_json)
+    found = {"memory, last fifth over first": 1.0 + result.growth, "left behind": ", ".join(result.left_behind) or "nothing"}
+    _finish(result.report, path, out, as_json=as_json, more=found)
     if not result.is_clean:
         raise typer.Exit(1)
