@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import tensor
 
-from workbench.bench.galaxy_plus import MBIT_PER_S, MODELS, Selection, _latencies
+from workbench.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
 from workbench.bench.inference_blocks import overlap_point
 from workbench.bench.inference_models import emulated_cluster
 from workbench.bench.inference_scaling import _layer_s
@@ -14,6 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
+from workbench.profiler.inference import scaled_to
 from workbench.schedules.inference import InferencePrices, inference_schedule
 from workbench.simulator import simulate
 
@@ -49,6 +50,27 @@ def test_devices_keep_their_proportions() -> None:
     assert shares[0] == shares[1] > shares[2] > shares[3]
     assert shares[0] / shares[3] == pytest.approx(cluster.devices[0].flops_per_s / cluster.devices[3].flops_per_s)
     assert {device.link.bytes_per_s for device in cluster.devices} == {250 * 125_000}
+
+
+def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
+    """A simulated request takes twice as long on devices and links at half their speed; reported times are as at full speed."""
+    usual, slowed = (emulated_cluster("heterogeneous", 250, 60e9, dilation) for dilation in (1.0, 2.0))
+    for one, other in zip(usual.devices, slowed.devices, strict=True):
+        assert (other.host_share, other.link.bytes_per_s) == pytest.approx(((one.host_share or 0.0) / 2, one.link.bytes_per_s / 2))
+    host = StackCosts(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
+    stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20)
+    profile = InferenceProfile(model="test", source="measured", stacks=(stack,), costs=((host,),))
+    seconds = [
+        InferencePrices(
+            profile=scaled_to(profile, cluster), cluster=cluster, lengths=(8,), build=inference_schedule, simulate=simulate, message_s=0.0
+        )(PLAN)
+        for cluster in (usual, slowed)
+    ]
+    assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0
+    result = SidesResult(seconds={"galaxy_plus": [2.0], "local": [3.0]}, outputs={name: tensor([1.0]) for name in ("galaxy_plus", "local")})
+    result.paced_s["local"] = 1.0
+    point = _latencies([result], [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=1) for name in ("galaxy_plus", "local")], prices())
+    assert (point["galaxy_plus_s"], point["local"]) == (2.0 / DILATION, 1.5)
 
 
 def test_ratios_are_of_one_round() -> None:

@@ -11,11 +11,11 @@ from workbench.core.inference import InferencePlan
 from workbench.schedules.inference import InferenceLayout, InferencePrices
 
 
-def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult]) -> dict[str, Any]:
+def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
     """Return for attention and feed-forward blocks of scheme 1: seconds overlapped, of each side alone, and their ratio.
 
     A block takes from the end of the last connection of the block before it, on any device, to its own; the first layer, whose tiles come
-    from the embedding, is left out.  Computation alone is the busiest device's.
+    from the embedding, is left out.  Computation alone is the busiest device's.  dilation: by which the seconds are divided.
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [
@@ -29,9 +29,9 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
         communication = median(_spaces(turn["communication"], numbers) for turn in rounds)
         computation = median(fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds)
         blocks[kind] = {
-            "both_s": both,
-            "computation_s": computation,
-            "communication_s": communication,
+            "both_s": both / dilation,
+            "computation_s": computation / dilation,
+            "communication_s": communication / dilation,
             "ratio": both / max(computation, communication),
         }
     tiles = {"tile_tokens": plan.tile_tokens, "group_tokens": plan.group_tokens, "both_ways": plan.both_ways}

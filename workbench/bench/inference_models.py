@@ -75,15 +75,22 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     return replace(measured.profile, stacks=stacks), note
 
 
-def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float) -> Cluster:
+def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:
     """Return the catalogue's environment with links of a bandwidth; a device multiplies matrices as fast as the catalogue says.
 
-    host_flops_per_s: of one core of this host in GEMMs.
+    host_flops_per_s: of one core of this host in GEMMs.  dilation: so many times slower are devices and links, and so many times as long is
+    all that they do, in the same proportions; a host that is shared or small keeps up then.
     """
     cluster = load_cluster(CLUSTERS[name])
-    link = Link(bytes_per_s=mbit_per_s * 125_000)
+    link = Link(bytes_per_s=mbit_per_s * 125_000 / dilation)
     devices = tuple(
-        replace(device, link=link, memory_bytes=MEMORY_BYTES, host_share=device.flops_per_s / host_flops_per_s)
+        replace(
+            device,
+            flops_per_s=device.flops_per_s / dilation,
+            link=link,
+            memory_bytes=MEMORY_BYTES,
+            host_share=device.flops_per_s / dilation / host_flops_per_s,
+        )
         for device in cluster.devices
     )
     return replace(cluster, name=f"{name}, {mbit_per_s:g} Mbit/s", devices=devices)
