@@ -180,20 +180,22 @@ def interleaved(sides: Mapping[str, Step], rounds: int) -> dict[str, list[float]
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
 
-    def play(turn: int) -> float:
+    def play(turn: int, step: int) -> float:
         begun = time.perf_counter()
         for name in sorted(sides, reverse=bool(turn % 2)):
             begin = time.perf_counter()
-            sides[name](turn)
+            sides[name](step)
             seconds[name].append(time.perf_counter() - begin)
         return time.perf_counter() - begun
 
-    is_long = play(0) > LONG_S
-    if not is_long:
-        for of_side in seconds.values():
-            of_side.clear()
-    for turn in range(1, rounds // 2 if is_long else rounds + 1):
-        play(turn)
+    if play(0, 0) > LONG_S:
+        for turn in range(1, rounds // 2):
+            play(turn, turn)
+        return seconds
+    for of_side in seconds.values():
+        of_side.clear()
+    for turn in range(rounds):
+        play(turn, turn + 1)
     return seconds
 
 

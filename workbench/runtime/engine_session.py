@@ -262,6 +262,9 @@ class EngineSession:
         for process in (*self.engines, *([self._controller] if self._controller else [])):
             process.kill()
         if self.starter is not None:
+            for engine in self.engines:
+                engine.wait(1.0)
+            self.starter.forget(self.engines)
             self.starter.close()
         if self._network is not None:
             self._network.close()

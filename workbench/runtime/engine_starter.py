@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -94,6 +95,12 @@ class EngineStarter:
     def log(self, rank: int) -> Path:
         """Return where a rank's engine writes."""
         return self._logs / f"engine-{rank}.log"
+
+    def forget(self, ended: Sequence[ProcessId], timeout_s: float = 2.0) -> None:
+        """Wait until nothing is left of engines that were killed: their parent, the template, has to take notice of it."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._forks and any(os.path.exists(f"/proc/{one.pid}") for one in ended if not one.alive) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
 
     def close(self) -> None:
         """End the engines that are this process's children; forked ones are the session's to end."""

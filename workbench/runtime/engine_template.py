@@ -57,11 +57,16 @@ def main() -> None:
     with _watching(owner):
         _import(LIBRARIES)
     buffered = b""
+    ends: list[int] = []  # of children: readable when they end
     while os.getppid() == owner:
+        ready = select.select([0, *ends], [], [], _REAP_S)[0]
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not select.select([0], [], [], _REAP_S)[0]:
+        for end in (one for one in ready if one != 0):
+            ends.remove(end)
+            os.close(end)
+        if 0 not in ready:
             continue
         received = os.read(0, 1 << 20)
         if not received:
@@ -76,6 +81,8 @@ def main() -> None:
                 child = os.fork()
                 if child == 0:
                     _run_engine(wanted)
+                with contextlib.suppress(OSError, AttributeError):  # where there is none, children are looked for now and then
+                    ends.append(os.pidfd_open(child))
             os.write(1, b"%d\n" % child)
 
 
