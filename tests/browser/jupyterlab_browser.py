@@ -173,8 +173,8 @@ class Notebook:
             if cell["execution_count"] is None:
                 found.append(f"cell {number} did not run")
             found += [f"cell {number}: {out['ename']}: {out['evalue']}" for out in cell["outputs"] if out["output_type"] == "error"]
-        # Asked in the page: to read all text that is visible takes a browser seconds.
-        shown = "return arguments[0].filter(words => document.querySelector('.jp-Notebook').innerText.includes(words))"
+        # Asked in the page: to send all its text takes the driver seconds.
+        shown = "return arguments[0].filter(words => document.body.innerText.includes(words))"
         found += self.js(shown, ["Error displaying widget", "Error creating widget", "Loading widget"])
         return found
 
