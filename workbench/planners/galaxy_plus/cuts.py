@@ -7,7 +7,8 @@ together.  Whether two thresholds can be kept is a sum over devices, so all of t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +21,14 @@ STEPS = 18
 
 
 class Cut(NamedTuple):
-    """Heads and columns that keep two thresholds; seconds: of both blocks in all layers, a lower bound up to one column."""
+    """Heads and columns that keep two thresholds; seconds: of both blocks in all layers, a lower bound up to one column.
+
+    units: makes the heads, which few of many cuts are asked for.
+    """
 
     second: tuple[int, ...]
     seconds: float
-    units: Parts
+    units: Callable[[], Parts]
 
 
 def columns_line(tables: Tables, rank: int, second: Sequence[int]) -> tuple[float, float]:
@@ -54,38 +58,42 @@ def best_columns(
     if sum(caps) < total:
         return None
     lines = [columns_line(tables, rank, second) for rank in ranks]
-    low, high = 0.0, max(fixed + slope * cap for (fixed, slope), cap in zip(lines, caps, strict=True))
+    return water_level(lines, caps, total)
 
-    def within(seconds: float) -> list[int]:
-        return [
-            0 if seconds < fixed + slope else cap if slope <= 0 else min(cap, int((seconds - fixed) / slope + 1e-9))
-            for (fixed, slope), cap in zip(lines, caps, strict=True)
-        ]
 
-    for _ in range(44):
-        middle = (low + high) / 2
-        if sum(within(middle)) >= total:
-            high = middle
-        else:
-            low = middle
-    found = within(high)
-    if sum(found) < total:
-        found = caps
-    while (excess := sum(found) - total) > 0:
-        slowest = max(range(len(found)), key=lambda d: lines[d][0] + lines[d][1] * found[d] if found[d] else -1.0)
-        found[slowest] -= min(excess, 1) if excess < 64 else min(found[slowest], excess // 8)
-    return tuple(found)
+def water_level(lines: Sequence[tuple[float, float]], caps: Sequence[int], total: int) -> Parts:
+    """Return whole numbers of that sum, at most `caps`, whose slowest line is fastest; a line counts only where its number is not 0.
+
+    As water finds its level: between two of the levels at which a device begins or is full their sum is linear.
+    """
+    least = 1e-9 * max(1e-30, *(fixed + slope * total for fixed, slope in lines)) / total
+    lines = [(fixed, max(slope, least)) for fixed, slope in lines]
+    bends = [(fixed, 1.0 / slope) for (fixed, slope), cap in zip(lines, caps, strict=True) if cap]
+    bends += [(fixed + slope * cap, -1.0 / slope) for (fixed, slope), cap in zip(lines, caps, strict=True) if cap]
+    bends.sort()
+    level, number, rate = bends[0][0], 0.0, 0.0
+    for bend, change in bends:
+        more = rate * (bend - level)
+        if number + more >= total:
+            break
+        level, number, rate = bend, number + more, rate + change
+    if rate > 0:
+        level += max(0.0, total - number) / rate
+    parts = [max(0, min(cap, int((level - fixed) / slope - 1e-9))) for (fixed, slope), cap in zip(lines, caps, strict=True)]
+    for _ in range(total - sum(parts)):
+        able = [d for d, part in enumerate(parts) if part < caps[d]]
+        parts[min(able, key=lambda d: lines[d][0] + lines[d][1] * (parts[d] + 1))] += 1
+    return tuple(parts)
 
 
 def best_units(times: np.ndarray, caps: Sequence[int], total: int) -> Parts | None:
-    """Return the units whose slowest device is fastest.  times: (devices, units + 1) seconds.  None if the caps are too low."""
+    """Return the units whose slowest device is fastest.  times: (devices, units + 1) seconds that rise.  None if the caps are too low."""
     if sum(caps) < total:
         return None
-    units = [0] * len(caps)
-    for _ in range(total):
-        able = [d for d in range(len(caps)) if units[d] < caps[d]]
-        units[min(able, key=lambda d: times[d, units[d] + 1])] += 1
-    return tuple(units)
+    owners = np.repeat(np.arange(len(caps)), caps)
+    ends = np.concatenate([row[1 : cap + 1] for row, cap in zip(times, caps, strict=True)])
+    first = owners[np.argsort(ends, kind="stable")[:total]]
+    return tuple(np.bincount(first, minlength=len(caps)).tolist())
 
 
 def unit_times(tables: Tables, ranks: Ranks) -> np.ndarray:
@@ -161,19 +169,22 @@ def cuts(
         value = np.where(feasible, thresholds[None] + np.where(timed[:, None], high, 0.0), np.inf)
         best = value.argmin(axis=1)
         free, _ = free_units(high * (1 + 1e-9))
-    found = {}
-    for row, second in enumerate(chosen):
-        at = best[row]
-        if not math.isfinite(value[row, at]):
-            continue
+
+    def units_of(row: int, at: int) -> Parts:
         spare = [int(count) for count in free[row, at]]
         units = best_units(times, spare, total)
-        if units is None:  # all that is free, and the rest where it costs least
-            parts, needed = list(spare), total - sum(spare)
-            for d in sorted(range(n), key=lambda d: (bool(has[d]), -most[row, at, d])):
-                more = min(needed, int(most[row, at, d]) - parts[d])
-                parts[d] += more
-                needed -= more
-            units = tuple(parts)
-        found[second] = Cut(second, float(value[row, at]), units)
-    return found
+        if units is not None:
+            return units
+        # All that is free, and the rest where it costs least.
+        parts, needed = list(spare), total - sum(spare)
+        for d in sorted(range(n), key=lambda d: (bool(has[d]), -most[row, at, d])):
+            more = min(needed, int(most[row, at, d]) - parts[d])
+            parts[d] += more
+            needed -= more
+        return tuple(parts)
+
+    return {
+        second: Cut(second, float(value[row, best[row]]), partial(units_of, row, int(best[row])))
+        for row, second in enumerate(chosen)
+        if math.isfinite(value[row, best[row]])
+    }

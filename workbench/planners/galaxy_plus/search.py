@@ -10,9 +10,10 @@ from typing import NamedTuple
 from workbench.core.inference import proportional_parts
 from workbench.planners.galaxy_plus.cuts import best_columns, cuts
 from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
-from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, token_cuts
+from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, programmed_cuts, token_cuts
 
-MOST_NUMBERS = 64
+MOST_PROGRAMMED = 4
+"""Of the sets of devices with tokens on one ring so many, the best by simple cuts, are given to the linear programme."""
 
 
 class Found(NamedTuple):
@@ -61,27 +62,36 @@ def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None 
     if min(room) < 0:
         return []
     numbers = scheme_numbers(tables.layers, most, schemes)
-    starts = []
-    sets = holder_sets(tables, room, every=every)
-    for holders in sets:
+    sets = []
+    for holders in holder_sets(tables, room, every=every):
         holds = tuple(tables.memory.full_everywhere or holder for holder in holders)
         found = cuts(tables, ranks, holds, room, numbers)
-        if not found:
-            continue
-        # The linear programme of the first stage: one for each set of holders; at both ends of the schemes where more is at stake.
-        ends = [max(found)] if len(sets) > 1 or not every else [min(found), max(found)]
-        pool = token_cuts(tables, ranks, holders, ends)
+        if found:
+            pool = token_cuts(tables, ranks, holders)
+            sets.append(
+                (min(cut.seconds + _fastest(tables, ranks, pool, second)[0] for second, cut in found.items()), holders, found, pool)
+            )
+    starts = []
+    for place, (_, holders, found, pool) in enumerate(sorted(sets, key=lambda one: one[0])):
+        if place < MOST_PROGRAMMED:
+            # At both ends of the schemes where there is but one set.
+            ends = (max(found),) if len(sets) > 1 or not every else (min(found), max(found))
+            pool = pool + programmed_cuts(tables, ranks, holders, ends)
         for second, cut in found.items():
-            seconds, tokens = min((tables.tokens_s(ranks, tokens, second), tokens) for tokens in pool)
+            seconds, tokens = _fastest(tables, ranks, pool, second)
             starts.append((cut.seconds + seconds, second, cut.units, tokens))
-    starts.sort()
+    starts.sort(key=lambda start: start[0])
     made: dict[tuple[int, ...], Found] = {}
     for _, second, units, tokens in starts[: 4 * keep]:
         if len(made) < keep and second not in made:
-            one = _complete(tables, ranks, units, tokens, second, room)
+            one = _complete(tables, ranks, units(), tokens, second, room)
             if one is not None:
                 made[second] = one
     return sorted(made.values())
+
+
+def _fastest(tables: Tables, ranks: Ranks, pool: Sequence[Parts], second: tuple[int, ...]) -> tuple[float, Parts]:
+    return min((tables.tokens_s(ranks, tokens, second), tokens) for tokens in pool)
 
 
 def _complete(tables: Tables, ranks: Ranks, units: Parts, tokens: Parts, second: tuple[int, ...], room: Sequence[float]) -> Found | None:
@@ -262,10 +272,10 @@ def variety(tables: Tables, found: Found, schemes: int | None) -> list[Found]:
         return []
     ordered = sorted(by_number)
     ends = dict.fromkeys((ordered[-1], ordered[0], found.second))
-    pool = token_cuts(tables, found.ranks, holders, list(ends)) if n > 1 else [found.tokens]
+    pool = [*token_cuts(tables, found.ranks, holders), *programmed_cuts(tables, found.ranks, holders, ends)] if n > 1 else [found.tokens]
     made = []
     for second in ends:
-        units = by_number[second].units if second in by_number else found.units
+        units = by_number[second].units() if second in by_number else found.units
         seconds = sorted((tables.tokens_s(found.ranks, tokens, second), tokens) for tokens in pool)
         for tokens in dict.fromkeys((seconds[0][1], pool[0], pool[min(4, len(pool) - 1)])):
             one = _complete(tables, found.ranks, units, tokens, second, room)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
@@ -16,8 +16,8 @@ MOST_IN_PROGRAMME = 10
 """Rings of more devices are not given to the linear programme, whose size is their square."""
 
 
-def token_cuts(tables: Tables, ranks: Ranks, holders: Sequence[bool], seconds: Sequence[tuple[int, ...]]) -> list[Parts]:
-    """Return cuts worth a look, tokens only for holders: equal, by speed, between, and the linear programme's for each of `seconds`."""
+def token_cuts(tables: Tables, ranks: Ranks, holders: Sequence[bool]) -> list[Parts]:
+    """Return cuts worth a look, tokens only for holders: equal, by speed, and between."""
     n = tables.num_tokens
     speed = []
     for rank, holds in zip(ranks, holders, strict=True):
@@ -31,12 +31,15 @@ def token_cuts(tables: Tables, ranks: Ranks, holders: Sequence[bool], seconds: S
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
         weights = [part * one / whole + (1 - part) * holds / count for one, holds in zip(speed, holders, strict=True)]
         found[proportional_parts(n, weights)] = None
-    if 2 < len(ranks) <= MOST_IN_PROGRAMME:
-        for second in dict.fromkeys(seconds):
-            best = _programme(tables, ranks, holders, second)
-            if best is not None:
-                found[proportional_parts(n, best)] = None
     return list(found)
+
+
+def programmed_cuts(tables: Tables, ranks: Ranks, holders: Sequence[bool], seconds: Iterable[tuple[int, ...]]) -> list[Parts]:
+    """Return the linear programme's cuts, one for each of `seconds`; none for a ring that is too small or too large for it."""
+    if not 2 < len(ranks) <= MOST_IN_PROGRAMME:
+        return []
+    best = [_programme(tables, ranks, holders, second) for second in dict.fromkeys(seconds)]
+    return list(dict.fromkeys(proportional_parts(tables.num_tokens, parts) for parts in best if parts is not None))
 
 
 def _programme(tables: Tables, ranks: Ranks, holders: Sequence[bool], second: Sequence[int]) -> list[float] | None:
