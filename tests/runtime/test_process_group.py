@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.network import child_environment
 from workbench.runtime.process_group import close_group, group, open_group
@@ -28,6 +28,34 @@ for name in ("first", "second"):
         dist.all_reduce(tensor)
         assert tensor.item() == 3.0
 open(f"{OUT}/rank-{context.rank}", "w").write(context.fidelity)
+"""
+
+
+_AFTER_A_FAILURE = """
+import sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import GroupNotFormedError
+from workbench.runtime.context import RankContext
+from workbench.runtime.process_group import group, open_group
+rank, folder = int(sys.argv[1]), sys.argv[2]
+device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
+cluster = Cluster(name="pis", devices=(device,))
+context = RankContext(
+    rank=rank, world_size=2, device=device, cluster=cluster, fidelity="paced", rendezvous=folder, interface="lo"
+)
+if rank == 0:
+    store = dist.FileStore(f"{folder}/other", 2)
+    store.set_timeout(timedelta(seconds=0.5))
+    try:
+        dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=0.5))
+    except RuntimeError:
+        print("failed")
+with group(context, 30.0, "first"):
+    tensor = torch.tensor([context.rank + 1.0])
+    dist.all_reduce(tensor)
+    print(tensor.item())
 """
 
 
@@ -49,9 +77,33 @@ def test_a_group_of_one_opens_twice(make_cluster: Callable[..., Cluster], tmp_pa
 
 
 def test_peers_that_do_not_come(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    with pytest.raises(RuntimeSetupError, match=r"'device-0' \(rank 0 of 2\).*0.5 s"):
+    with pytest.raises(RuntimeSetupError, match=r"'device-0' \(rank 0 of 2\).*0.5 s: rank 1 did not come"):
         open_group(alone(make_cluster(1), tmp_path, world_size=2), 0.5)
     assert not dist.is_initialized()
+
+
+def test_what_is_not_wanted_any_more_is_not_waited_for(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    def is_wanted() -> bool:
+        asked.append(None)
+        return len(asked) < 3
+
+    with pytest.raises(GroupNotFormedError, match=r"given up.*\[1\]"):
+        open_group(alone(make_cluster(1), tmp_path, world_size=2), 600.0, is_wanted=is_wanted)
+    assert not dist.is_initialized()
+
+
+def test_a_group_that_did_not_form_keeps_nobody_out_of_the_next(tmp_path: Path) -> None:
+    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    commands = [[sys.executable, "-c", _AFTER_A_FAILURE, str(rank), str(tmp_path)] for rank in range(2)]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
+    try:
+        printed = [process.communicate(timeout=100)[0].split() for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert printed == [["failed", "3.0"], ["3.0"]]
 
 
 def test_without_torchrun(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,10 +133,15 @@ class Placement:
         return self.group.is_whole and self.group.members == tuple(sorted(ranks))
 
     def break_up(self) -> None:
-        """Let the group's members give up what they compute together."""
-        if self.group.is_whole:
-            self.group.is_whole = False
-            self._fleet.command(self._fleet.ready.intersection(self.group.members), m.Abort(self.group.epoch))
+        """Let the group's members give up what they compute together, or that they wait for each other."""
+        group = self.group
+        if group.is_forming:
+            self.group = Group()
+        elif group.is_whole:
+            group.is_whole = False
+        else:
+            return
+        self._fleet.command(self._fleet.ready.intersection(group.members), m.Abort(group.epoch))
 
     def was_lost(self, rank: int) -> None:
         """Take note that a device has gone, and what it held."""

@@ -78,7 +78,7 @@ class _Worker:
         self._share = (context.device.host_share or 1.0) if self._is_paced else 1.0
         self._slow_down = setup.slow_down
         self._session: InferenceSession | None = None
-        self._epoch = -1
+        self._epoch = self._given_up = -1
         self._holdings: dict[int, Holding] = {}
         self._newest: ModelShard | None = None
         self._source: Any = None
@@ -141,6 +141,7 @@ class _Worker:
                 if self._session is not None:
                     self._session.slow_down(command.factor)
             case Abort():
+                self._given_up = max(self._given_up, command.epoch)
                 session = self._session
                 if session is not None and self._epoch == command.epoch:
                     session.transport.mailbox.fail(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
@@ -151,6 +152,8 @@ class _Worker:
                 self._wanted = command.plan
                 threading.Thread(target=self._load, args=(command,), name=f"load plan {command.plan}", daemon=True).start()
             case _:
+                if isinstance(command, Join):  # it waits for no older group any more
+                    self._given_up = max(self._given_up, command.epoch - 1)
                 self._commands.put(command)
 
     # Weights.
@@ -204,7 +207,12 @@ class _Worker:
         members = command.members
         context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members))
         try:
-            group = open_group(context, self._setup.timeout_s, name=f"epoch-{command.epoch}")
+            group = open_group(
+                context,
+                self._setup.timeout_s,
+                name=f"epoch-{command.epoch}",
+                is_wanted=lambda: command.epoch > self._given_up,
+            )
             session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout)
         except (RuntimeSetupError, RuntimeError) as error:
             self._leave()
