@@ -6,8 +6,8 @@ together.  Whether two thresholds can be kept is a sum over devices, so all of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import NamedTuple
 
@@ -109,6 +109,56 @@ def unit_times(tables: Tables, ranks: Ranks) -> np.ndarray:
     return np.array(rows)
 
 
+@dataclass(slots=True)
+class _Pairs:
+    """Pairs of a number of scheme-2 layers and a threshold of the attention; arrays of (pairs,) or (pairs, devices).
+
+    row: which of the numbers.  attention: the threshold.  left, each: bytes beside the units, and of a column.  most: units by
+    threshold and memory.  low, high: the feed-forward network's threshold is between them; it cannot be kept, and can.
+    """
+
+    row: np.ndarray
+    attention: np.ndarray
+    left: np.ndarray
+    each: np.ndarray
+    fixed: np.ndarray
+    slope: np.ndarray
+    most: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def only(self, which: np.ndarray) -> _Pairs:
+        return _Pairs(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is the same for all pairs.  has: whether a device holds scheme-2 layers in full, (devices,)."""
+
+    has: np.ndarray
+    units: int
+    columns: int
+    unit_bytes: float
+
+    def free_units(self, pairs: _Pairs, limit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the units that cost no columns within these feed-forward thresholds, and the columns."""
+        allowed = np.clip((limit[:, None] - pairs.fixed) / pairs.slope, 0, self.columns)
+        free = np.clip(np.floor((pairs.left - pairs.each * allowed) / self.unit_bytes), 0, pairs.most)
+        return free, np.minimum(allowed, pairs.left / pairs.each)
+
+    def are_kept(self, pairs: _Pairs, limit: np.ndarray) -> np.ndarray:
+        """Return whether these feed-forward thresholds can be kept."""
+        free, allowed = self.free_units(pairs, limit)
+        need = np.maximum(self.units - free.sum(axis=1), 0)
+        ratio = self.unit_bytes / pairs.each
+        # Units beyond the free ones cost columns: fewest where a column costs most, without tokens.
+        outside = np.minimum(need, ((pairs.most - free) * ~self.has).sum(axis=1))
+        lost = outside * np.where(self.has, np.inf, ratio).min(axis=1) if not self.has.all() else 0.0
+        inside = need - outside
+        dearer = np.where(self.has, ratio, np.inf).min(axis=1) if self.has.any() else np.inf
+        return allowed.sum(axis=1) - lost - np.where(inside > 0, inside * dearer, 0.0) >= self.columns - 1e-6
+
+
 def cuts(
     tables: Tables, ranks: Ranks, holds: Sequence[bool], room: Sequence[float], seconds: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], Cut]:
@@ -116,75 +166,75 @@ def cuts(
     if min(room) < 0:
         return {}
     times = unit_times(tables, ranks)
-    n, total, columns = len(ranks), tables.num_units, tables.num_columns
-    has = np.array(holds, bool)
+    asked = _Question(np.array(holds, bool), tables.num_units, tables.num_columns, max(tables.unit_bytes, 1e-6))
+    pairs = _pairs(tables, ranks, asked, times, room, seconds)
+    timed = np.array([any(q < layers for q, layers in zip(second, tables.layers, strict=True)) for second in seconds])
+    with np.errstate(invalid="ignore", over="ignore"):
+        pairs = pairs.only(asked.are_kept(pairs, pairs.high))
+        for step in range(STEPS):
+            middle = (pairs.low + pairs.high) / 2
+            good = asked.are_kept(pairs, middle)
+            pairs.high, pairs.low = np.where(good, middle, pairs.high), np.where(good, pairs.low, middle)
+            if step % 3 == 2:  # those that another threshold of the attention beats already are given up
+                fastest = np.full(len(seconds), np.inf)
+                np.minimum.at(fastest, pairs.row, pairs.attention + pairs.high * timed[pairs.row])
+                pairs = pairs.only(pairs.attention + pairs.low * timed[pairs.row] <= fastest[pairs.row])
+        free, _ = asked.free_units(pairs, pairs.high * (1 + 1e-9))
+    value = pairs.attention + pairs.high * timed[pairs.row]
+    found: dict[tuple[int, ...], Cut] = {}
+    for at in np.lexsort((pairs.attention, value, pairs.row)):
+        second = seconds[pairs.row[at]]
+        if second not in found:
+            found[second] = Cut(second, float(value[at]), partial(_units, asked, times, free[at], pairs.most[at]))
+    return found
+
+
+def _pairs(
+    tables: Tables, ranks: Ranks, asked: _Question, times: np.ndarray, room: Sequence[float], seconds: Sequence[tuple[int, ...]]
+) -> _Pairs:
+    """Return all pairs whose units can be had and whose fixed bytes fit."""
     nbytes = np.array([tables.feed_forward_bytes(second) for second in seconds])
-    left = np.array(room)[None, :] - nbytes[:, 2:] * has  # (Q, N)
-    each = np.maximum(np.where(has, nbytes[:, :1], nbytes[:, 1:2]), 1e-6)
-    keep = (left >= 0).all(axis=1)
-    if not keep.any():
-        return {}
-    chosen = [second for second, kept in zip(seconds, keep, strict=True) if kept]
-    left, each = left[keep][:, None, :], each[keep][:, None, :]
-    unit = max(tables.unit_bytes, 1e-6)
+    left = np.array(room)[None, :] - nbytes[:, 2:] * asked.has  # (Q, N)
+    each = np.maximum(np.where(asked.has, nbytes[:, :1], nbytes[:, 1:2]), 1e-6)
     thresholds = np.unique(times[:, 1:])
     caps = np.array([np.searchsorted(row, thresholds * (1 + 1e-12), side="right") - 1 for row in times]).T  # (A, N)
-    enough = caps.sum(axis=1) >= total
+    enough = caps.sum(axis=1) >= asked.units
     thresholds, caps = thresholds[enough], caps[enough]
     if len(thresholds) > MOST_THRESHOLDS:
         half = MOST_THRESHOLDS // 2
         at = np.unique(np.concatenate([np.arange(half), np.geomspace(half, len(thresholds) - 1, half).astype(int)]))
         thresholds, caps = thresholds[at], caps[at]
-    most = np.minimum(caps[None], np.floor(left / unit))  # (Q, A, N)
-    possible = most.sum(axis=2) >= total
-    lines = np.array([[columns_line(tables, rank, second) for rank in ranks] for second in chosen])  # (Q, N, 2)
-    fixed, slope = lines[:, None, :, 0], np.maximum(lines[:, None, :, 1], 1e-30)
-    timed = np.array([any(q < layers for q, layers in zip(second, tables.layers, strict=True)) for second in chosen])
-    ratio = unit / each
+    most = np.minimum(caps[None], np.floor(left / asked.unit_bytes)[:, None, :])  # (Q, A, N)
+    weights = np.array(tables.layers) - np.array(seconds)
+    weights = np.where(weights.any(axis=1, keepdims=True), weights, tables.layers)  # (Q, stacks), as in columns_line
+    share = np.array([shape.columns / asked.columns for shape in tables.stacks])
+    line = np.array([[tables.line("tensor", rank, stack) for rank in ranks] for stack in range(len(share))])
+    line[:, :, 1] *= share[:, None]
+    lines = np.einsum("qs,snc->qnc", weights, line)  # (Q, N, 2)
+    fixed, slope = lines[:, :, 0], np.maximum(lines[:, :, 1], 1e-30)
+    row, at = np.nonzero((left >= 0).all(axis=1)[:, None] & (most.sum(axis=2) >= asked.units))
+    return _Pairs(
+        row=row,
+        attention=thresholds[at],
+        left=left[row],
+        each=each[row],
+        fixed=fixed[row],
+        slope=slope[row],
+        most=most[row, at],
+        low=np.zeros(len(row)),
+        high=(fixed + slope * asked.columns).max(axis=1)[row],
+    )
 
-    def free_units(limit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        allowed = np.clip((limit[..., None] - fixed) / slope, 0, columns)
-        free = np.clip(np.floor((left - each * allowed) / unit), 0, most)
-        return free, np.minimum(allowed, left / each)
 
-    def kept(limit: np.ndarray) -> np.ndarray:
-        free, allowed = free_units(limit)
-        need = np.maximum(total - free.sum(axis=2), 0)
-        # Units beyond the free ones cost columns: fewest where a column costs most, without tokens.
-        cheap = ((most - free) * ~has).sum(axis=2)
-        outside = np.minimum(need, cheap)
-        lost = outside * np.where(has, np.inf, ratio).min(axis=2) if not has.all() else 0.0
-        inside = need - outside
-        lost = lost + np.where(inside > 0, inside * (np.where(has, ratio, np.inf).min(axis=2) if has.any() else np.inf), 0.0)
-        return possible & (allowed.sum(axis=2) - lost >= columns - 1e-6)
-
-    with np.errstate(invalid="ignore", over="ignore"):
-        high = np.broadcast_to((fixed + slope * columns).max(axis=2), possible.shape).copy()
-        feasible = kept(high)
-        low = np.zeros_like(high)
-        for _ in range(STEPS):
-            middle = (low + high) / 2
-            good = kept(middle)
-            high, low = np.where(good, middle, high), np.where(good, low, middle)
-        value = np.where(feasible, thresholds[None] + np.where(timed[:, None], high, 0.0), np.inf)
-        best = value.argmin(axis=1)
-        free, _ = free_units(high * (1 + 1e-9))
-
-    def units_of(row: int, at: int) -> Parts:
-        spare = [int(count) for count in free[row, at]]
-        units = best_units(times, spare, total)
-        if units is not None:
-            return units
-        # All that is free, and the rest where it costs least.
-        parts, needed = list(spare), total - sum(spare)
-        for d in sorted(range(n), key=lambda d: (bool(has[d]), -most[row, at, d])):
-            more = min(needed, int(most[row, at, d]) - parts[d])
-            parts[d] += more
-            needed -= more
-        return tuple(parts)
-
-    return {
-        second: Cut(second, float(value[row, best[row]]), partial(units_of, row, int(best[row])))
-        for row, second in enumerate(chosen)
-        if math.isfinite(value[row, best[row]])
-    }
+def _units(asked: _Question, times: np.ndarray, free: np.ndarray, most: np.ndarray) -> Parts:
+    """Return the units of a pair: the free ones that are fastest, or all of these and the rest where it costs least."""
+    spare = [int(count) for count in free]
+    units = best_units(times, spare, asked.units)
+    if units is not None:
+        return units
+    parts, needed = list(spare), asked.units - sum(spare)
+    for d in sorted(range(len(parts)), key=lambda d: (bool(asked.has[d]), -most[d])):
+        more = min(needed, int(most[d]) - parts[d])
+        parts[d] += more
+        needed -= more
+    return tuple(parts)

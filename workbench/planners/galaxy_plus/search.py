@@ -68,18 +68,16 @@ def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None 
         found = cuts(tables, ranks, holds, room, numbers)
         if found:
             pool = token_cuts(tables, ranks, holders)
-            sets.append(
-                (min(cut.seconds + _fastest(tables, ranks, pool, second)[0] for second, cut in found.items()), holders, found, pool)
-            )
+            cheapest = {second: _fastest(tables, ranks, pool, second) for second in found}
+            sets.append((min(cut.seconds + cheapest[second][0] for second, cut in found.items()), holders, found, cheapest))
     starts = []
-    for place, (_, holders, found, pool) in enumerate(sorted(sets, key=lambda one: one[0])):
+    for place, (_, holders, found, cheapest) in enumerate(sorted(sets, key=lambda one: one[0])):
         if place < MOST_PROGRAMMED:
             # At both ends of the schemes where there is but one set.
             ends = (max(found),) if len(sets) > 1 or not every else (min(found), max(found))
-            pool = pool + programmed_cuts(tables, ranks, holders, ends)
-        for second, cut in found.items():
-            seconds, tokens = _fastest(tables, ranks, pool, second)
-            starts.append((cut.seconds + seconds, second, cut.units, tokens))
+            if pool := programmed_cuts(tables, ranks, holders, ends):
+                cheapest = {second: min(best, _fastest(tables, ranks, pool, second)) for second, best in cheapest.items()}
+        starts += [(cut.seconds + cheapest[second][0], second, cut.units, cheapest[second][1]) for second, cut in found.items()]
     starts.sort(key=lambda start: start[0])
     made: dict[tuple[int, ...], Found] = {}
     for _, second, units, tokens in starts[: 4 * keep]:
