@@ -20,6 +20,7 @@ import torch
 
 from workbench.bench.inference_blocks import overlap_point
 from workbench.bench.inference_models import CLUSTERS, SIZES, VOCABULARY, emulated_cluster, host_profile, save_model
+from workbench.bench.inference_planning import planning_point
 from workbench.bench.inference_scaling import scaling_points
 from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, run_sides, scheme_1
 from workbench.core.cluster import Cluster
@@ -49,7 +50,7 @@ DILATION = 2.0
 """Devices and links are emulated so many times slower than they are, and times divided by it: two cores do not keep up with four such
 devices otherwise.  Ratios stay what they are, but for the runtime's own share of a message, which counts half."""
 LARGEST_GAP = 1e-4
-PARTS = ("latency", "overlap", "scaling")
+PARTS = ("latency", "overlap", "scaling", "planner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +118,14 @@ class BenchModel:
 
 
 def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, and the scaling.
+    """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, the scaling, the planner's time.
 
-    only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling'.
+    only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling', 'planner'.
     """
     selection = Selection.of(only)
+    planning = planning_point(progress) if "planner" in selection.parts else {}
+    if selection.parts == ("planner",):
+        return _result([], planning, "no")
     with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, _one_thread():
         models = list(_models(selection, Path(folder), progress))
         host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # what others take of a shared host only makes it less
@@ -144,7 +148,7 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
                             progress(_line(points[-1]))
                         if "overlap" in selection.parts:
                             progress(_overlap_line(points[-1]))
-    return _result(points, scaling, fidelity)
+    return _result(points, scaling | planning, fidelity)
 
 
 @contextmanager
@@ -228,7 +232,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
     return point
 
 
-def _result(points: list[dict[str, Any]], scaling: dict[str, Any], fidelity: str) -> dict[str, Any]:
+def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str) -> dict[str, Any]:
     """Return the summary: the least ratio of each kind that is asked for, and all points."""
     baselines = ("galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local", DTENSOR)
 
@@ -247,7 +251,7 @@ def _result(points: list[dict[str, Any]], scaling: dict[str, Any], fidelity: str
         "overlapped block over the longer of computation and communication, most": max(
             (point["overlap"] for point in points if "overlap" in point), default=None
         ),
-        **scaling,
+        **others,
         "invalid points (host too busy)": sum(not point.get("is_valid", True) for point in points),
         "points": points,
     }
