@@ -100,9 +100,10 @@ def test_overlap_compares_with_the_longer_side() -> None:
     ]
     point = overlap_point(PLAN, prices(), results)
     blocks = point["overlap blocks"]
-    assert blocks["attention"]["ratio"] == pytest.approx(1.0 / 0.8)  # 1.5 to 2.5; communication 0.2 to 0.9, computation 0.8
-    assert blocks["feed_forward"]["ratio"] == pytest.approx(2.1 / 2.0)
-    assert point["overlap"] == blocks["attention"]["ratio"]
+    assert blocks["attention"]["both_s"] == pytest.approx(1.0)  # 1.5 to 2.5; communication 0.2 to 0.9, computation 0.8
+    assert blocks["attention"]["computation_s"] == pytest.approx(0.8)
+    assert blocks["feed_forward"]["both_s"] == pytest.approx(2.1)
+    assert point["overlap"] == pytest.approx((1.0 + 2.1) / (0.8 + 2.0))
 
 
 def test_a_layer_lasts_from_end_to_end() -> None:

@@ -248,7 +248,7 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
         "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
         "DTensor over Galaxy+, least": least((DTENSOR,)),
         "any baseline over Galaxy+, least": least(baselines),
-        "overlapped block over the longer of computation and communication, most": max(
+        "overlapped blocks over the longer of computation and communication, most": max(
             (point["overlap"] for point in points if "overlap" in point), default=None
         ),
         **others,
@@ -283,8 +283,7 @@ def _line(point: dict[str, Any]) -> str:
 def _overlap_line(point: dict[str, Any]) -> str:
     def part(kind: str) -> str:
         block = point["overlap blocks"][kind]
-        alone = f"{block['computation_s'] * 1e3:.1f} and {block['communication_s'] * 1e3:.1f}"
-        return f"{kind} {block['both_s'] * 1e3:.1f} ms = {block['ratio']:.2f} of the longer of {alone}"
+        return f"{kind} {block['both_s'] * 1e3:.1f} ms ({block['computation_s'] * 1e3:.1f} and {block['communication_s'] * 1e3:.1f} alone)"
 
     where = f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s"
-    return f"{where}, overlapped block: {part('attention')}; {part('feed_forward')}"
+    return f"{where}, overlapped blocks take {point['overlap']:.2f} of their longer sides: {part('attention')}; {part('feed_forward')}"

@@ -1,4 +1,4 @@
-"""How much of the shorter side the ring of tiles hides: a block overlapped, its computation alone, its communication alone."""
+"""How much of the shorter side the ring of tiles hides: overlapped blocks, their computation alone, their communication alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from workbench.schedules.inference import InferenceLayout, InferencePrices
 
 
 def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
-    """Return for attention and feed-forward blocks of scheme 1: seconds overlapped, of each side alone, and their ratio.
+    """Return for attention and feed-forward blocks of scheme 1 the seconds overlapped and of each side alone, and the ratio of a layer.
 
     A block takes from the end of the last connection of the block before it, on any device, to its own; the first layer, whose tiles come
     from the embedding, is left out.  Computation alone is the busiest device's.  dilation: by which the seconds are divided.
+    The ratio is that of both blocks together to the longer side of each: a block's first tiles are under way before the last tiles of the
+    block before it have ended, so what one of them seems to take less the other seems to take more.
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [
@@ -32,10 +34,10 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
             "both_s": both / dilation,
             "computation_s": computation / dilation,
             "communication_s": communication / dilation,
-            "ratio": both / max(computation, communication),
         }
+    longer_s = sum(max(block["computation_s"], block["communication_s"]) for block in blocks.values())
     tiles = {"tile_tokens": plan.tile_tokens, "group_tokens": plan.group_tokens, "both_ways": plan.both_ways}
-    return {"overlap": max(block["ratio"] for block in blocks.values()), "overlap blocks": blocks, "overlap tiles": tiles}
+    return {"overlap": sum(block["both_s"] for block in blocks.values()) / longer_s, "overlap blocks": blocks, "overlap tiles": tiles}
 
 
 def _spaces(ends: Sequence[dict[int, float]], numbers: Sequence[int]) -> float:
