@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import paired_bars
-from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
+from workbench.reproduce.pac_plus.executed_runs import Outcome, score
 from workbench.reproduce.pac_plus.executed_settings import PROTOCOL, TITLES, resamples, run_trainings, task_of, tasks_of, training
 from workbench.reproduce.pac_plus.executed_statistics import Difference, ensemble, paired_bootstrap, spread
 from workbench.reproduce.result import Check, Comparison, Result, Settings, Table
@@ -48,12 +49,15 @@ def run(settings: Settings) -> Result:
     rows: list[tuple[Any, ...]] = []
     checks: list[Check] = []
     for name in tasks:
-        lora = _outcomes(settings, [training(settings, name, "lora", seed) for seed in settings.seeds])
+        references = [training(settings, name, "lora", seed) for seed in settings.seeds]
+        variants = [one for one in VARIANTS if one.is_everywhere or name == EMBEDDED]
+        plans = [[training(settings, name, "parallel_adapters", seed, **one.changes) for seed in settings.seeds] for one in variants]
+        found = run_trainings(settings, [*references, *itertools.chain(*plans)])  # together: all variants share the backbone's taps
+        lora = [found[one] for one in references]
         task = task_of(settings, lora[0].training)
         rows.append(_row(task, "LoRA", lora, None, None))
-        for variant in (one for one in VARIANTS if one.is_everywhere or name == EMBEDDED):
-            plan = [training(settings, name, "parallel_adapters", seed, **variant.changes) for seed in settings.seeds]
-            outcomes = _outcomes(settings, plan)
+        for variant, plan in zip(variants, plans, strict=True):
+            outcomes = [found[one] for one in plan]
             single = paired_bootstrap(task, [one.test_outputs for one in outcomes], [one.test_outputs for one in lora], resamples(settings))
             joined = paired_bootstrap(task, [ensemble(outcomes)], [one.test_outputs for one in lora], resamples(settings))
             rows.append(_row(task, variant.label, outcomes, single, joined))
@@ -82,10 +86,6 @@ def draw(result: Result) -> list[Captioned]:
     title, subtitle = "Parallel Adapters less LoRA", "mean over the seeds; 0 is parity"
     figure = paired_bars(result, result.comparisons, title=title, subtitle=subtitle, unit="points")
     return [Captioned(name="parity", caption="How far variants of Parallel Adapters are from LoRA.", figure=figure)]
-
-
-def _outcomes(settings: Settings, plan: list[Training]) -> list[Outcome]:
-    return list(run_trainings(settings, plan).values())
 
 
 def _row(task: Task, label: str, outcomes: list[Outcome], single: Difference | None, joined: Difference | None) -> tuple[Any, ...]:
