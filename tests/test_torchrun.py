@@ -14,6 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.methods.builders import write_sentences
+from tests.methods.p_rge.worlds import in_one_process, shared
+from tests.methods.p_rge.worlds import prepared_job as p_rge_job
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import CacheError, ConfigError, RuntimeSetupError
 from workbench.core.job import Job
@@ -115,6 +117,22 @@ def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) ->
     losses = [step.loss for step in report.steps]
     assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)
     assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)
+
+
+def test_queries_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> None:
+    """P-RGE's steps are told as they are made; each loss against the estimator in this process."""
+    prepared = p_rge_job(data=str(write_sentences(tmp_path / "data")))
+    plan = shared(3, 1)
+    (tmp_path / "job.json").write_text(to_json(prepared.job))
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    (tmp_path / "two.toml").write_text(CLUSTER)
+    files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
+    done = torchrun("-m", "workbench.torchrun", *files, "--workdir=shared", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = Report.read(tmp_path / "report.json")
+    assert (report.source, report.plan) == ("real", plan)
+    _, _, losses = in_one_process(prepared)
+    assert [step.loss for step in report.steps] == pytest.approx([loss.mean().item() for loss in losses], rel=1e-5)
 
 
 def two_devices() -> Cluster:

@@ -1,12 +1,11 @@
 """Ranks that torchrun started, on one machine or several, in the place of emulated engines: rank 0 calls, the others serve.
 
 Calls, answers and live events go through torchrun's own key-value store; tensors go through gloo. Neither is encrypted, and
-calls are pickled: only for a network that is trusted.
+calls, answers and events are pickled: only for a network that is trusted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import threading
@@ -44,9 +43,9 @@ class StoreChannel:
         self._lock = threading.Lock()
 
     def send(self, kind: str, event: Any) -> None:
-        """Send an event, a dict of numbers and texts."""
+        """Send an event."""
         with self._lock:
-            self._store.set(_event_key(self._rank, self._count), json.dumps(event))
+            self._store.set(_event_key(self._rank, self._count), pickle.dumps(event))
             self._count += 1
 
 
@@ -223,7 +222,7 @@ class _Listener:
     def _take(self) -> None:
         for rank in range(len(self._next)):
             while self._store.check([key := _event_key(rank, self._next[rank])]):
-                event = json.loads(self._store.get(key))
+                event = pickle.loads(self._store.get(key))
                 self._store.delete_key(key)
                 self._next[rank] += 1
                 self._on_event(rank, event)
