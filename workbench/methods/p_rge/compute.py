@@ -39,6 +39,12 @@ def load_model(name: str, trainable: TrainableConfig, precision: Precision, span
     return load_causal_stage(name, *span, trainable, quantization=quantization, dtype=dtype)
 
 
+def shape_of(model: CausalModel, batch: PromptBatch) -> tuple[int, int]:
+    """Return rows and tokens of the hidden states of one part: E rows of the padded length, or one of all that is no padding."""
+    packing = model.packing(batch)
+    return (len(batch), batch.input_ids.shape[1]) if packing is None else (1, packing.positions.shape[1])
+
+
 class StageCompute:
     """Layers [start, stop) on this device, and how many steps of the log are in their trainable values."""
 

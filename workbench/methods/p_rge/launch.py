@@ -51,12 +51,12 @@ class Launcher:
         return self._history.changes[-1].setting
 
     def length(self, step: int) -> int:
-        """Return the padded length of a step's batch."""
+        """Return for how many tokens a row of a step's batch is computed."""
         return self._length(step, len(self._history.changes))
 
     def _find_length(self, step: int, _: int) -> int:
         lengths, seed = self._prepared.train.lengths, self._prepared.job.seed
-        return length_of(lengths, seed, change_at(self._history.changes, step), step)
+        return length_of(lengths, seed, change_at(self._history.changes, step), step, packs=self._prepared.facts.is_causal)
 
     def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
         """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""

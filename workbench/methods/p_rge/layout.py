@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.schedule import Schedule
 from workbench.methods.p_rge.prepare import PAD_TO_MULTIPLE
@@ -40,9 +41,11 @@ def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[i
     return [step_indices(num_samples, 1, seed, at)[0] for at in range(first, first + change.setting.batch_size)]
 
 
-def length_of(lengths: Sequence[int], seed: int, change: Change, step: int) -> int:
-    """Return the padded length of a step's batch."""
-    return padded_length([lengths[index] for index in samples_of(len(lengths), seed, change, step)], PAD_TO_MULTIPLE)
+def length_of(lengths: Sequence[int], seed: int, change: Change, step: int, *, packs: bool) -> int:
+    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  packs: whether the model may pack."""
+    own = [lengths[index] for index in samples_of(len(lengths), seed, change, step)]
+    padded = padded_length(own, PAD_TO_MULTIPLE)
+    return computed_length(own, padded) if packs else padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

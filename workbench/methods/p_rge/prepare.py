@@ -8,6 +8,7 @@ from typing import Any, Literal
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.methods.options import read_options
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
@@ -75,12 +76,13 @@ class PreparedJob:
 
     @property
     def typical_length(self) -> int:
-        """Return the padded length that a batch of E samples by chance has on average, for planning."""
+        """Return for how many tokens a row of a batch of E samples by chance is computed on average, for planning."""
         lengths, size = sorted(self.train.lengths), self.job.batch_size
         # The mean of the greatest of E independent draws.
         count = len(lengths)
         mean = sum(length * ((place + 1) ** size - place**size) / count**size for place, length in enumerate(lengths))
-        return padded_length([round(mean)], PAD_TO_MULTIPLE)
+        padded = padded_length([round(mean)], PAD_TO_MULTIPLE)
+        return computed_length([round(sum(lengths) / count)], padded) if self.facts.is_causal else padded
 
     @property
     def longest(self) -> int:

@@ -15,7 +15,7 @@ from workbench.planners.query_costs import LOSS_BYTES
 
 
 class Shape(NamedTuple):
-    """A step's setting and its padded length."""
+    """A step's setting, and for how many tokens each of its rows is computed."""
 
     setting: Setting
     length: int

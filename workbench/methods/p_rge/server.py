@@ -15,7 +15,7 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import LOADING, WAITING
 from workbench.methods.common.session import RankSession
-from workbench.methods.p_rge.compute import StageCompute
+from workbench.methods.p_rge.compute import StageCompute, shape_of
 from workbench.methods.p_rge.messages import Abort, Ended, Pause, Probe, Probed, Ready, Slow, Stop, Train
 from workbench.methods.p_rge.session import RankJob, RankPart
 from workbench.methods.p_rge.worker import Training, batch_of, is_loss, ready_compute
@@ -106,12 +106,12 @@ class _Server:
     def _slowness(self, job: RankJob, compute: StageCompute) -> float:
         """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
         batch = batch_of(job, job.change.step)
-        passing, rows = Passing(1, "both"), 2 * len(batch)
+        passing, (rows, tokens) = Passing(1, "both"), shape_of(compute.model, batch)
         incoming = None
         if not compute.model.is_first:
-            incoming = torch.zeros(rows, batch.input_ids.shape[1], compute.model.backbone.hidden_size, dtype=compute.model.dtype)
+            incoming = torch.zeros(2 * rows, tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
         layers = (job.host_layers or ())[compute.start : compute.stop]
-        full_s = layers_seconds(layers, "F", rows, batch.input_ids.shape[1]) + layers_seconds(layers, STEP, 1, 1)
+        full_s = layers_seconds(layers, "F", 2 * len(batch), -(-rows * tokens // len(batch))) + layers_seconds(layers, STEP, 1, 1)
         if not full_s:
             return 1.0
         share = self._context.device.host_share or 1.0

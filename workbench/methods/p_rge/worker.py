@@ -12,7 +12,7 @@ from workbench.core.timeline import Span
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, StepTrace
-from workbench.methods.p_rge.compute import StageCompute
+from workbench.methods.p_rge.compute import StageCompute, shape_of
 from workbench.methods.p_rge.handlers import QueryHandlers
 from workbench.methods.p_rge.layout import QueryStep, samples_of
 from workbench.methods.p_rge.session import RankJob, RankPart, StepDone
@@ -107,10 +107,12 @@ class Training:
 
     def _full_speed(self, batch: PromptBatch) -> Callable[[Op], float]:
         job, index = self._job, self._stage
-        assert index is not None
+        assert index is not None and self._compute is not None
         stage = job.plan.stages[index]
         layers = job.host_layers[stage.start : stage.stop] if job.host_layers else ()
-        passing, length = job.passings.get(self._session.rank), batch.input_ids.shape[1]
+        passing = job.passings.get(self._session.rank)
+        rows, tokens = shape_of(self._compute.model, batch)
+        length = -(-rows * tokens // len(batch))  # on average
 
         def seconds(op: Op) -> float:
             if op.kind == STEP:

@@ -16,6 +16,7 @@ from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.dense import dequantized
 from workbench.models.zeroth_order.injection import inject, own_parameters, pooled_head
 from workbench.models.zeroth_order.losses import PromptLike, class_losses, word_logits, word_losses
+from workbench.models.zeroth_order.packing import Packing
 from workbench.models.zeroth_order.trainables import HEAD, Binding
 
 Enter = Callable[[int], None]
@@ -28,13 +29,14 @@ class CausalModel(nn.Module):
     backbone: is taken over, its projections are replaced.  head: the language model head; None for stages that do not end the model
     and for models that predict no words (encoders, pictures), whose last stage gets a linear head with config.num_outputs outputs.
     A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of what is trained.
-    trainables: what is trained.
+    trainables: what is trained.  packs: whether a decoder alone computes batches with much padding without it, a part's rows end to end:
+    hidden states are (P, N, d) then, N tokens in all, in place of (P*E, t, d).  Set it to False where shapes must not depend on a batch.
     Raises ConfigError for a family without the projections, and for a head that is missing.
     """
 
     def __init__(self, backbone: BackboneStage, head: nn.Module | None, config: TrainableConfig) -> None:
         super().__init__()
-        self.config, self.binding = config, Binding()
+        self.config, self.binding, self.packs = config, Binding(), True
         self.predicts_words = backbone.family.is_causal or backbone.num_encoder_layers is not None
         self.is_first, self.is_last = backbone.start == 0, backbone.stop == backbone.num_layers
         backbone.requires_grad_(False)
@@ -70,11 +72,16 @@ class CausalModel(nn.Module):
         return self.finish(self.run(self.start(batch, num_parts), batch, num_parts), batch, num_parts)
 
     def start(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return b_0 (P*E, t, d), embedded once for all parts.  Of the first stage."""
+        """Return b_0 (P*E, t, d), or packed, embedded once for all parts.  Of the first stage."""
         assert self.backbone.embedding is not None, "not the first stage"
         stage = self.backbone
         hidden = embed(stage.family, stage.embedding, batch.input_ids, batch.attention_mask, stage.separator_id)
-        return _replicated(hidden, num_parts)
+        packing = self.packing(batch)
+        return _replicated(hidden if packing is None else packing.pack(hidden), num_parts)
+
+    def packing(self, batch: PromptLike) -> Packing | None:
+        """Return how a batch is computed without its padding, None if it is computed as it is."""
+        return Packing.of(batch.attention_mask) if self.packs and self.backbone.family.is_causal else None
 
     def run(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
         """Return what this stage's layers make of (P*E, t, d), with the copies that are bound.
@@ -95,7 +102,7 @@ class CausalModel(nn.Module):
         mask = _replicated(batch.attention_mask, num_parts)
         border = stage.num_layers if stage.num_encoder_layers is None else stage.num_encoder_layers
         if stage.start < border:
-            context = self._context(mask, states[0])
+            context = self._context(mask, states[0], self.packing(batch))
             self._layers(range(stage.start, min(stage.stop, border)), stage.family, states, [context] * len(states), enters)
             if stage.encoder_final is not None:
                 states = [stage.encoder_final(hidden) for hidden in states]
@@ -123,7 +130,7 @@ class CausalModel(nn.Module):
         if self.pooled is not None:
             return class_losses(self._pooled_logits(hidden, batch), batch)
         assert self.head is not None, "not the last stage"
-        return word_losses(hidden, batch, num_parts, self._norm, self.head)
+        return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
 
     def logits_at(self, batch: PromptLike) -> Tensor:
         """Return logits (n, k, V) float32 at the batch's positions, of a decoder at its states; of an encoder (n, 1, outputs)."""
@@ -132,7 +139,7 @@ class CausalModel(nn.Module):
             if self.pooled is not None:
                 return self._pooled_logits(hidden, batch).transpose(0, 1)
             assert self.head is not None, "not the last stage"
-            return word_logits(hidden, batch, self._norm, self.head)
+            return word_logits(hidden, batch, self._norm, self.head, self.packing(batch))
 
     def _layers(
         self,
@@ -149,13 +156,14 @@ class CausalModel(nn.Module):
                     enter(index)
                     states[number] = part.call(layer, states[number], contexts[number])
 
-    def _context(self, mask: Tensor, hidden: Tensor) -> LayerContext:
+    def _context(self, mask: Tensor, hidden: Tensor, packing: Packing | None) -> LayerContext:
         stage = self.backbone
         if not stage.family.is_causal:
             return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
         # Padding is on the right, where causal attention keeps it from all that counts; without a mask the kernels take a faster path.
-        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        return LayerContext(mask=None, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None] if packing is None else packing.positions
+        within = None if packing is None else packing.mask()
+        return LayerContext(mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
 
     def _norm(self, hidden: Tensor) -> Tensor:
         return hidden if self.backbone.final is None else self.backbone.final(hidden)

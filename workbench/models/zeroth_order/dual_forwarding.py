@@ -49,6 +49,7 @@ class DualForwardingModel(nn.Module):
                 "It takes a whole model that predicts words and trains values beside its projections.",
                 "Choose such a model and technique, as LoRA-FA.",
             )
+        model.packs = False  # its shapes are those of the exported program
         self.model, self.queries, self.epsilon = model, queries, epsilon
         self.register_buffer("copies", theta.detach().to(model.dtype).repeat(2 * queries, 1))
 

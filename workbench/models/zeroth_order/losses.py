@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workbench.models.zeroth_order.packing import Packing
+
 MAX_LOGITS = 1 << 22
 """Logits that are computed at a time: 16 MB."""
 
@@ -66,23 +68,31 @@ def word_losses(
     num_parts: int,
     norm: Callable[[Tensor], Tensor],
     head: Head,
+    packing: Packing | None = None,
 ) -> Tensor:
     """Return (P,) float32: the mean over a part's samples of the mean over their target tokens.
 
-    hidden: (P*E, t, d), before the norm, which needs only the rows that are read.
+    hidden: (P*E, t, d), or (P, N, d) of a packing, before the norm, which needs only the rows that are read.
     """
     count = len(batch.targets)
     sample, column = batch.target_mask.nonzero(as_tuple=True)
-    rows = hidden.view(num_parts, count, *hidden.shape[1:])[:, sample, batch.positions[sample, column]]
+    position = batch.positions[sample, column]
+    if packing is None:
+        rows = hidden.view(num_parts, count, *hidden.shape[1:])[:, sample, position]
+    else:
+        rows = hidden[:, packing.firsts[sample] + position]
     target = batch.targets[sample, column].repeat(num_parts)
     losses = _cross_entropy(norm(rows).flatten(0, 1), target, head).view(num_parts, -1)
     weight = 1 / (batch.target_mask.sum(dim=1) * count)
     return losses @ weight[sample]
 
 
-def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head) -> Tensor:
-    """Return (n, k, V) float32 of one part's hidden states (n, t, d)."""
-    rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head, packing: Packing | None = None) -> Tensor:
+    """Return (n, k, V) float32 of one part's hidden states (n, t, d), or (1, N, d) of a packing."""
+    if packing is None:
+        rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+    else:
+        rows = hidden[0, packing.firsts[:, None] + batch.positions]
     return head(norm(rows)).float()
 
 
