@@ -45,6 +45,9 @@ def test_where_it_does_not_pay_nothing_is_packed():
 
 
 def test_tokens_that_a_row_is_computed_for():
-    assert computed_length((10, 10, 9), 16) == 10
-    assert computed_length((16, 15, 15), 16) == 16
-    assert computed_length((3,), 8) == 3
+    assert computed_length((10, 10, 9), 16, 576) == 10
+    assert computed_length((10, 10, 9), 16, 0) == 16
+    assert computed_length((16, 15, 15), 16, 576) == 16
+    assert computed_length((3,), 8, 576) == 3
+    # Long prompts: what packed rows would attend to in vain is more than the padding.
+    assert computed_length((256,) * 16, 512, 576) == 512

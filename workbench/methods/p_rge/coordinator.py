@@ -213,7 +213,11 @@ class Coordinator:
                 known |= part.losses
         whole = {part: loss for part, loss in known.items() if part ^ 1 in known}
         asked = generation.job.estimator.queries
-        if self._prepared.options.after_loss == "repeat" or not whole:
+        # Where the others have not all come to this step, more than the lost device's share would be missing.
+        others = 1
+        if len(generation.plan.stages) == 1:
+            others = sum(share.queries for share in generation.plan.stages[0].shares if generation.members[share.rank] not in self._lost)
+        if self._prepared.options.after_loss == "repeat" or len(whole) // 2 < max(1, others):
             self._say(f"Step {step + 1} is repeated")
             return
         self._history.add(record_of(generation.job, step, whole))

@@ -56,7 +56,7 @@ class Launcher:
 
     def _find_length(self, step: int, _: int) -> int:
         lengths, seed = self._prepared.train.lengths, self._prepared.job.seed
-        return length_of(lengths, seed, change_at(self._history.changes, step), step, packs=self._prepared.facts.is_causal)
+        return length_of(lengths, seed, change_at(self._history.changes, step), step, width=self._prepared.packing_width)
 
     def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
         """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""

@@ -41,11 +41,11 @@ def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[i
     return [step_indices(num_samples, 1, seed, at)[0] for at in range(first, first + change.setting.batch_size)]
 
 
-def length_of(lengths: Sequence[int], seed: int, change: Change, step: int, *, packs: bool) -> int:
-    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  packs: whether the model may pack."""
+def length_of(lengths: Sequence[int], seed: int, change: Change, step: int, *, width: int) -> int:
+    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  width: see packing_pays."""
     own = [lengths[index] for index in samples_of(len(lengths), seed, change, step)]
     padded = padded_length(own, PAD_TO_MULTIPLE)
-    return computed_length(own, padded) if packs else padded
+    return computed_length(own, padded, width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

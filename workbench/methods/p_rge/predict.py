@@ -59,7 +59,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     predictor = Predictor(prepared, profile, cluster, plan, setting)
     change, per_epoch = Change(0, 0, setting), prepared.steps_per_epoch
     lengths = [
-        length_of(prepared.train.lengths, prepared.job.seed, change, step, packs=prepared.facts.is_causal)
+        length_of(prepared.train.lengths, prepared.job.seed, change, step, width=prepared.packing_width)
         for step in range(prepared.num_steps)
     ]
     steps = tuple(

@@ -82,7 +82,12 @@ class PreparedJob:
         count = len(lengths)
         mean = sum(length * ((place + 1) ** size - place**size) / count**size for place, length in enumerate(lengths))
         padded = padded_length([round(mean)], PAD_TO_MULTIPLE)
-        return computed_length([round(sum(lengths) / count)], padded) if self.facts.is_causal else padded
+        return computed_length([round(sum(lengths) / count)] * size, padded, self.packing_width)
+
+    @property
+    def packing_width(self) -> int:
+        """Return the hidden size of a model that may compute batches without their padding, 0 of others."""
+        return self.facts.hidden_size if self.facts.is_causal else 0
 
     @property
     def longest(self) -> int:

@@ -81,7 +81,9 @@ class CausalModel(nn.Module):
 
     def packing(self, batch: PromptLike) -> Packing | None:
         """Return how a batch is computed without its padding, None if it is computed as it is."""
-        return Packing.of(batch.attention_mask) if self.packs and self.backbone.family.is_causal else None
+        if not (self.packs and self.backbone.family.is_causal):
+            return None
+        return Packing.of(batch.attention_mask, self.backbone.hidden_size)
 
     def run(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
         """Return what this stage's layers make of (P*E, t, d), with the copies that are bound.

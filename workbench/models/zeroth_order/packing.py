@@ -22,11 +22,11 @@ class Packing:
     positions: Tensor
 
     @classmethod
-    def of(cls, attention_mask: Tensor) -> Packing | None:
-        """Return the packing of rows (E, t) padded on the right, None where padding is so little that it does not pay."""
+    def of(cls, attention_mask: Tensor, width: int) -> Packing | None:
+        """Return the packing of rows (E, t) padded on the right, None where it does not pay for a model of this width."""
         count, length = attention_mask.shape
         lengths = attention_mask.sum(dim=1)
-        if not packing_pays(int(lengths.sum()), count, length):
+        if not packing_pays(int(lengths.sum()), count, length, width):
             return None
         keep = attention_mask.bool()
         positions = torch.arange(length, device=keep.device).expand(count, length)[keep]
