@@ -96,10 +96,11 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
     assert set(report.plans[0].ranks) == {0, 1, 2, 3}
     for rank, out, back in ((1, "excluded", "readmitted"), (2, "lost", "readmitted")):
         since = next(event.time_s for event in report.events if (event.kind, event.rank) == (out, rank))
-        served_by = [event for event in report.events_of("switched") if event.time_s > since]
-        assert rank not in report.plans[served_by[0].plan_after].ranks
         readmitted = report.events_of(back, rank=rank)
         assert readmitted and rank in report.plans[readmitted[0].plan_after].ranks
+        # While it is away another device may freeze, and no plan be switched to before it is back.
+        meanwhile = [event for event in report.events_of("switched") if since < event.time_s < readmitted[0].time_s]
+        assert all(rank not in report.plans[event.plan_after].ranks for event in meanwhile)
     assert report.events_of("straggler", rank=1)[0].value > report.rescheduling.slow_factor
     assert report.events_of("probed", rank=1)[0].value > report.rescheduling.recovered_factor  # it was still slow
     assert 3 not in report.plans[report.requests[-1].plan].ranks
