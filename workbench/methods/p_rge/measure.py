@@ -59,6 +59,8 @@ def measure_layers(
     stacks = [(0, count)] if border is None else [(0, border), (border, count)]
     spans = dict.fromkeys(span for start, stop in stacks for span in ((start, stop), (start, start + 1), (stop - 1, stop)))
     models = {span: load_model(name, trainable, precision, None if span == (0, count) else span) for span in spans}
+    for model in models.values():
+        model.packs = False  # measured by rows and tokens
     lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)
     makers: dict[str, Callable[[int, int], Call]] = {str(span): _forward(model, facts) for span, model in models.items()}
     with torch.inference_mode():
