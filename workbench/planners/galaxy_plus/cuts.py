@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
 
-MOST_THRESHOLDS = 40
+MOST_THRESHOLDS = 256
 STEPS = 18
 """Halvings of the second threshold: one part in 250 000, which whole columns make good."""
 
@@ -96,17 +96,24 @@ def best_units(times: np.ndarray, caps: Sequence[int], total: int) -> Parts | No
     return tuple(np.bincount(first, minlength=len(caps)).tolist())
 
 
-def unit_times(tables: Tables, ranks: Ranks) -> np.ndarray:
-    """Return (devices, units + 1): seconds of all attention blocks of all layers."""
-    rows = []
-    for rank in ranks:
-        total = np.zeros(tables.num_units + 1)
-        for stack, blocks in enumerate(tables.attention(rank)):
-            shape = tables.stacks[stack]
-            at = np.rint(np.arange(tables.num_units + 1) * (shape.num_units / tables.num_units)).astype(int)
-            total += shape.num_layers * np.sum(np.array(blocks), axis=0)[at]
-        rows.append(np.maximum.accumulate(total))
-    return np.array(rows)
+def unit_times(tables: Tables, rank: int) -> np.ndarray:
+    """Return (units + 1,): seconds of all attention blocks of all layers."""
+    total = np.zeros(tables.num_units + 1)
+    for stack, blocks in enumerate(tables.attention(rank)):
+        shape = tables.stacks[stack]
+        at = np.rint(np.arange(tables.num_units + 1) * (shape.num_units / tables.num_units)).astype(int)
+        total += shape.num_layers * np.sum(np.array(blocks), axis=0)[at]
+    return np.maximum.accumulate(total)
+
+
+def free_levels(fixed: np.ndarray, slope: np.ndarray, total: float) -> np.ndarray:
+    """Return (rows,): the water level of each row's lines without caps, which memory can only raise.  fixed, slope: (rows, devices).
+
+    The lines that begin below the level are a prefix of those in order; any other prefix has a higher level.
+    """
+    order = np.argsort(fixed, axis=1)
+    begins, rate = np.take_along_axis(fixed, order, 1), 1.0 / np.take_along_axis(slope, order, 1)
+    return ((total + np.cumsum(begins * rate, axis=1)) / np.cumsum(rate, axis=1)).min(axis=1)
 
 
 @dataclass(slots=True)
@@ -146,17 +153,38 @@ class _Question:
         free = np.clip(np.floor((pairs.left - pairs.each * allowed) / self.unit_bytes), 0, pairs.most)
         return free, np.minimum(allowed, pairs.left / pairs.each)
 
+    def first_losses(self, pairs: _Pairs, free: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+        """Return the columns that each device's first unit beyond the free ones costs, a next one's at most; inf if it may have none."""
+        left = (pairs.left - (free + 1) * self.unit_bytes) / pairs.each
+        return np.where(pairs.most > free, np.maximum(allowed - left, 0.0), np.inf)
+
     def are_kept(self, pairs: _Pairs, limit: np.ndarray) -> np.ndarray:
         """Return whether these feed-forward thresholds can be kept."""
         free, allowed = self.free_units(pairs, limit)
         need = np.maximum(self.units - free.sum(axis=1), 0)
+        spare = allowed.sum(axis=1) - self.columns + 1e-6
+        kept = (need <= 0) & (spare >= 0)
+        hard = np.nonzero((need > 0) & (spare >= 0))[0]
+        if len(hard):
+            kept[hard] = self._lost(pairs.only(hard), free[hard], allowed[hard], need[hard]) <= spare[hard]
+        return kept
+
+    def _lost(self, pairs: _Pairs, free: np.ndarray, allowed: np.ndarray, need: np.ndarray) -> np.ndarray:
+        """Return the columns that these units beyond the free ones cost: k devices' first, cheapest first, then next ones; the best k.
+
+        Next ones cost fewest where a column has most bytes, without tokens.
+        """
+        firsts = np.cumsum(np.sort(self.first_losses(pairs, free, allowed), axis=1), axis=1)
+        firsts = np.concatenate([np.zeros((len(firsts), 1)), firsts], axis=1)
+        rest = np.maximum(need[:, None] - np.arange(firsts.shape[1]), 0)
         ratio = self.unit_bytes / pairs.each
-        # Units beyond the free ones cost columns: fewest where a column costs most, without tokens.
-        outside = np.minimum(need, ((pairs.most - free) * ~self.has).sum(axis=1))
-        lost = outside * np.where(self.has, np.inf, ratio).min(axis=1) if not self.has.all() else 0.0
-        inside = need - outside
-        dearer = np.where(self.has, ratio, np.inf).min(axis=1) if self.has.any() else np.inf
-        return allowed.sum(axis=1) - lost - np.where(inside > 0, inside * dearer, 0.0) >= self.columns - 1e-6
+        more = np.maximum(pairs.most - free - 1, 0)
+        for which in (~self.has, self.has):
+            if which.any():
+                taken = np.minimum(rest, (more * which).sum(axis=1)[:, None])
+                firsts = firsts + taken * ratio[:, which][:, :1]
+                rest = rest - taken
+        return np.where(rest > 0, np.inf, firsts).min(axis=1)
 
 
 def cuts(
@@ -165,27 +193,35 @@ def cuts(
     """Return the best cut for each number of scheme-2 layers that fits."""
     if min(room) < 0:
         return {}
-    times = unit_times(tables, ranks)
+    times = np.array([unit_times(tables, rank) for rank in ranks])
     asked = _Question(np.array(holds, bool), tables.num_units, tables.num_columns, max(tables.unit_bytes, 1e-6))
     pairs = _pairs(tables, ranks, asked, times, room, seconds)
     timed = np.array([any(q < layers for q, layers in zip(second, tables.layers, strict=True)) for second in seconds])
     with np.errstate(invalid="ignore", over="ignore"):
         pairs = pairs.only(asked.are_kept(pairs, pairs.high))
+        middle = pairs.low * (1 + 1e-9)  # where memory holds it, there is nothing to search
         for step in range(STEPS):
-            middle = (pairs.low + pairs.high) / 2
             good = asked.are_kept(pairs, middle)
             pairs.high, pairs.low = np.where(good, middle, pairs.high), np.where(good, pairs.low, middle)
-            if step % 3 == 2:  # those that another threshold of the attention beats already are given up
+            if step % 3 == 0:  # those that another threshold of the attention beats already are given up
                 fastest = np.full(len(seconds), np.inf)
                 np.minimum.at(fastest, pairs.row, pairs.attention + pairs.high * timed[pairs.row])
                 pairs = pairs.only(pairs.attention + pairs.low * timed[pairs.row] <= fastest[pairs.row])
-        free, _ = asked.free_units(pairs, pairs.high * (1 + 1e-9))
+                if not (pairs.high - pairs.low > 1e-6 * pairs.high).any():
+                    break
+            middle = (pairs.low + pairs.high) / 2
+        free, allowed = asked.free_units(pairs, pairs.high * (1 + 1e-9))
+        losses = asked.first_losses(pairs, free, allowed)
     value = pairs.attention + pairs.high * timed[pairs.row]
     found: dict[tuple[int, ...], Cut] = {}
     for at in np.lexsort((pairs.attention, value, pairs.row)):
         second = seconds[pairs.row[at]]
         if second not in found:
-            found[second] = Cut(second, float(value[at]), partial(_units, asked, times, free[at], pairs.most[at]))
+            found[second] = Cut(
+                second,
+                float(value[at]),
+                partial(_units, asked, times, free[at], pairs.most[at], losses[at], asked.unit_bytes / pairs.each[at]),
+            )
     return found
 
 
@@ -212,6 +248,7 @@ def _pairs(
     line[:, :, 1] *= share[:, None]
     lines = np.einsum("qs,snc->qnc", weights, line)  # (Q, N, 2)
     fixed, slope = lines[:, :, 0], np.maximum(lines[:, :, 1], 1e-30)
+    levels = free_levels(fixed, slope, asked.columns)
     row, at = np.nonzero((left >= 0).all(axis=1)[:, None] & (most.sum(axis=2) >= asked.units))
     return _Pairs(
         row=row,
@@ -221,20 +258,20 @@ def _pairs(
         fixed=fixed[row],
         slope=slope[row],
         most=most[row, at],
-        low=np.zeros(len(row)),
+        low=levels[row] * (1 - 1e-9),
         high=(fixed + slope * asked.columns).max(axis=1)[row],
     )
 
 
-def _units(asked: _Question, times: np.ndarray, free: np.ndarray, most: np.ndarray) -> Parts:
-    """Return the units of a pair: the free ones that are fastest, or all of these and the rest where it costs least."""
-    spare = [int(count) for count in free]
-    units = best_units(times, spare, asked.units)
+def _units(asked: _Question, times: np.ndarray, free: np.ndarray, most: np.ndarray, losses: np.ndarray, ratio: np.ndarray) -> Parts:
+    """Return the units of a pair: the free ones that are fastest, or all of these and the rest where they cost fewest columns."""
+    parts = [int(count) for count in free]
+    units = best_units(times, parts, asked.units)
     if units is not None:
         return units
-    parts, needed = list(spare), asked.units - sum(spare)
-    for d in sorted(range(len(parts)), key=lambda d: (bool(asked.has[d]), -most[d])):
-        more = min(needed, int(most[d]) - parts[d])
-        parts[d] += more
-        needed -= more
+    price = losses.copy()
+    for _ in range(asked.units - sum(parts)):
+        d = int(np.argmin(price))
+        parts[d] += 1
+        price[d] = ratio[d] if parts[d] < most[d] else np.inf
     return tuple(parts)

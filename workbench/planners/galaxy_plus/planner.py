@@ -149,7 +149,8 @@ def candidates(
         looked += search_ring(tables, order, most=grid, schemes=schemes, keep=1)
     looked.sort()
     for order in list(dict.fromkeys(found.ranks for found in looked[: 1 + effort])) or tried[:4]:
-        looked += search_ring(tables, order, most=64, schemes=schemes, every=True, keep=2)
+        known_s = min(looked).seconds if looked else math.inf
+        looked += search_ring(tables, order, most=24, schemes=schemes, every=True, keep=2, known_s=known_s)
     looked.sort()
     refined = [refine(tables, found, schemes=schemes, holders=False) for found in looked[: 1 + effort]]
     printed = _algorithm_1(profile, cluster, tables, chosen, portal, ring is not None, schemes, longest, decoder_length)

@@ -18,12 +18,9 @@ def rings(tables: Tables, ranks: Sequence[int], *, portal: int | None = None, ef
     """Return rings to search, the most promising first.  All devices in the given order are always among them."""
     whole_s = {rank: max(layers_s(tables.profile, rank, tables.lengths), 1e-12) for rank in ranks}
     subsets = _subsets(ranks, whole_s, portal)
-    scored = sorted((estimate_s(tables, subset, whole_s), subset) for subset in subsets)
-    keep = 2 + 2 * effort
     chosen: dict[Ranks, None] = {}
-    for seconds, subset in scored[:keep]:
-        if math.isfinite(seconds):
-            chosen[first_placed(tables, best_order(tables, subset, portal=portal), portal)] = None
+    for subset in _most_promising(tables, subsets, whole_s, 2 + 2 * effort):
+        chosen[first_placed(tables, best_order(tables, subset, portal=portal), portal)] = None
     everyone = first_placed(tables, tuple(ranks), portal)
     chosen[everyone] = None
     if tuple(ranks) != everyone and portal is None:
@@ -55,38 +52,56 @@ def _subsets(ranks: Sequence[int], whole_s: dict[int, float], portal: int | None
     return [subset for subset in dict.fromkeys(found) if subset]
 
 
-def estimate_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> float:
-    """Return about the seconds of Eq. 9 on a ring of these devices: work by speed as far as memory goes, no whole numbers."""
+def _most_promising(tables: Tables, subsets: Sequence[Ranks], whole_s: dict[int, float], keep: int) -> list[Ranks]:
+    """Return the sets with least estimated seconds, computation and ring, fastest first; those that do not fit are left out.
+
+    A ring is estimated only for sets whose computation alone is faster than the estimates kept so far.
+    """
+    computed = sorted((compute, subset, second) for subset in subsets for compute, second in _compute_s(tables, subset, whole_s))
+    best: dict[Ranks, float] = {}
+    limit = math.inf
+    for compute, subset, second in computed:
+        if compute > limit:
+            break
+        best[subset] = min(best.get(subset, math.inf), compute + _ring_s(tables, subset, second, whole_s))
+        if len(best) >= keep:
+            limit = sorted(best.values())[keep - 1]
+    return sorted(best, key=lambda subset: (best[subset], subset))[:keep]
+
+
+def _compute_s(tables: Tables, ranks: Ranks, whole_s: dict[int, float]) -> list[tuple[float, tuple[int, ...]]]:
+    """Return about the seconds of computation, work by speed as far as memory goes, with no and with most scheme-2 layers, if they fit."""
     room = tables.room(first_placed(tables, ranks, ranks[0]))
     total = tables.num_units * tables.unit_bytes + tables.feed_forward_bytes((0,) * len(tables.layers))[0] * tables.num_columns
     if min(room) < 0 or sum(room) < total:
-        return math.inf
-    best = math.inf
+        return []
     full = tables.feed_forward_bytes(tables.layers)[2]
     attention = tables.num_units * tables.unit_bytes
     # The part of all layers that can be scheme 2: none on a device too small, and n - 1 networks more in all for each.
     extra = full * (len(ranks) - 1)
     most = max(0.0, min(1.0, min(room) / full if full else 1.0, (sum(room) - total) / extra if extra else 1.0))
-    for part in (0.0, most):
-        second = tuple(int(part * layers) for layers in tables.layers)
+    found = []
+    for second in dict.fromkeys(tuple(int(part * layers) for layers in tables.layers) for part in (0.0, most)):
         own, _, held = tables.feed_forward_bytes(second)
         need = attention + own * tables.num_columns
         caps = [max(0.0, (nbytes - held)) / max(need, 1.0) for nbytes in room]
         compute = _filled([1.0 / whole_s[rank] for rank in ranks], caps)
-        if not math.isfinite(compute):
-            continue
-        speed = proportional_parts(tables.num_tokens, [1.0 / whole_s[rank] for rank in ranks])
-        equal = proportional_parts(tables.num_tokens, [1.0] * len(ranks))
-        rounds = tables.rings(second)
-        ring = min(
-            sum(
-                count * tables.ring_bound_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack)
-                for stack, count in enumerate(rounds)
-            )
-            for tokens in (speed, equal)
+        if math.isfinite(compute):
+            found.append((compute, second))
+    return found
+
+
+def _ring_s(tables: Tables, ranks: Ranks, second: tuple[int, ...], whole_s: dict[int, float]) -> float:
+    """Return about the seconds of the collectives, tokens by speed or equal."""
+    speed = proportional_parts(tables.num_tokens, [1.0 / whole_s[rank] for rank in ranks])
+    equal = proportional_parts(tables.num_tokens, [1.0] * len(ranks))
+    return min(
+        sum(
+            count * tables.ring_bound_s(ranks, tables.cut(stack, tokens, tables.lengths[stack]), stack)
+            for stack, count in enumerate(tables.rings(second))
         )
-        best = min(best, compute + ring)
-    return best
+        for tokens in (speed, equal)
+    )
 
 
 def _filled(speeds: Sequence[float], caps: Sequence[float]) -> float:

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from workbench.core.inference import proportional_parts
-from workbench.planners.galaxy_plus.cuts import best_columns, cuts
+from workbench.planners.galaxy_plus.cuts import best_columns, columns_line, cuts, water_level
 from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
 from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, programmed_cuts, token_cuts
 
 MOST_PROGRAMMED = 4
 """Of the sets of devices with tokens on one ring so many, the best by simple cuts, are given to the linear programme."""
+PROGRAMME_GAINS = 1.25
+"""Sets whose simple cuts are slower than the best plan known by more than this are not: the programme gains less."""
 
 
 class Found(NamedTuple):
@@ -53,10 +55,20 @@ def holder_sets(tables: Tables, room: Sequence[float], *, every: bool) -> list[t
     return sets
 
 
-def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None = None, every: bool = False, keep: int = 3) -> list[Found]:
+def search_ring(
+    tables: Tables,
+    ranks: Ranks,
+    *,
+    most: int,
+    schemes: int | None = None,
+    every: bool = False,
+    keep: int = 3,
+    known_s: float = math.inf,
+) -> list[Found]:
     """Return good plans on this ring, best first; empty if nothing fits.
 
     most: numbers of scheme-2 layers that are tried at first.  every: also leave devices without tokens.  keep: starts that are refined.
+    known_s: seconds of the best plan known, on any ring.
     """
     room = tables.room(ranks)
     if min(room) < 0:
@@ -71,12 +83,13 @@ def search_ring(tables: Tables, ranks: Ranks, *, most: int, schemes: int | None 
             cheapest = {second: _fastest(tables, ranks, pool, second) for second in found}
             sets.append((min(cut.seconds + cheapest[second][0] for second, cut in found.items()), holders, found, cheapest))
     starts = []
-    for place, (_, holders, found, cheapest) in enumerate(sorted(sets, key=lambda one: one[0])):
-        if place < MOST_PROGRAMMED:
+    for place, (seconds, holders, found, cheapest) in enumerate(sorted(sets, key=lambda one: one[0])):
+        if place < MOST_PROGRAMMED and seconds < PROGRAMME_GAINS * known_s:
             # At both ends of the schemes where there is but one set.
             ends = (max(found),) if len(sets) > 1 or not every else (min(found), max(found))
             if pool := programmed_cuts(tables, ranks, holders, ends):
                 cheapest = {second: min(best, _fastest(tables, ranks, pool, second)) for second, best in cheapest.items()}
+            known_s = min(known_s, *(cut.seconds + cheapest[second][0] for second, cut in found.items()))
         starts += [(cut.seconds + cheapest[second][0], second, cut.units, cheapest[second][1]) for second, cut in found.items()]
     starts.sort(key=lambda start: start[0])
     made: dict[tuple[int, ...], Found] = {}
@@ -189,6 +202,10 @@ def _other_holders(tables: Tables, found: Found) -> Iterator[Parts]:
 def _refine_units(tables: Tables, found: Found, room: Sequence[float]) -> Found:
     holds = tables.holds(found.tokens)
     fixed = tables.tokens_s(found.ranks, found.tokens, found.second)
+    # As if memory held any columns: where it does, which units hold what is no matter to the feed-forward networks.
+    lines = [columns_line(tables, rank, found.second) for rank in found.ranks]
+    free = water_level(lines, [tables.num_columns] * len(lines), tables.num_columns)
+    least = fixed + (1 - 1e-3) * tables.columns_s(found.ranks, free, found.second)
     moved = True
     while moved:
         moved = False
@@ -200,7 +217,7 @@ def _refine_units(tables: Tables, found: Found, room: Sequence[float]) -> Found:
             parts[taker] += 1
             units = tuple(parts)
             attention = tables.units_s(found.ranks, units)
-            if attention + fixed >= found.seconds:
+            if attention + least >= found.seconds:
                 continue
             columns = best_columns(tables, found.ranks, units, holds, room, found.second)
             if columns is None:
