@@ -77,18 +77,28 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     rows = executed_table2.rows(settings)
     full = executed_table2.rows(Settings())
     assert {one.queries * one.batch_size for name, one in full.items() if name.startswith(("P-RGE", "MeZO (L", "MeZO (f"))} == {16}
-    assert full[executed_table2.Q4].steps == 4 * full[executed_table2.FEWER_STEPS].steps == executed_settings.STEPS
+    assert full[executed_table2.Q4].steps == 4 * full[executed_table2.FEWER_STEPS].steps == executed_settings.SHORT_STEPS
+    assert full[executed_table2.LONG] == replace(full[executed_table2.Q4], steps=executed_settings.STEPS)
     assert full["MeZO (full)"].epsilon == 1e-3
-    kept = ("zero-shot", "calibrated", "MeZO (LoRA-FA)", "P-RGE (q=4)", executed_table2.FEWER_STEPS, "FO-Adam (LoRA-FA)")
+    kept = (
+        "zero-shot",
+        "calibrated",
+        "MeZO (LoRA-FA)",
+        "P-RGE (q=4)",
+        executed_table2.LONG,
+        executed_table2.FEWER_STEPS,
+        "FO-Adam (LoRA-FA)",
+    )
     monkeypatch.setattr(executed_table2, "rows", lambda settings: {name: rows[name] for name in kept})
     made = executed_table2.run(settings)
     by_name = {one.labels[0]: one for one in made.comparisons}
     printed = lookup(paper_values("p_rge", "table2"))
-    assert by_name["P-RGE (q=4)"].paper == printed[TINY, "P-RGE (q=4)", "SST-2"]
+    assert by_name["P-RGE (q=4)"].paper == by_name[executed_table2.LONG].paper == printed[TINY, "P-RGE (q=4)", "SST-2"]
     assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
     assert set(made.series) == set(kept[2:])
     table = made.tables[0]
-    assert all(len(str(row[-1]).split(", ")) == (2 if row[3] else 1) for row in table.rows)
+    seeds = {row[0]: len(str(row[-1]).split(", ")) for row in table.rows}
+    assert {name for name, count in seeds.items() if count == 1} == {"zero-shot", "calibrated", "FO-Adam (LoRA-FA)"}
     rates = {row[0]: row[4] for row in table.rows if row[3]}
     assert rates["P-RGE (q=4)"] in executed_settings.RATES["P-RGE", "lora_fa"]
     assert executed_table2.draw(from_json(to_json(made), Result))

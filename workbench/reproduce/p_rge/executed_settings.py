@@ -15,7 +15,8 @@ from workbench.reproduce.result import Settings
 
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"
-STEPS, SEARCH_STEPS, SCORE_EVERY = 900, 300, 150
+STEPS, SHORT_STEPS, SCORE_EVERY = 900, 300, 150
+"""A long training, and those that are compared or that search a rate: hours on two cores, and minutes."""
 RATES: dict[tuple[Method, str], tuple[float, ...]] = {
     ("P-RGE", "lora_fa"): (5e-4, 1e-3),
     ("P-RGE", "lora"): (5e-5, 5e-4),
@@ -27,14 +28,14 @@ RATES: dict[tuple[Method, str], tuple[float, ...]] = {
     ("FO-Adam", "full"): (1e-5,),
     ("FO-Adam", "lora_fa"): (5e-4,),
 }
-"""Learning rates that are tried with the first seed: the one with the best validation score after SEARCH_STEPS trains all seeds.
+"""Learning rates that are tried with the first seed: the one with the best validation score after SHORT_STEPS trains all seeds.
 
 The upper two of Table 9's for P-RGE and MeZO, the upper two of appendix B's for LoRA and DoRA.  A model a tenth as large takes larger ones
 in SGD.
 """
 EPSILONS = {"full": 1e-3}
 """Table 9: 1e-3 over all parameters, else 1e-2."""
-FIRST_ORDER_BATCH, FIRST_ORDER_STEPS = 8, 300
+FIRST_ORDER_BATCH = 8
 _QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
 
 
@@ -52,7 +53,7 @@ def trial(settings: Settings, method: Method, technique: str = "lora_fa", **chan
 def searched(settings: Settings, folder: TrialFolder, wanted: Trial, seeds: Sequence[int]) -> dict[int, Trial]:
     """Return the trial of each seed at the learning rate that did best on validation with the first seed."""
     rates = RATES[wanted.method, wanted.technique]
-    steps = min(wanted.steps, 2 if settings.quick else SEARCH_STEPS)
+    steps = min(wanted.steps, 2 if settings.quick else SHORT_STEPS)
     tries = {rate: replace(wanted, learning_rate=rate, seed=seeds[0], steps=steps) for rate in rates}
     if len(tries) > 1:
         found = run_all(list(tries.values()), folder, settings.progress)

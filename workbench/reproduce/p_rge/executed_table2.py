@@ -9,30 +9,33 @@ from typing import Any
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import lines
 from workbench.reproduce.p_rge.executed_runs import Trial, TrialOutcome
-from workbench.reproduce.p_rge.executed_settings import FIRST_ORDER_BATCH, FIRST_ORDER_STEPS, STEPS, run_searched, trial
+from workbench.reproduce.p_rge.executed_settings import FIRST_ORDER_BATCH, SHORT_STEPS, STEPS, run_searched, trial
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
 from workbench.reproduce.result import Check, Comparison, Number, Result, Settings, Table
 from workbench.reproduce.values import lookup, paper_values
 
 PAPER_TASK = "SST-2"
 FLOOR, ZERO_SHOT = 75.0, "zero-shot"
-Q4, FEWER_STEPS = "P-RGE (q=4)", "MeZO (q=4, E=16, a quarter of the steps)"
+Q4, LONG = "P-RGE (q=4)", f"P-RGE (q=4), {STEPS} steps"
+FEWER_STEPS = "MeZO (q=4, E=16, a quarter of the steps)"
 MEZO = "MeZO (LoRA-FA)"
-HEAVY = ("MeZO (full)", "FO-SGD (full)", "FO-Adam (full)")
-"""Trained with the first seed only: each step goes over all parameters."""
+ONE_SEED = ("MeZO (full)", "FO-SGD (LoRA-FA)", "FO-SGD (full)", "FO-Adam (LoRA-FA)", "FO-Adam (full)")
+"""References, trained with the first seed only."""
 
 
 def rows(settings: Settings) -> dict[str, Trial]:
     """Return each row's trial; MeZO over LoRA-FA is P-RGE with q = 1, as Table 9 notes."""
-    first_order: dict[str, Any] = {"batch_size": FIRST_ORDER_BATCH, "steps": FIRST_ORDER_STEPS}
+    short = SHORT_STEPS
+    first_order: dict[str, Any] = {"batch_size": FIRST_ORDER_BATCH, "steps": short}
     return {
         ZERO_SHOT: trial(settings, "zero-shot"),
         "calibrated": trial(settings, "calibrated"),
-        MEZO: trial(settings, "P-RGE", queries=1, batch_size=16),
-        Q4: trial(settings, "P-RGE", queries=4, batch_size=4),
-        "P-RGE (q=16)": trial(settings, "P-RGE", queries=16, batch_size=1),
-        FEWER_STEPS: trial(settings, "P-RGE", queries=4, batch_size=16, steps=STEPS // 4),
-        "MeZO (full)": trial(settings, "MeZO", "full", queries=1, batch_size=16),
+        Q4: trial(settings, "P-RGE", queries=4, batch_size=4, steps=short),
+        LONG: trial(settings, "P-RGE", queries=4, batch_size=4, steps=STEPS),
+        MEZO: trial(settings, "P-RGE", queries=1, batch_size=16, steps=short),
+        "P-RGE (q=16)": trial(settings, "P-RGE", queries=16, batch_size=1, steps=short),
+        FEWER_STEPS: trial(settings, "P-RGE", queries=4, batch_size=16, steps=short // 4),
+        "MeZO (full)": trial(settings, "MeZO", "full", queries=1, batch_size=16, steps=short),
         "FO-SGD (LoRA-FA)": trial(settings, "FO-SGD", **first_order),
         "FO-SGD (full)": trial(settings, "FO-SGD", "full", **first_order),
         "FO-Adam (LoRA-FA)": trial(settings, "FO-Adam", **first_order),
@@ -43,9 +46,9 @@ def rows(settings: Settings) -> dict[str, Trial]:
 def run(settings: Settings) -> Result:
     """Execute it, or take what was executed before."""
     wanted = rows(settings)
-    outcomes = run_searched(settings, wanted, {name: settings.seeds[:1] if name in HEAVY else settings.seeds for name in wanted})
+    outcomes = run_searched(settings, wanted, {name: settings.seeds[:1] if name in ONE_SEED else settings.seeds for name in wanted})
     scores = {name: [one.test_score for one in each] for name, each in outcomes.items()}
-    best = fmean(scores[Q4])
+    best, short = fmean(scores[LONG]), fmean(scores[Q4])
     return Result(
         item="table2",
         title="Table 2: accuracy by optimizer and number of queries",
@@ -56,29 +59,29 @@ def run(settings: Settings) -> Result:
         tables=(_seeds(outcomes), _validation(outcomes)),
         checks=(
             Check(
-                claim=f"at least {FLOOR:.0f} % on the test split with q = 4, E = 4, the mean over the seeds",
+                claim=f"at least {FLOOR:.0f} % on the test split with q = 4, E = 4 after {wanted[LONG].steps} steps, mean over the seeds",
                 holds=best >= FLOOR,
                 found=f"{best:.1f} % (zero-shot {scores[ZERO_SHOT][0]:.1f} %, calibrated {scores['calibrated'][0]:.1f} %)",
             ),
             Check(
                 claim="more queries at one budget lose nothing: q = 4 at least as good as q = 1, less one point",
-                holds=best >= fmean(scores[MEZO]) - 1.0,
-                found=f"{best:.1f} % against {fmean(scores[MEZO]):.1f} %",
+                holds=short >= fmean(scores[MEZO]) - 1.0,
+                found=f"{short:.1f} % against {fmean(scores[MEZO]):.1f} %",
             ),
             Check(
                 claim="more queries at the price of batch (Table 1, row 3) do better than at the price of steps (row 2)",
-                holds=best > fmean(scores[FEWER_STEPS]),
-                found=f"{best:.1f} % against {fmean(scores[FEWER_STEPS]):.1f} %",
+                holds=short > fmean(scores[FEWER_STEPS]),
+                found=f"{short:.1f} % against {fmean(scores[FEWER_STEPS]):.1f} %",
             ),
         ),
         explanation=(
             f"The paper's column is {TINY} on {PAPER_TASK} after 20,000 steps; ours is {wanted[Q4].model} (135 million parameters) on the"
-            f" embedded movie-review sentences with the same prompt after {wanted[Q4].steps} steps of q x E = 16: the same question, not"
-            " the same numbers.",
-            "1,000 sentences to learn from, 500 to choose the learning rate by (first seed, a third of the steps), 1,000 to test once at"
-            " the end.  MeZO over LoRA-FA is P-RGE with q = 1.  Computed in float32.",
-            f"First-order references take {FIRST_ORDER_STEPS} steps of {FIRST_ORDER_BATCH}, the paper 1,000.  What goes over all parameters"
-            " runs with the first seed only.",
+            f" embedded movie-review sentences with the same prompt after {wanted[Q4].steps} steps of q x E = 16, and q = 4 after"
+            f" {wanted[LONG].steps} too: the same question, not the same numbers.",
+            "1,000 sentences to learn from, 500 to choose the learning rate by (first seed), 1,000 to test at the end.  MeZO over LoRA-FA"
+            " is P-RGE with q = 1.  Computed in float32.",
+            f"First-order references take {wanted['FO-Adam (LoRA-FA)'].steps} steps of {FIRST_ORDER_BATCH}, the paper 1,000.  They and MeZO"
+            " over all parameters run with the first seed only.",
             "Calibrated: the label words' probabilities behind a prompt without content are divided out; it uses no labels.",
         ),
         series={
@@ -101,12 +104,12 @@ def _comparisons(scores: dict[str, list[float]]) -> tuple[Comparison, ...]:
     return tuple(
         Comparison(
             labels=(name,),
-            paper=printed.get(name),
+            paper=printed.get(Q4 if name == LONG else name),
             ours=fmean(values),
             unit="%",
             kind="measured",
             deviation_in="points",
-            note="one seed: it goes over all parameters" if name in HEAVY else "",
+            note="one seed" if name in ONE_SEED else "",
         )
         for name, values in scores.items()
     )
