@@ -103,7 +103,7 @@ def test_datasets_that_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.cli.app._run", lambda *_, **__: pytest.fail("the run began"))
+    monkeypatch.setattr("workbench.cli.run._run", lambda *_, **__: pytest.fail("the run began"))
     assert "It is a folder" in refused("run", "--report", str(tmp_path))["found"]
     (tmp_path / "file").touch()
     assert "cannot be written to" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]

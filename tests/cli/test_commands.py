@@ -10,7 +10,8 @@ from made_up_report import cluster, report
 from typer.testing import CliRunner
 
 from workbench.cli import doctor
-from workbench.cli.app import BENCHES, app
+from workbench.cli.app import app
+from workbench.cli.bench import BENCHES
 from workbench.cli.job import parse_options
 from workbench.cli.show import summary
 from workbench.core.errors import ConfigError, PlanError
@@ -44,7 +45,7 @@ def experiment(monkeypatch):
 
     fake.run, fake.plan, fake.calls, fake.raises = run, plan, calls, None
     monkeypatch.setitem(sys.modules, "workbench.experiment", fake)
-    monkeypatch.setattr("workbench.cli.app.load_cluster", lambda name: cluster())
+    monkeypatch.setattr("workbench.cli.run.load_cluster", lambda name: cluster())
     return fake
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,14 @@ WorkFolder = Annotated[Path | None, typer.Option("--workdir", help="Keep cache, 
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
+
+
+class Fidelity(StrEnum):
+    """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
+
+    auto = "auto"
+    kernel = "kernel"
+    paced = "paced"
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

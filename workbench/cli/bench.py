@@ -1,0 +1,55 @@
+"""`workbench bench`: what the workbench itself costs, and the methods beside what they are compared to."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from workbench.cli.output import Json, print_json, say
+from workbench.core.errors import ConfigError
+
+# Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
+BENCHES = {
+    "runtime": "workbench.bench.runtime",
+    "pac_plus": "workbench.bench.pac_plus",
+    "galaxy_plus": "workbench.bench.galaxy_plus",
+    "p_rge": "workbench.bench.p_rge",
+    "p_rge_engine": "workbench.bench.p_rge_engine",
+}
+CHOOSING = ("galaxy_plus", "p_rge")
+"""Benchmarks that can measure a part of what they have."""
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, full,"
+            " quantized, memory."
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
+    if name != "all" and name not in BENCHES:
+        raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    if words and name not in CHOOSING:
+        raise ConfigError(
+            f"Only the points '{only}' of {name} were asked for.",
+            f"Only {' and '.join(CHOOSING)} have points to choose.",
+            "Leave out --only.",
+        )
+    from workbench.cli.show import show_bench
+
+    options = {chosen: {"only": words} for chosen in CHOOSING}
+    names = tuple(BENCHES) if name == "all" else (name,)
+    results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
+    if as_json:
+        print_json(results)
+    else:
+        for chosen, result in results.items():
+            show_bench(chosen, result)
