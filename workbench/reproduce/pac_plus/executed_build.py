@@ -51,7 +51,7 @@ def run_all(trainings: Sequence[Training], runs: RunFolder, data: Path | None, p
         if outcome is None:
             outcome = train(training, bench.task(training), bench.trainee(training), progress)
             runs.keep(outcome)
-        progress(f"{training.task} {training.technique} seed {training.seed}: test {outcome.test_score:.2f}")
+        progress(f"{training.name}: test {outcome.test_score:.2f}")
         found[training] = outcome
     return {training: found[training] for training in trainings}
 

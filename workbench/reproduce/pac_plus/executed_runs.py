@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from workbench.core.errors import ConfigError
@@ -51,6 +51,14 @@ class Training:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise ConfigError(f"{self.epochs} epochs of {self.batch_size} samples were asked for.", "That trains nothing.", "Raise them.")
+
+    @property
+    def name(self) -> str:
+        """Return it in words, for a progress line: what is not as usual is named."""
+        named = ("reduction", "initialization", "averaging", "backbone", "taps", "compute")
+        usual = {field.name: field.default for field in fields(self)}
+        special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
+        return " ".join((self.task, self.technique, *special, f"seed {self.seed}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ def _train(training: Training, data: TokenizedTask, trainee: Trainee, progress: 
             if best is None or found > best[0]:
                 best = found, step, copy.deepcopy(_trained(module))
         curve.append((step, found))
-        progress(f"{training.task} {training.technique} seed {training.seed}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {found:.2f}")
+        progress(f"{training.name}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {found:.2f}")
     assert best is not None
     module.load_state_dict(best[2], strict=False)
     validation_score, validation_outputs = _score(data, trainee, "validation")
