@@ -1,4 +1,4 @@
-"""When a batch is computed without its padding: the rows' tokens end to end, as one row.  Pure, so that all devices decide alike."""
+"""When a batch is computed without its padding: several rows' tokens end to end, as packs.  Pure, so that all devices decide alike."""
 
 from __future__ import annotations
 
@@ -9,23 +9,45 @@ LEAST_SAVING = 0.1
 _LINEAR = 6
 """A layer's projections take 24 width^2 operations a token, its attention 4 width for each token of the row: 6 width tokens as much."""
 
+Packs = tuple[tuple[int, ...], ...]
 
-def packing_pays(tokens: int, rows: int, length: int, width: int) -> bool:
-    """Return whether `rows` rows padded to `length` are better computed as one row of their `tokens` tokens.
 
-    Projections take less then; attention compares all tokens with each other, also those of different rows.
-    width: hidden size of the model; 0 if it cannot.
+def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
+    """Return which rows are computed as one, pack by pack, or None where they are better computed one by one, padded to `padded` tokens.
+
+    Projections take less without padding; attention compares all tokens of a pack, also those of different rows, so that short rows
+    make one pack and long ones several, each filled up to the longest.
+    lengths: of the rows, in tokens.  width: hidden size of the model; 0 if it cannot.
     """
     if not width:
-        return False
-    packed, padded = tokens * (_LINEAR * width + tokens), rows * length * (_LINEAR * width + length)
-    return packed <= (1 - LEAST_SAVING) * padded
+        return None
+    found = min((_filled(lengths, count) for count in range(1, len(lengths) + 1)), key=lambda packs: _work(packs, lengths, width))
+    worth = (1 - LEAST_SAVING) * len(lengths) * padded * (_LINEAR * width + padded)
+    return found if _work(found, lengths, width) <= worth else None
+
+
+def pack_length(packs: Packs, lengths: Sequence[int]) -> int:
+    """Return the tokens of the longest pack, to which the others are filled up."""
+    return max(sum(lengths[row] for row in pack) for pack in packs)
 
 
 def computed_length(lengths: Sequence[int], padded: int, width: int) -> int:
-    """Return for how many tokens a row is computed, on average and rounded up.
+    """Return for how many tokens a row is computed, on average and rounded up.  Arguments: see packs_of."""
+    packs = packs_of(lengths, padded, width)
+    return padded if packs is None else -(-len(packs) * pack_length(packs, lengths) // len(lengths))
 
-    lengths: of the rows, in tokens.  padded: to what they would be padded.  width: see packing_pays.
-    """
-    tokens = sum(lengths)
-    return -(-tokens // len(lengths)) if packing_pays(tokens, len(lengths), padded, width) else padded
+
+def _filled(lengths: Sequence[int], count: int) -> Packs:
+    """Return so many packs of about equal sums: the longest row first, each to the pack that has least; rows of a pack in order."""
+    packs: list[list[int]] = [[] for _ in range(count)]
+    sums = [0] * count
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        least = sums.index(min(sums))
+        packs[least].append(row)
+        sums[least] += lengths[row]
+    return tuple(tuple(sorted(pack)) for pack in packs)
+
+
+def _work(packs: Packs, lengths: Sequence[int], width: int) -> int:
+    longest = pack_length(packs, lengths)
+    return len(packs) * longest * (_LINEAR * width + longest)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workbench.core.packing import computed_length
+from workbench.core.packing import computed_length, packs_of
 from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 
 from .prompts import prompts
@@ -12,12 +12,15 @@ CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-@pytest.mark.parametrize("lengths", [(23, 5, 9, 14), (8, 24)])
-def test_losses_and_logits_are_those_of_padded_rows(family, lengths):
+@pytest.mark.parametrize(
+    ("lengths", "packs"),
+    [((23, 5, 9, 14), (2, 28)), ((8, 24), (1, 32)), ((120, 16, 100, 30, 110, 14), (3, 134)), ((90, 20, 10, 90), (2, 110))],
+)
+def test_losses_and_logits_are_those_of_padded_rows(family, lengths, packs):
     model, batch = load_causal_model(f"tiny-{family}-2", CONFIG, dtype=torch.float64), prompts(lengths=lengths)
     model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
     config = ZerothOrderConfig(queries=2, epsilon=0.1, learning_rate=0.05, seed=5)
-    assert model.start(batch, 4).shape == (4, sum(lengths), model.backbone.hidden_size)
+    assert model.start(batch, 4).shape == (4 * packs[0], packs[1], model.backbone.hidden_size)
     packed = Prge(model, config).losses(batch, 3), model.logits_at(batch)
     model.packs = False
     assert model.start(batch, 4).shape[:2] == (4 * len(lengths), max(lengths))
@@ -49,5 +52,13 @@ def test_tokens_that_a_row_is_computed_for():
     assert computed_length((10, 10, 9), 16, 0) == 16
     assert computed_length((16, 15, 15), 16, 576) == 16
     assert computed_length((3,), 8, 576) == 3
-    # Long prompts: what packed rows would attend to in vain is more than the padding.
-    assert computed_length((256,) * 16, 512, 576) == 512
+    assert computed_length((256,) * 16, 512, 576) == 256
+
+
+def test_long_rows_make_several_packs():
+    """In a single one, what they would attend to in vain would be more than the padding."""
+    assert packs_of((256,) * 4, 512, 576) == ((0,), (1,), (2,), (3,))
+    assert packs_of((500, 100, 380, 260, 240), 512, 576) == ((0,), (1, 2), (3, 4))
+    assert packs_of((30, 20, 10, 40), 64, 576) == ((2, 3), (0, 1))
+    assert packs_of((30, 10, 10, 40), 64, 576) == ((0, 1, 2, 3),)
+    assert packs_of((500, 490, 480), 512, 576) is None

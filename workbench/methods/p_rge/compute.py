@@ -40,9 +40,9 @@ def load_model(name: str, trainable: TrainableConfig, precision: Precision, span
 
 
 def shape_of(model: CausalModel, batch: PromptBatch) -> tuple[int, int]:
-    """Return rows and tokens of the hidden states of one part: E rows of the padded length, or one of all that is no padding."""
+    """Return rows and tokens of the hidden states of one part: E rows of the padded length, or packs of all that is no padding."""
     packing = model.packing(batch)
-    return (len(batch), batch.input_ids.shape[1]) if packing is None else (1, packing.positions.shape[1])
+    return (len(batch), batch.input_ids.shape[1]) if packing is None else packing.shape
 
 
 class StageCompute:

@@ -42,7 +42,7 @@ def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[i
 
 
 def length_of(lengths: Sequence[int], seed: int, change: Change, step: int, *, width: int) -> int:
-    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  width: see packing_pays."""
+    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  width: see packs_of."""
     own = [lengths[index] for index in samples_of(len(lengths), seed, change, step)]
     padded = padded_length(own, PAD_TO_MULTIPLE)
     return computed_length(own, padded, width)

@@ -30,7 +30,8 @@ class CausalModel(nn.Module):
     and for models that predict no words (encoders, pictures), whose last stage gets a linear head with config.num_outputs outputs.
     A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of what is trained.
     trainables: what is trained.  packs: whether a decoder alone computes batches with much padding without it, a part's rows end to end:
-    hidden states are (P, N, d) then, N tokens in all, in place of (P*E, t, d).  Set it to False where shapes must not depend on a batch.
+    hidden states are (P*R, N, d) then, R packs of N tokens, in place of (P*E, t, d).  Set it to False where shapes must be those of
+    a batch.
     Raises ConfigError for a family without the projections, and for a head that is missing.
     """
 
@@ -104,7 +105,7 @@ class CausalModel(nn.Module):
         mask = _replicated(batch.attention_mask, num_parts)
         border = stage.num_layers if stage.num_encoder_layers is None else stage.num_encoder_layers
         if stage.start < border:
-            context = self._context(mask, states[0], self.packing(batch))
+            context = self._context(mask, states[0], self.packing(batch), num_parts)
             self._layers(range(stage.start, min(stage.stop, border)), stage.family, states, [context] * len(states), enters)
             if stage.encoder_final is not None:
                 states = [stage.encoder_final(hidden) for hidden in states]
@@ -158,13 +159,17 @@ class CausalModel(nn.Module):
                     enter(index)
                     states[number] = part.call(layer, states[number], contexts[number])
 
-    def _context(self, mask: Tensor, hidden: Tensor, packing: Packing | None) -> LayerContext:
+    def _context(self, mask: Tensor, hidden: Tensor, packing: Packing | None, num_parts: int) -> LayerContext:
         stage = self.backbone
         if not stage.family.is_causal:
             return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
         # Padding is on the right, where causal attention keeps it from all that counts; without a mask the kernels take a faster path.
-        positions = torch.arange(hidden.shape[1], device=hidden.device)[None] if packing is None else packing.positions
-        within = None if packing is None else packing.mask()
+        positions, within = torch.arange(hidden.shape[1], device=hidden.device)[None], None
+        if packing is not None:
+            positions, within = packing.positions, packing.mask()
+            if len(positions) > 1:  # else the same for all rows
+                positions = _replicated(positions, num_parts)
+                within = None if within is None else _replicated(within, num_parts)
         return LayerContext(mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
 
     def _norm(self, hidden: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def word_losses(
 ) -> Tensor:
     """Return (P,) float32: the mean over a part's samples of the mean over their target tokens.
 
-    hidden: (P*E, t, d), or (P, N, d) of a packing, before the norm, which needs only the rows that are read.
+    hidden: (P*E, t, d), or (P*R, N, d) of a packing, before the norm, which needs only the rows that are read.
     """
     count = len(batch.targets)
     sample, column = batch.target_mask.nonzero(as_tuple=True)
@@ -80,7 +80,7 @@ def word_losses(
     if packing is None:
         rows = hidden.view(num_parts, count, *hidden.shape[1:])[:, sample, position]
     else:
-        rows = hidden[:, packing.firsts[sample] + position]
+        rows = hidden.view(num_parts, -1, hidden.shape[-1])[:, packing.firsts[sample] + position]
     target = batch.targets[sample, column].repeat(num_parts)
     losses = _cross_entropy(norm(rows).flatten(0, 1), target, head).view(num_parts, -1)
     weight = 1 / (batch.target_mask.sum(dim=1) * count)
@@ -88,11 +88,11 @@ def word_losses(
 
 
 def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head, packing: Packing | None = None) -> Tensor:
-    """Return (n, k, V) float32 of one part's hidden states (n, t, d), or (1, N, d) of a packing."""
+    """Return (n, k, V) float32 of one part's hidden states (n, t, d), or (R, N, d) of a packing."""
     if packing is None:
         rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
     else:
-        rows = hidden[0, packing.firsts[:, None] + batch.positions]
+        rows = hidden.flatten(0, 1)[packing.firsts[:, None] + batch.positions]
     return head(norm(rows)).float()
 
 
