@@ -15,7 +15,7 @@ from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, poli
 MOST_PROGRAMMED = 4
 """Of the sets of devices with tokens on one ring so many, the best by simple cuts, are given to the linear programme."""
 PROGRAMME_GAINS = 1.25
-"""Sets whose simple cuts are slower than the best plan known by more than this are not: the programme gains less."""
+"""Sets whose simple cuts take more than so many times the best plan known are not given to it: it would have to gain too much."""
 
 
 class Found(NamedTuple):
