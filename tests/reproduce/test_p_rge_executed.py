@@ -11,7 +11,7 @@ from workbench.core.serial import from_json, to_json
 from workbench.reproduce import Result, Settings
 from workbench.reproduce.p_rge import executed_settings, executed_table2, executed_table7, executed_training
 from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
-from workbench.reproduce.p_rge.executed_training import run_all
+from workbench.reproduce.p_rge.executed_training import Runner
 from workbench.reproduce.p_rge.testbed import TINY
 from workbench.reproduce.values import lookup, paper_values
 
@@ -33,7 +33,7 @@ class Killed(BaseException):
 def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(method, tmp_path, monkeypatch):
     trial = replace(SMALL, method=method)
     whole, cut = TrialFolder(tmp_path / "whole"), TrialFolder(tmp_path / "cut")
-    (expected,) = run_all([trial], whole, silent).values()
+    expected = Runner(whole, silent).outcome(trial)
     made = executed_training.training_batch
 
     def dies_at_4(encoded, batch_size, seed, step):
@@ -44,7 +44,7 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     with monkeypatch.context() as patch:
         patch.setattr(executed_training, "training_batch", dies_at_4)
         with pytest.raises(Killed):
-            run_all([trial], cut, silent)
+            Runner(cut, silent).outcome(trial)
     assert cut.find(trial) is None
     path = cut.steps_path(trial)
     assert len(path.read_text().splitlines()) == 1 + 4
@@ -52,14 +52,25 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
         file.write("[4,0.01,[12")  # torn by the crash
     steps = []
     monkeypatch.setattr(executed_training, "training_batch", lambda *given: (steps.append(given[-1]), made(*given))[1])
-    (found,) = run_all([trial], cut, silent).values()
+    found = Runner(cut, silent).outcome(trial)
     assert steps == [4, 5]
     assert (found.curve, found.test_score) == (expected.curve, expected.test_score)
     assert path.read_bytes() == whole.steps_path(trial).read_bytes()
     # A longer training goes on from a shorter one's steps; an outcome that is there is not run again.
     steps.clear()
-    run_all([trial, replace(trial, steps=7)], cut, silent)
+    runner = Runner(cut, silent)
+    assert runner.outcome(trial) == found
+    longer = runner.outcome(replace(trial, steps=7))
     assert steps == [6]
+    assert longer.curve[:-1] == found.curve
+    # A search finds a score that is on a longer training's way, and trains only as far as it has to; nothing of it is tested.
+    monkeypatch.setattr(executed_training, "run_trial", lambda *given: pytest.fail("tested"))
+    assert runner.validation_score(replace(trial, steps=4)) == dict(found.curve)[4]
+    assert steps == [6]
+    other = replace(trial, seed=1, steps=2)
+    assert runner.validation_score(other) == runner.validation_score(other)
+    assert steps == [6, 0, 1]
+    assert cut.find(other) is None
 
 
 def test_trainings_are_told_apart_and_bad_ones_refused():
@@ -100,6 +111,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     seeds = {row[0]: len(str(row[-1]).split(", ")) for row in table.rows}
     assert {name for name, count in seeds.items() if count == 1} == {"zero-shot", "calibrated", "FO-Adam (LoRA-FA)"}
     rates = {row[0]: row[4] for row in table.rows if row[3]}
+    assert rates["P-RGE (q=4)"] == rates[executed_table2.LONG] == rates[executed_table2.FEWER_STEPS]
     assert rates["P-RGE (q=4)"] in executed_settings.RATES["P-RGE", "lora_fa"]
     assert executed_table2.draw(from_json(to_json(made), Result))
     seven = executed_table7.rows(settings)

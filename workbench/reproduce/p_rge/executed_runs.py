@@ -65,8 +65,16 @@ class Trial:
     @property
     def run_digest(self) -> str:
         """Return what tells the steps of trials apart in a folder."""
-        shared = replace(self, steps=0, score_every=1, samples=(self.samples[0], 0, 0))
-        return hashlib.sha256(to_json(shared).encode()).hexdigest()[:16]
+        return replace(self, steps=0, score_every=1, samples=(self.samples[0], 0, 0)).digest
+
+    @property
+    def curve_digest(self) -> str:
+        """Return what tells the scores on the way of trials apart in a folder: a shorter training's are a longer one's."""
+        return replace(self, steps=0, score_every=1, samples=(*self.samples[:2], 0)).digest
+
+    def is_scored(self, step: int) -> bool:
+        """Return whether the validation split is scored after so many steps."""
+        return step == self.steps or (0 < step < self.steps and step % self.score_every == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,7 @@ class TrialFolder:
 
     def curve_path(self, trial: Trial) -> Path:
         """Return the file of a training's scores on the way."""
-        return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.digest}.curve.json"
+        return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.curve_digest}.curve.json"
 
     def _path(self, trial: Trial) -> Path:
         return self.folder / f"{trial.task}-{trial.method}-{trial.technique}-{trial.queries}-{trial.seed}-{trial.digest}.json"

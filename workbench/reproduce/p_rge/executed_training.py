@@ -5,7 +5,7 @@ A forward-only training writes each step's seeds and scalars before the next beg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -71,33 +71,41 @@ class Bench:
         )
 
 
-def run_all(trials: Sequence[Trial], folder: TrialFolder, progress: Progress) -> dict[Trial, TrialOutcome]:
-    """Return the outcome of each trial: from the folder where it is there, else by running it now."""
-    benches: dict[tuple[object, ...], Bench] = {}
-    found = {}
-    for trial in trials:
-        outcome = folder.find(trial)
+class Runner:
+    """Runs trials, or finds them in a folder, where it keeps them."""
+
+    def __init__(self, folder: TrialFolder, progress: Progress) -> None:
+        self.folder, self.progress = folder, progress
+        self._benches: dict[tuple[object, ...], Bench] = {}
+
+    def outcome(self, trial: Trial) -> TrialOutcome:
+        """Return a trial's outcome: from the folder where it is there, else by running it now."""
+        outcome = self.folder.find(trial)
         if outcome is None:
-            key = (trial.model, trial.task, trial.samples, trial.max_length)
-            if key not in benches:
-                benches[key] = Bench.load(trial)
-            outcome = run_trial(trial, benches[key], folder, progress)
-            folder.keep(outcome)
-        progress(f"{trial.name}: validation {outcome.validation_score:.1f}, test {outcome.test_score:.1f}")
-        found[trial] = outcome
-    return found
+            outcome = run_trial(trial, self._bench(trial), self.folder, self.progress)
+            self.folder.keep(outcome)
+        self.progress(f"{trial.name}: validation {outcome.validation_score:.1f}, test {outcome.test_score:.1f}")
+        return outcome
+
+    def validation_score(self, trial: Trial) -> float:
+        """Return the validation score at a trial's end in per cent, by training as far if it is not kept; nothing is tested."""
+        kept = _read_scores(self.folder.curve_path(trial))
+        if trial.steps not in kept:
+            _, curve, _ = _trained(trial, self._bench(trial), self.folder, self.progress)
+            kept = dict(curve.points)
+        self.progress(f"{trial.name}: validation {kept[trial.steps]:.1f} after {trial.steps} steps")
+        return kept[trial.steps]
+
+    def _bench(self, trial: Trial) -> Bench:
+        key = (trial.model, trial.task, trial.samples, trial.max_length)
+        if key not in self._benches:
+            self._benches[key] = Bench.load(trial)
+        return self._benches[key]
 
 
 def run_trial(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progress) -> TrialOutcome:
     """Train, score the validation split on the way and both splits at the end."""
-    technique: Any = trial.technique
-    model = load_causal_model(trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
-    curve = _Curve(folder.curve_path(trial), trial, bench, model, progress)
-    losses: list[float] = []
-    if trial.steps:
-        train = _forward_only if trial.method in FORWARD_ONLY else _by_backpropagation
-        train(trial, bench, model, folder, curve, losses)
-    curve.at(trial.steps)
+    model, curve, losses = _trained(trial, bench, folder, progress)
     recent = losses[-trial.score_every :]
     return TrialOutcome(
         trial=trial,
@@ -107,6 +115,18 @@ def run_trial(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progres
         loss=fmean(recent) if recent else None,
         trained_values=model.trainables.num_values if trial.steps else 0,
     )
+
+
+def _trained(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progress) -> tuple[CausalModel, _Curve, list[float]]:
+    technique: Any = trial.technique
+    model = load_causal_model(trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
+    curve = _Curve(folder.curve_path(trial), trial, bench, model, progress)
+    losses: list[float] = []
+    if trial.steps:
+        train = _forward_only if trial.method in FORWARD_ONLY else _by_backpropagation
+        train(trial, bench, model, folder, curve, losses)
+    curve.at(trial.steps)
+    return model, curve, losses
 
 
 def _forward_only(trial: Trial, bench: Bench, model: CausalModel, folder: TrialFolder, curve: _Curve, losses: list[float]) -> None:
@@ -137,28 +157,31 @@ class _Curve:
 
     def __init__(self, path: Path, trial: Trial, bench: Bench, model: CausalModel, progress: Progress) -> None:
         self._path, self._trial, self._bench, self._model, self._progress = path, trial, bench, model, progress
-        self._known: dict[int, float] = {}
-        if path.is_file():
-            try:
-                self._known = dict(from_json(path.read_bytes(), _Scores, source=str(path)).points)
-            except ConfigError:  # cut off: score again
-                self._known = {}
-        if trial.method not in FORWARD_ONLY:
-            self._known = {}  # begins anew, and need not find the same to the bit
+        # Backpropagation begins anew, and need not find the same to the bit.
+        self._known = _read_scores(path) if trial.method in FORWARD_ONLY else {}
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:
-        """Return (step, score), rising."""
-        return tuple(sorted(self._known.items()))
+        """Return the trial's own (step, score), rising."""
+        return tuple(sorted((step, score) for step, score in self._known.items() if self._trial.is_scored(step)))
 
     def on_the_way(self, step: int) -> None:
         """Score if it is time to, before a step."""
-        if step and step % self._trial.score_every == 0:
+        if step and self._trial.is_scored(step):
             self.at(step)
 
     def at(self, step: int) -> None:
         """Score after so many steps."""
         if step not in self._known:
             self._known[step] = self._bench.score(self._model, self._trial, "validation")
-            write_text(self._path, to_json(_Scores(points=self.points), indent=-1))
+            write_text(self._path, to_json(_Scores(points=tuple(sorted(self._known.items()))), indent=-1))
             self._progress(f"{self._trial.name}: step {step}, validation {self._known[step]:.1f}")
+
+
+def _read_scores(path: Path) -> dict[int, float]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(from_json(path.read_bytes(), _Scores, source=str(path)).points)
+    except ConfigError:  # cut off: score again
+        return {}
