@@ -39,5 +39,9 @@ def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
     assert set(made["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
     assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in made["points"])
     assert made["smallest_ratio"] == min(point["ratio"] for point in made["points"])
+    stored = p_rge.bench(lambda line: None, only=("quantized",), model="tiny-llama-2", length=24, grid=((1, 1), (1, 2)), rounds=1)
+    assert [(point["section"], point["weights"], point["E"]) for point in stored["points"]] == [
+        (section, storage, batch) for storage in ("nf4", "int8") for section, batch in (("quantized", 1), ("quantized", 2), ("steps", 1))
+    ]
     with pytest.raises(ConfigError, match=r"steps, full, quantized, memory.*Did you mean 'memory'"):
         p_rge.bench(only=("memori",))

@@ -37,6 +37,8 @@ LONG_S = 30.0
 LEARNING_RATE = 1e-6
 """Small: what is timed is not to wander off."""
 STORAGES: tuple[StorageType, ...] = ("nf4", "int8")
+STORED = ((1, 1), (4, 1))
+"""(q, E) at which whole steps are compared on stored weights too."""
 SECTIONS = ("steps", "full", "quantized", "memory")
 
 Step = Callable[[int], object]
@@ -85,6 +87,7 @@ def _bench(
         for storage in STORAGES:
             quantized = load_causal_model(model, TrainableConfig(), quantization=QuantizationConfig(storage=storage))
             points += _storage_points(quantized, data, grid, rounds, progress, storage)
+            points += _step_points(quantized, data, [point for point in grid if point in STORED], rounds, progress, storage)
     memory = memory_points(model, length, progress) if "memory" in sections else []
     return {
         "name": "p_rge",
