@@ -95,7 +95,10 @@ def train(
     if out is not None:
         from safetensors.numpy import save_file
 
-        save_file(trainer.named(), out)
+        from workbench.models.zeroth_order import TrainedDescription
+
+        description = TrainedDescription(model=trainer.description.model, trainable=trainer.description.trainable)
+        save_file(trainer.named(), out, metadata=description.metadata)
     if as_json:
         print_json({"steps": trainer.step_number, "losses": losses})
     elif losses:

@@ -227,7 +227,9 @@ def test_survivors_that_cannot_go_on(coordinate: Callable[..., tuple[Done, Histo
 def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Callable[..., tuple[Done, History]]) -> None:
     """A device that is 20 times slower gets nothing more, is probed, and gets its share back when it is as fast as before."""
     devices = ReckonedDevices()
-    done, history = coordinate(devices, shared(1, 1, 1, 1), faults="slow device-3 2 20; slow device-3 20 1", adapt=True, steps=60)
+    done, history = coordinate(
+        devices, shared(1, 1, 1, 1), faults="slow device-3 2 20; slow device-3 20 1", adapt=True, step_s=1e3, steps=60
+    )
     assert [3 in job.members for job in devices.jobs] == [True, False, True]
     assert devices.probes > 5
     assert [note for note in done.notes if "device-3 20.0 times" in note]
@@ -235,13 +237,14 @@ def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Callable[..., t
     assert [len(record.seeds) for record in history.records] == [Q] * 60
 
 
-def test_steps_are_kept_short(coordinate: Callable[..., tuple[Done, History]]) -> None:
+@pytest.mark.parametrize("asked", [True, False], ids=["to the seconds asked for", "half as long again as at first"])
+def test_steps_are_kept_short(asked: bool, coordinate: Callable[..., tuple[Done, History]]) -> None:
     """When all devices become slower, q x E is halved until a step fits the time that it may take; the log tells where."""
     devices = ReckonedDevices()
     slow = "; ".join(f"slow device-{rank} 4 3" for rank in range(4))
     prepared = prepared_job()
     before_s = 6 * (4 + 2) * ROW_S  # one query of two samples on each device
-    _, history = coordinate(devices, shared(1, 1, 1, 1), faults=slow, step_s=1.5 * before_s, adapt=True)
+    _, history = coordinate(devices, shared(1, 1, 1, 1), faults=slow, adapt=True, **({"step_s": 1.5 * before_s} if asked else {}))
     settings = [change.setting for change in history.changes]
     assert settings[0] == prepared.setting
     assert settings[-1].passes < settings[0].passes

@@ -85,7 +85,7 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
 
 def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:
     """What the updates are does not change: only who computes them."""
-    prepared = prepared_job(faults="slow device-0 2 8", steps=24, adapt=True)
+    prepared = prepared_job(faults="slow device-0 2 8", steps=24, adapt=True, step_s=1e3)
     expected, _, _ = in_one_process(prepared)
     with one_pace(1e-3):
         outcome = run(prepared, engines, shared(1, 1, 1, 1), tmp_path, row_s=1e-3)
@@ -146,6 +146,8 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"epsilon": 0.0}, "epsilon = 0"),
         ({"steps": 0}, "0 steps"),
         ({"step_s": -1.0}, "Steps of -1"),
+        ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. There are float32, .*Did you mean 'int8'"),
+        ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),
         ({"rank": 0}, "rank of 0"),

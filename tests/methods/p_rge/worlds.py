@@ -33,6 +33,7 @@ def prepared_job(model: str = "tiny-llama", **settings: Any) -> PreparedJob:
     fields = {name: settings.pop(name) for name in tuple(settings) if name in Job.__dataclass_fields__}
     options = {"queries": Q, "steps": STEPS, "rank": 2, "epsilon": 1e-2} | settings
     defaults = {
+        "task": "sentiment",
         "train_samples": 10,
         "validation_samples": 4,
         "test_samples": 4,
@@ -40,7 +41,7 @@ def prepared_job(model: str = "tiny-llama", **settings: Any) -> PreparedJob:
         "max_length": 128,
         "micro_batches": 1,
     }
-    return prepare(Job(method="p_rge", model=model, task="sentiment", **({"batch_size": E} | defaults | fields), options=options))
+    return prepare(Job(method="p_rge", model=model, **({"batch_size": E} | defaults | fields), options=options))
 
 
 def made_up_layers(prepared: PreparedJob, row_s: float = 1e-5) -> tuple[LayerProfile, ...]:

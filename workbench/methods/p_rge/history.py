@@ -37,7 +37,9 @@ class History:
         self._file = LogFile(self.path, identity)
         self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
         self.resumed = len(self.records)
-        self.changes = self._read_changes() or [Change(0, 0, prepared.setting)]
+        self.changes = self._read_changes()
+        if not self.changes or self.changes[0].step:
+            self.changes.insert(0, Change(0, 0, prepared.setting))
 
     def add(self, record: StepLog) -> bool:
         """Note a step; return False if it is known already, as every device tells of it.  On the disk when this returns."""
@@ -64,15 +66,22 @@ class History:
         self._file.close()
 
     def _read_changes(self) -> list[Change]:
+        """Return what the file holds of these steps; a last line that was torn by a crash is cut off."""
+        if not self._changes_path.is_file():
+            return []
         found: list[Change] = []
-        if self._changes_path.is_file():
-            for line in self._changes_path.read_bytes().splitlines():
-                try:
-                    change = msgspec.json.decode(line, type=Change)
-                except (msgspec.DecodeError, msgspec.ValidationError):
-                    break  # torn by a crash
-                if change.step <= len(self.records):
-                    found.append(change)
+        whole = 0
+        for line in self._changes_path.read_bytes().splitlines(keepends=True):
+            try:
+                change = msgspec.json.decode(line, type=Change)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                break
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            if change.step <= len(self.records):
+                found.append(change)
+        os.truncate(self._changes_path, whole)
         return found
 
 

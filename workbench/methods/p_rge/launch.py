@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -15,11 +15,12 @@ from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
 from workbench.methods.p_rge.devices import Generation
 from workbench.methods.p_rge.history import History
 from workbench.methods.p_rge.layout import change_at, length_of
-from workbench.methods.p_rge.planning import fitted_setting, plan_job
+from workbench.methods.p_rge.planning import TOLERATED, fitted_setting, plan_job
 from workbench.methods.p_rge.predict import Predictor
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.session import RankJob
 from workbench.planners.adaptive import Precision, Setting
+from workbench.planners.queries import plan_queries
 
 SHORTEST_TIMEOUT_S = 20.0
 
@@ -63,9 +64,19 @@ class Launcher:
         asked = self._prepared.setting._replace(precision=self.setting.precision)
         small = part_of_cluster(self._cluster, ready)
         try:
-            return fitted_setting(self._prepared, small, lambda precision: self._profile(precision, ready, factors), asked)
+            return fitted_setting(
+                self._prepared, small, lambda precision: self._profile(precision, ready, factors), asked, step_s=self._tolerated_s
+            )
         except PlanError:
             return self.setting  # the plan's own error says more
+
+    @cached_property
+    def _tolerated_s(self) -> float | None:
+        """Return the seconds that a step of an adapting run may take: from what all devices need together at the profile's pace."""
+        if not self._prepared.options.adapt:
+            return None
+        first = self._history.changes[0].setting
+        return TOLERATED * plan_queries(self._profile_of(first.precision), self._cluster, self._prepared.size(first)).total_s
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another setting or plan than a generation's."""

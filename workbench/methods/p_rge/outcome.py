@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.core.report import EpochRecord, StepRecord
@@ -22,10 +21,11 @@ from workbench.methods.p_rge.history import notes_of
 from workbench.methods.p_rge.running import Run
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
+from workbench.models.zeroth_order.saving import TRAINED, TrainedDescription, save_for_peft, save_trained
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.samples import PromptSample
 
-WEIGHTS, DESCRIPTION = "trained.safetensors", "description.json"
+DESCRIPTION, FOR_PEFT = "description.json", "peft"
 
 
 def results_of(done: Done) -> list[RankResult]:
@@ -127,7 +127,7 @@ def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRe
     metrics = {prepared.task.metric: _score(run, model, prepared.task.test), "chosen epoch": float(best[1] + 1)}
     metric = prepared.task.metric
     scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
-    return scored, metrics, _save(run, best[2], metrics)
+    return scored, metrics, _save(run, model, metrics)
 
 
 def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
@@ -142,10 +142,12 @@ def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> flo
     ).value
 
 
-def _save(run: Run, state: dict[str, Tensor], metrics: dict[str, float]) -> Path:
-    """Write what was trained, and how, into the run's folder."""
-    folder = run.folder / ADAPTER
+def _save(run: Run, model: CausalModel, metrics: dict[str, float]) -> Path:
+    """Write what was trained, and how, into the run's folder; what peft can read, for peft too."""
+    folder, name = run.folder / ADAPTER, run.prepared.job.model
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / WEIGHTS)
+    save_trained(folder / TRAINED, model.trainables.state(), TrainedDescription(model=name, trainable=model.config))
     write_text(folder / DESCRIPTION, to_json({"identity": run.prepared.identity(), "metrics": metrics}) + "\n")
+    if model.config.technique in ("lora_fa", "lora") and model.pooled is None:
+        save_for_peft(folder / FOR_PEFT, model, name=name)
     return folder

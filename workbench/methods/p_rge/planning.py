@@ -11,7 +11,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.planners.adaptive import PRECISIONS, Precision, Price, Setting, candidates, choose
+from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
 
@@ -19,14 +19,18 @@ ProfileOf = Callable[[Precision], Profile]
 """What every layer costs on every device, with frozen weights of a precision."""
 
 
-def fitted_setting(prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting) -> Setting:
+TOLERATED = 1.5
+"""With `adapt` alone, how many times as long as at first a step may take before its setting is changed."""
+
+
+def fitted_setting(
+    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
+) -> Setting:
     """Return the asked setting, or the most wanted that fits in the devices' memory and in the seconds that a step may take.
 
-    Raises PlanError if none fits.
+    step_s: those seconds, if the job says nothing of them.  Raises PlanError if none fits.
     """
-    options = prepared.options
-    named = {name.strip() for name in options.precisions.split(",")}
-    allowed = tuple(precision for precision in PRECISIONS if precision in named)
+    allowed = prepared.options.allowed
 
     def price(setting: Setting) -> Price:
         profile = profile_of(setting.precision)
@@ -43,7 +47,9 @@ def fitted_setting(prepared: PreparedJob, cluster: Cluster, profile_of: ProfileO
 
     if not adapts(prepared):
         return asked
-    return choose(candidates(asked, precisions=allowed), price, step_s=options.step_s)
+    return choose(
+        candidates(asked, precisions=allowed), price, step_s=step_s if prepared.options.step_s is None else prepared.options.step_s
+    )
 
 
 def adapts(prepared: PreparedJob) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
@@ -14,9 +14,17 @@ from workbench.methods.options import read_options
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
-from workbench.planners.adaptive import Precision, Setting
+from workbench.planners.adaptive import PRECISIONS, Precision, Setting
 from workbench.planners.query_costs import METHOD, Choice, StepSize
-from workbench.tasks.prompts import PROMPT_TASKS, EncodedPrompts, PromptTask, encode_prompts, load_prompt_task, unknown_prompt_task
+from workbench.tasks.prompts import (
+    PROMPT_TASKS,
+    EncodedPrompts,
+    PromptTask,
+    encode_prompts,
+    load_prompt_task,
+    require_room,
+    unknown_prompt_task,
+)
 from workbench.tasks.tokenize import padded_length
 
 PAD_TO_MULTIPLE = 8
@@ -33,7 +41,8 @@ class PRGEOptions:
     after_loss: what becomes of the step in which a device dies: it is made from the other devices' queries ('drop'), or it is repeated,
     with all q ('repeat'), so that the run is what it would have been.
     adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
-    lowered until it does.  precisions: less exact ones that may be taken where memory or time ask for it, such as 'int8,nf4'.
+    lowered until it does; None is, with adapt, half as long again as at first.  precisions: less exact ones that may be taken where
+    memory or time ask for it, such as 'int8,nf4'.
     faults: injected, such as 'kill device-1 20; slow device-2 30 4' (at step 20, counted from 1; four times slower from step 30 on).
     """
 
@@ -51,6 +60,16 @@ class PRGEOptions:
     step_s: float | None = None
     precisions: str = ""
     faults: str = ""
+
+    @property
+    def allowed(self) -> tuple[Precision, ...]:
+        """Return the precisions of `precisions`.  Raises ConfigError for one that does not exist."""
+        named = [name.strip() for name in self.precisions.split(",") if name.strip()]
+        for name in named:
+            if name not in PRECISIONS:
+                found = f"There are {', '.join(PRECISIONS)}."
+                raise ConfigError(f"The precision '{name}' was asked for.", found, did_you_mean(name, PRECISIONS))
+        return tuple(precision for precision in PRECISIONS if precision in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +159,7 @@ class PreparedJob:
 def require_known(job: Job) -> PRGEOptions:
     """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or settings that cannot be."""
     options = read_options(METHOD, PRGEOptions, job.options)
+    _ = options.allowed
     if job.task not in PROMPT_TASKS:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
@@ -165,7 +185,9 @@ def prepare(job: Job) -> PreparedJob:
     if options.words:
         task = task.reworded(tuple(options.words.split("/")))
     max_length = min(job.max_length, facts.max_length)
-    train = encode_prompts(task.train, task.prompt, load_tokenizer(job.model), is_causal=facts.is_causal, max_length=max_length)
+    tokenizer = load_tokenizer(job.model)
+    train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=facts.is_causal, max_length=max_length)
+    require_room(task, tokenizer, is_causal=facts.is_causal, max_length=max_length)
     predicts_words = facts.is_causal or facts.num_encoder_layers is not None
     trainable = TrainableConfig(
         technique=options.technique,

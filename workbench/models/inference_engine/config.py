@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import msgspec
 
 from workbench.core.errors import ConfigError
+from workbench.models.zeroth_order.config import TrainableConfig
 
 EngineBackend = Literal["xnnpack", "portable"]
 EngineNoise = Literal["input", "drawn"]
@@ -61,10 +62,14 @@ class EngineSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """What a program says of itself, as JSON, by its method `description`.  slots: of theta (D,), in stack order."""
+    """What a program says of itself, as JSON, by its method `description`.
+
+    model: its name.  trainable: what is trained beside it.  slots: of theta (D,), in stack order.
+    """
 
     model: str
     config: EngineConfig
+    trainable: TrainableConfig
     slots: tuple[EngineSlot, ...]
     vocabulary_size: int
     executorch: str

@@ -81,7 +81,9 @@ def describe(model: CausalModel, config: EngineConfig, name: str = "") -> Engine
         installed = ""
     slots = tuple(EngineSlot(name=slot.name, start=slot.start, shape=slot.shape) for slot in model.trainables.slots)
     vocabulary = int(model.head.weight.shape[0])
-    return EngineDescription(model=name, config=config, slots=slots, vocabulary_size=vocabulary, executorch=installed)
+    return EngineDescription(
+        model=name, config=config, trainable=model.config, slots=slots, vocabulary_size=vocabulary, executorch=installed
+    )
 
 
 def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:

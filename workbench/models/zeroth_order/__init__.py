@@ -10,13 +10,14 @@ from workbench.models.zeroth_order.losses import PromptLike
 from workbench.models.zeroth_order.mezo import Mezo, replay
 from workbench.models.zeroth_order.perturbation import Part, Perturbation, passes_of
 from workbench.models.zeroth_order.precision import PrecisionWarning, smallest_epsilon, warn_of_rounding
-from workbench.models.zeroth_order.saving import save_for_peft
+from workbench.models.zeroth_order.saving import TrainedDescription, find_trained, load_trained, save_for_peft, save_trained
 from workbench.models.zeroth_order.step_log import LogFile, StepLog, gradients_of, make_log, read_log
 from workbench.models.zeroth_order.trainables import Slot, Trainables
 
 __all__ = [
     "CausalModel", "Copies", "DualForwardingModel", "Execution", "FirstOrder", "LogFile", "Mezo", "Part", "Perturbation",
-    "PrecisionWarning", "Prge", "PromptLike", "Slot", "StepLog", "StepResult", "TrainableConfig", "Trainables", "ZerothOrderConfig",
-    "ZerothOrderTechnique", "advance", "gradients_of", "load_backbone", "load_causal_model", "load_causal_stage", "make_log",
-    "passes_of", "read_log", "recovered", "replay", "save_for_peft", "smallest_epsilon", "warn_of_rounding",
+    "PrecisionWarning", "Prge", "PromptLike", "Slot", "StepLog", "StepResult", "TrainableConfig", "Trainables", "TrainedDescription",
+    "ZerothOrderConfig", "ZerothOrderTechnique", "advance", "find_trained", "gradients_of", "load_backbone", "load_causal_model",
+    "load_causal_stage", "load_trained", "make_log", "passes_of", "read_log", "recovered", "replay", "save_for_peft", "save_trained",
+    "smallest_epsilon", "warn_of_rounding",
 ]  # fmt: skip

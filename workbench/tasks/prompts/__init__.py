@@ -8,7 +8,7 @@ from workbench.tasks.prompts.likelihoods import LogitsAt, label_log_likelihoods
 from workbench.tasks.prompts.loading import PROMPT_TASKS, load_prompt_task, unknown_prompt_task
 from workbench.tasks.prompts.padding import PaddingRow, padding_statistics
 from workbench.tasks.prompts.samples import PAPER_SAMPLES, PromptSample, PromptSplit, PromptTask
-from workbench.tasks.prompts.scoring import PromptScores, evaluate
+from workbench.tasks.prompts.scoring import PromptScores, evaluate, require_room
 from workbench.tasks.prompts.templates import PROMPTS, Prompt
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "PromptTask",
     "PromptScores",
     "evaluate",
+    "require_room",
     "PROMPTS",
     "Prompt",
 ]

@@ -70,6 +70,14 @@ def evaluate(
     return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
 
 
+def require_room(task: PromptTask, tokenizer: Any, *, is_causal: bool, max_length: int, max_new_tokens: int = MAX_NEW_TOKENS) -> None:
+    """Raise ConfigError, as `evaluate` would only after a training, if a prompt of the validation or test split does not fit."""
+    encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
+    reserve = max_new_tokens if task.kind == "question_answering" and encoder.reader == "causal" else 0
+    for samples in (task.validation, task.test):
+        encoder.fitted(samples, reserve=reserve)
+
+
 def choices(
     logits_at: LogitsAt,
     encoder: PromptEncoder,

@@ -1,0 +1,77 @@
+"""Tasks of every kind, trained by forward passes on devices from their official files, and what a run leaves of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
+from tests.tasks.prompts.official_files import write_official
+from workbench.cli.app import app
+from workbench.core.errors import ConfigError
+from workbench.models.loading import load_tokenizer
+from workbench.models.zeroth_order import load_trained
+from workbench.runtime.engines import EngineCluster
+from workbench.tasks.prompts import evaluate
+
+
+@pytest.mark.parametrize("task", ["copa", "winogrande", "squad", "boolq"])
+def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_the_same(
+    task: str, engines: EngineCluster, tmp_path: Path
+) -> None:
+    """Multiple choice, questions with answers of several tokens, passages: the weights of one process, and its score."""
+    write_official(tmp_path / "data", task)
+    prepared = prepared_job("tiny-llama-2", task=task, data=str(tmp_path / "data"))
+    expected, _, _ = in_one_process(prepared)
+    with one_pace():
+        outcome = run(prepared, engines, shared(3, 1, layers=2), tmp_path / "run")
+    torch.testing.assert_close(theta(trained_by(outcome, prepared)[0]), theta(expected), atol=2e-5, rtol=1e-4)
+    metric = "f1" if task == "squad" else "accuracy"
+    assert outcome.metrics.keys() == {metric, "chosen epoch"}
+    loaded, description = load_trained(outcome.artifacts["adapter"])
+    assert (description.model, description.trainable) == ("tiny-llama-2", prepared.trainable)
+    score = evaluate(
+        loaded.logits_at, prepared.task, prepared.task.test, load_tokenizer("tiny-llama-2"), is_causal=True, max_length=prepared.max_length
+    )
+    assert score.value == outcome.metrics[metric]
+    words = ["score", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
+    scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.max_length)])
+    assert scored.exit_code == 0, scored.output
+    assert json.loads(scored.stdout) == {
+        "model": "tiny-llama-2", "task": task, "split": "test", "samples": 4, "metric": metric, "value": score.value,
+    }  # fmt: skip
+
+
+def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(tmp_path: Path) -> None:
+    """An answer is generated behind a prompt: it needs room that training does not."""
+    write_official(tmp_path, "squad")
+    assert len(prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=128).train) == 10
+    with pytest.raises(ConfigError, match=r"Sample .* does not fit even with one word of its context left. Raise max_length"):
+        prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=64)
+
+
+def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> None:
+    def invoke(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["score", *words])
+        return done.exit_code, done.stdout if done.exit_code == 0 else done.stderr
+
+    plain, calibrated = invoke("tiny-llama-2", "--samples", "20"), invoke("tiny-llama-2", "--samples", "20", "--calibration", "mean_prior")
+    assert plain[0] == calibrated[0] == 0
+    assert "test split, 20 samples, calibration: none" in plain[1]
+    assert plain[1] != calibrated[1]
+    (tmp_path / "trained.safetensors").write_bytes(b"nothing")
+    for words, message in (
+        (("nosuch",), "The model 'nosuch' was asked for"),
+        (("tiny-bert",), "predicts no words"),
+        ((str(tmp_path),), "damaged"),
+        (("tiny-llama-2", "--task", "sentimental"), "Did you mean 'sentiment'"),
+    ):
+        code, text = invoke(*words)
+        assert code == 2
+        assert message in text
+    with pytest.raises(ConfigError, match=r"no trained\.safetensors in such a folder"):
+        load_trained(tmp_path / "none")

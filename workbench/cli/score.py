@@ -1,0 +1,75 @@
+"""`workbench score`: a task of prompts answered by a model as it is, or by what P-RGE made of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from workbench.cli.job import DEFAULTS, Data, MaxLength, Samples, TaskName
+from workbench.cli.output import Json, print_json, say
+from workbench.core.errors import ConfigError
+
+
+class CalibrationChoice(StrEnum):
+    """What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training prompts."""
+
+    none = "none"
+    content_free = "content_free"
+    mean_prior = "mean_prior"
+
+
+class SplitChoice(StrEnum):
+    """Which samples."""
+
+    validation = "validation"
+    test = "test"
+
+
+def score(
+    model: Annotated[str, typer.Argument(help="A model's name (zero-shot), a run's folder, or a file of trained values.")],
+    task: TaskName = DEFAULTS.task,
+    calibration: Annotated[CalibrationChoice, typer.Option(help="Prior of the label words to take out.")] = CalibrationChoice.none,
+    split: Annotated[SplitChoice, typer.Option(help="Samples that are answered.")] = SplitChoice.test,
+    samples: Samples = None,
+    max_length: MaxLength = 256,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a task's prompts by a model, zero-shot or trained by forward passes, and count what is right."""
+    from workbench.models.loading import load_tokenizer, model_facts, require_known
+    from workbench.models.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.tasks.prompts import evaluate, load_prompt_task
+
+    limit = {f"{split.value}_samples": samples}
+    found = load_prompt_task(task, data=data, **limit)
+    if find_trained(model) is not None:
+        loaded, description = load_trained(model)
+        name, what = description.model, f"{description.model} with the values of {model}"
+    else:
+        require_known(model)
+        facts = model_facts(model)
+        if not facts.is_causal and facts.num_encoder_layers is None:
+            raise ConfigError(
+                f"A zero-shot score of '{model}' was asked for.",
+                "It predicts no words: its head has yet to be trained.",
+                "Give a run's folder, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+            )
+        loaded, name, what = load_causal_model(model, TrainableConfig()), model, f"{model}, zero-shot"
+    facts = model_facts(name)
+    chosen = getattr(found, split.value)
+    say(f"{what}: {len(chosen)} prompts of {task}")
+    made = evaluate(
+        loaded.logits_at,
+        found,
+        chosen,
+        load_tokenizer(name),
+        is_causal=facts.is_causal,
+        max_length=min(max_length, facts.max_length),
+        calibration=calibration.value,
+    )
+    if as_json:
+        print_json({"model": name, "task": task, "split": split.value, "samples": len(chosen), "metric": made.metric, "value": made.value})
+    else:
+        print(f"{made.metric:<11} {made.value:.3f}  ({split.value} split, {len(chosen)} samples, calibration: {calibration.value})")
