@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
-from tiny_job import CLUSTER_FILE, keep_profile, tiny_job, write_data
+from run_command import EPOCHS, Command
+from tiny_job import keep_profile, tiny_job, write_data
 
 from workbench.core.report import Report
 
@@ -25,87 +24,7 @@ with socket.socket() as probe:
     fcntl.ioctl(probe, 0x8914, struct.pack("16sh", b"lo", 0x41))
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-EPOCHS = 5
-
 pytestmark = pytest.mark.timeout(600)
-
-
-class Command:
-    """`workbench run` of a small job, as a process of its own with a temporary folder of its own."""
-
-    def __init__(self, folder: Path, data: Path, cache: Path) -> None:
-        self.folder, self.work, self.report = folder, folder / "work", folder / "report.json"
-        self.temporary = folder / "t"  # a short name: paths of sockets in it must stay short
-        self.temporary.mkdir()
-        # Slow devices: an epoch takes long enough to be interrupted in, and costs the host nothing.
-        (folder / "two.toml").write_text(CLUSTER_FILE.replace("0.5", "0.1").replace("0.4", "0.08"))
-        self.process: subprocess.Popen[str] | None = None
-        self.words = [sys.executable, "-m", "workbench", "run", "--model", "tiny-bert", "--task", "sst2", "--data", str(data)]
-        self.words += ["--cluster", str(folder / "two.toml"), "--epochs", str(EPOCHS), "--batch-size", "8", "--fidelity", "paced"]
-        self.words += ["--workdir", str(self.work), "--report", str(self.report)]
-        self.environment = os.environ | {
-            "TMPDIR": str(self.temporary),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "WORKBENCH_CACHE": str(cache),
-        }
-
-    def start(self, *more: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        self.process = subprocess.Popen(
-            [*before, *self.words, *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment,
-            start_new_session=True,
-            # A shell's background jobs ignore Ctrl-C, and so would we.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        return self.process
-
-    def wait_for_an_epoch(self, process: subprocess.Popen[str]) -> list[str]:
-        """Return what it said until the first of its epochs was done."""
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line.rstrip())
-            if line.startswith("epoch") and "done" in line:
-                return lines
-        raise AssertionError(f"the run ended early: {lines}")
-
-    def listening(self) -> tuple[list[psutil.Process], list[tuple[str, int]]]:
-        """Return its processes, and the ports on which they listen, each with its program's name."""
-        family = [child for child in psutil.process_iter() if self._owns(child)]
-        ports = []
-        for child in family:
-            name = next((word for word in child.cmdline() if word.startswith(("workbench.", "ipyparallel."))), "")
-            ports += [(name, other.laddr.port) for other in child.net_connections("tcp") if other.status == psutil.CONN_LISTEN]
-        return family, ports
-
-    def survivors(self) -> list[str]:
-        """Return what still runs or lies there of it, some seconds after its end."""
-        deadline = time.monotonic() + 10
-        left = ["not looked yet"]
-        while left and time.monotonic() < deadline:
-            # torch makes itself an empty folder when it is imported.
-            left = [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
-            for process in psutil.process_iter():
-                try:
-                    left += [" ".join(process.cmdline())] if self._owns(process) else []
-                except psutil.Error:
-                    continue
-            time.sleep(0.1)
-        return left
-
-    def _owns(self, process: psutil.Process) -> bool:
-        try:
-            return any(str(self.temporary) in word for word in process.cmdline())
-        except psutil.Error:
-            return False
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -42,16 +42,22 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     if plan.inference is not None:
         show_inference_plan(plan, plan.inference, cluster)
         return
+    by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
     rows = [
-        (f"{index}", f"{stage.start}-{stage.stop - 1}", ", ".join(f"{cluster.devices[s.rank].name}: {s.samples}" for s in stage.shares))
+        (
+            f"{index}",
+            f"{stage.start}-{stage.stop - 1}",
+            ", ".join(f"{cluster.devices[s.rank].name}: {s.queries if by_queries else s.samples}" for s in stage.shares),
+        )
         for index, stage in enumerate(plan.stages)
     ]
     if plan.cached is not None:
         rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))
-    micro = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"
-    print_table(
-        f"Plan {plan.partition()} {plan.grouping()} of {plan.method}, {micro}", ("stage", "layers", "samples of each micro-batch"), rows
-    )
+    parts, head = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}", "samples of each micro-batch"
+    if by_queries:
+        queries = sum(share.queries for share in plan.stages[0].shares)
+        parts, head = f"{queries} queries of {plan.micro_batch_size} samples", "queries of each step"
+    print_table(f"Plan {plan.partition()} {plan.grouping()} of {plan.method}, {parts}", ("stage", "layers", head), rows)
     if plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
@@ -75,9 +81,12 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
 
 
 def _training_lines(report: Report) -> list[str]:
+    plan = report.plan
+    queries = sum(share.queries for share in plan.stages[0].shares)
+    of_a_step = f"{queries} queries of {plan.micro_batch_size} samples" if queries else ""
     lines = [
-        f"Plan        layers {report.plan.partition()} on device groups {report.plan.grouping()}, "
-        f"{report.plan.num_micro_batches} micro-batches of {report.plan.micro_batch_size}",
+        f"Plan        layers {plan.partition()} on device groups {plan.grouping()}, "
+        + (of_a_step or f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"),
     ]
     if report.metrics:
         lines.append(f"Test        {metrics_text(report.metrics)}")
@@ -88,7 +97,7 @@ def _training_lines(report: Report) -> list[str]:
     if cached:
         ratio = f", {_mean(full) / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
         lines.append(f"            {_seconds(cached)} from the activation cache{ratio}")
-    return lines + _steps(report)
+    return lines + _steps(report) + _traffic(report)
 
 
 def _device(cluster: Cluster, rank: int) -> str:
@@ -110,6 +119,15 @@ def _steps(report: Report) -> list[str]:
     if swept:
         lines.append(f"Prediction  median deviation {_median(swept):.1%} over {len(swept)} plans")
     return lines
+
+
+def _traffic(report: Report) -> list[str]:
+    """Return what travels in a step beside what first-order data parallelism would move, where a method counts both."""
+    sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
+    first_order = report.bytes.get("sent in a step of first-order data parallelism")
+    if sent is None or not first_order:
+        return []
+    return [f"Sent        {sent:,} bytes in a step, by all devices; first-order data parallelism would send {first_order:,}"]
 
 
 def _mean(epochs: list[EpochRecord]) -> float:

@@ -229,6 +229,8 @@ def _query_rows(report: Report) -> list[tuple[str, str]]:
     rows = [("Steps", f"{max(len(predicted), len(measured))}, no backward pass"), ("Step, median", ", ".join(words))]
     if (sent := report.bytes.get("sent in a step, measured")) is not None:
         rows.append(("Sent in a step", f"{byte_unit(sent).text(sent)}, all devices together"))
+    if first_order := report.bytes.get("sent in a step of first-order data parallelism"):
+        rows.append(("Of first-order", f"{byte_unit(first_order).text(first_order)}, the gradients of the same values"))
     if report.metrics:
         rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
     return rows

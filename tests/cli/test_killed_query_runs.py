@@ -1,0 +1,66 @@
+"""`workbench run --method p_rge` killed in mid-run: nothing is left running, and the same command with --resume ends the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from run_command import Command
+from tiny_job import write_data
+
+from workbench.core.report import Report
+from workbench.models.zeroth_order import read_log
+
+STEPS = 30
+JOB = ("--method", "p_rge", "--model", "tiny-llama-2", "--batch-size", "2", "--micro-batches", "1", "--learning-rate", "0.005")
+OPTIONS = ("--option", "queries=4", "--option", f"steps={STEPS}")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def steps_of(command: Command) -> Path:
+    return command.work / "steps" / "log.jsonl"
+
+
+def wait_for_steps(command: Command, count: int) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert command.process is not None
+        assert command.process.poll() is None, "the run ended early"
+        if steps_of(command).is_file() and len(steps_of(command).read_bytes().splitlines()) > count:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no step was made")
+
+
+def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    data, cache = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("cache")
+    whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
+    try:
+        process = whole.start()
+        said, told = process.communicate(timeout=240)
+        assert process.returncode == 0, told
+        assert "accuracy" in said
+        assert "first-order data parallelism would send" in said  # what its gradients would have moved stands beside what travelled
+        process = killed.start()
+        wait_for_steps(killed, 5)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert killed.survivors() == []
+        _, kept = read_log(steps_of(killed))
+        assert 5 <= len(kept) < STEPS
+        process = killed.start("--resume")
+        _, told = process.communicate(timeout=240)
+        assert process.returncode == 0, told
+        assert f"of {STEPS} steps" in " ".join(Report.read(killed.report).notes)
+        assert steps_of(killed).read_bytes() == steps_of(whole).read_bytes()
+        assert (killed.work / "adapter" / "trained.safetensors").read_bytes() == (
+            whole.work / "adapter" / "trained.safetensors"
+        ).read_bytes()
+        assert killed.survivors() == []
+    finally:
+        whole.end()
+        killed.end()
