@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,32 @@ def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining
     assert [step for step, _ in run.losses] == [1, 2] and run.scores[0][0] == "before"
     assert run.scores[1][1] == run.scores[2][1] and "after 2 steps in the engine" in str(run) and "<table>" in run._repr_html_()
     assert torch.equal(training.model.trainables.flat, before) and training.curve.steps == 0
+    # Interrupted, it leaves the training as it was: what it had made is in no log.
+    monkeypatch.setattr(_StandIn, "theta", lambda engine: pytest.fail("went on"))
+    made = _StandIn.step
+
+    def dies(engine: _StandIn, batch: PromptBatch, learning_rate: float) -> EngineStep:
+        if engine.step_number == 1:
+            raise KeyboardInterrupt
+        return made(engine, batch, learning_rate)
+
+    monkeypatch.setattr(_StandIn, "step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        continue_in_engine(training, tmp_path, steps=2)
+    assert torch.equal(training.model.trainables.flat, before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
+def test_the_real_engine_goes_on_beside_pytorch(tmp_path: Path) -> None:
+    training = QueryTraining(replace(SETTINGS, model="tiny-llama-1"))
+    training.run(2)
+    before = training.model.trainables.flat.clone()
+    run = continue_in_engine(training, tmp_path, steps=3)
+    assert run.file_bytes == (tmp_path / "training.pte").stat().st_size > 10_000
+    assert [step for step, _ in run.losses] == [step for step, _ in run.eager] == [3, 4, 5]
+    assert run.difference < 1e-4 and run.values < 1e-3 and run.scores[1][1] == run.scores[2][1]
+    assert torch.equal(training.model.trainables.flat, before)
 
 
 def test_the_engine_says_so_where_it_is_not_installed(training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,14 @@ def export(
         backend=backend,  # type: ignore[arg-type]
         noise=noise,  # type: ignore[arg-type]
     )
-    from workbench.models.loading import require_known
+    from workbench.models.loading import model_facts, require_known
     from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 
     require_known(model)
+    if max_length > (context := model_facts(model).max_length):
+        raise ConfigError(
+            f"A program for prompts of {max_length} tokens was asked for.", f"'{model}' reads {context}.", "Lower --max-length."
+        )
     loaded = load_causal_model(model, TrainableConfig(rank=rank, alpha=alpha, seed=seed))
     if prompts is not None:
         say(f"Tokenizing the prompts of {task}")

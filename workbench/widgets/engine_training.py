@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.models.inference_engine import EngineBackend, EngineConfig, EngineTrainer, export_program, require_executorch
@@ -96,8 +97,28 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, bac
     with _native_messages_dropped():
         engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
     engine.step_number = training.curve.steps
-    estimator, begun = Prge(training.model, settings.zeroth_order), theta.detach().clone()
-    before = [("before", training.score())]
+    with _put_back(theta) as begun:
+        made = _steps_beside(engine, training, steps)
+        trained, kept = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
+        scores = [(f"after {steps} steps in PyTorch", training.score())]
+        with torch.no_grad():
+            theta.copy_(trained)
+            scores.append((f"after {steps} steps in the engine", training.score()))
+            theta.copy_(begun)
+        scores.insert(0, ("before", training.score()))
+    return replace(
+        made,
+        path=exported.path,
+        file_bytes=exported.file_bytes,
+        export_s=exported.export_s,
+        values=float((trained - kept).abs().max() / kept.abs().max().clamp(min=1e-30)),
+        scores=tuple(scores),
+    )
+
+
+def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) -> EngineRun:
+    """Make the same steps in the engine and in PyTorch."""
+    settings, estimator = training.settings, Prge(training.model, training.settings.zeroth_order)
     losses, eager, difference, seconds, eager_seconds = [], [], 0.0, [], []
     for at in range(training.curve.steps, training.curve.steps + steps):
         batch = training.batch(at)
@@ -111,24 +132,20 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, bac
         eager.append((at + 1, result.loss))
         pairs = zip(ours.losses, result.losses.tolist(), strict=True)
         difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
-    trained, kept = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
-    scores = [*before, (f"after {steps} steps in PyTorch", training.score())]
-    with torch.no_grad():
-        theta.copy_(trained)
-        scores.append((f"after {steps} steps in the engine", training.score()))
-        theta.copy_(begun)
     return EngineRun(
-        path=exported.path,
-        file_bytes=exported.file_bytes,
-        export_s=exported.export_s,
-        losses=tuple(losses),
-        eager=tuple(eager),
-        difference=difference,
-        values=float((trained - kept).abs().max() / kept.abs().max().clamp(min=1e-30)),
-        step_s=median(seconds),
-        eager_step_s=median(eager_seconds),
-        scores=tuple(scores),
+        losses=tuple(losses), eager=tuple(eager), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds)
     )
+
+
+@contextmanager
+def _put_back(theta: Tensor) -> Iterator[Tensor]:
+    """Yield what the trained values are, and make them so again at the end, however it comes: the log knows nothing of these steps."""
+    begun = theta.detach().clone()
+    try:
+        yield begun
+    finally:
+        with torch.no_grad():
+            theta.copy_(begun)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from workbench.models.inference_engine import EngineConfig, EngineTrainer, expor
 from workbench.models.inference_engine.modules import TrainStep
 from workbench.models.inference_engine.prompts import EnginePrompts
 from workbench.models.inference_engine.rewriting import engine_attention, exportable
-from workbench.models.zeroth_order import TrainableConfig, load_causal_model
+from workbench.models.zeroth_order import TrainableConfig, TrainedDescription, load_causal_model, load_trained, read_log
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 
 needs_executorch = pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
@@ -84,17 +84,17 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Return an exported program of a Llama and the model that it was made from."""
+    """Return an exported program of a Llama of six layers and the model that it was made from."""
     path = tmp_path_factory.mktemp("engine") / "llama.pte"
-    model = load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
-    return export_program(model, path, CONFIG, name="tiny-llama-1"), model
+    model = load_causal_model("tiny-llama", TrainableConfig(rank=4))
+    return export_program(model, path, CONFIG, name="tiny-llama"), model
 
 
 @needs_executorch
 @pytest.mark.slow
 def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
     result, model = program
-    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-1")
+    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama")
     size = trainer.description.num_values
     logs = []
     for number in range(100):
@@ -104,13 +104,13 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
         np.testing.assert_allclose(made.losses, expected.numpy(), rtol=1e-4)
     theta = trainer.theta()
     assert np.abs(theta).max() > 0.01
-    np.testing.assert_allclose(theta, eager.theta(), atol=2e-5)
-    np.testing.assert_allclose(theta, replayed(np.zeros(size), logs), atol=2e-5)
+    np.testing.assert_allclose(theta, eager.theta(), atol=1e-4)
+    np.testing.assert_allclose(theta, replayed(np.zeros(size), logs), atol=1e-4)
     # Back in PyTorch: the values by name, and the losses of the program's own perturbed copies.
     model.trainables.load_state({name: torch.from_numpy(values.copy()) for name, values in trainer.named().items()})
     given = batch(1000)
     trained, own = model.part_losses(given), torch.from_numpy(trainer.copies())
-    before = load_causal_model("tiny-llama-1", TrainableConfig(rank=4)).part_losses(given)
+    before = load_causal_model("tiny-llama", TrainableConfig(rank=4)).part_losses(given)
     assert (trained - before).abs() > 1e-3
     last = trainer.step(given, RATE)
     model.trainables.bind(torch.from_numpy(trainer.copies()))
@@ -179,6 +179,38 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
     refused = CliRunner().invoke(app, [*words[:3], "--seed", "1", "--log", str(tmp_path / "log.jsonl")])
     assert refused.exit_code == 2
     assert "another run's" in refused.stderr
+
+
+@needs_executorch
+@pytest.mark.slow
+def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> None:
+    """What the engine has trained comes back with its own rank, alpha and A, and predicts what its log makes PyTorch predict."""
+
+    def invoke(*words: str) -> dict:
+        done = CliRunner().invoke(app, [*words, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    program, rows, out, log = (str(tmp_path / name) for name in ("llama.pte", "sentiment.npz", "trained.safetensors", "log.jsonl"))
+    shape = ("--queries", "2", "--batch-size", "2", "--max-length", "64", "--rank", "2", "--alpha", "6", "--seed", "7")
+    exported = invoke("export", program, "--model", "tiny-llama-1", *shape, "--prompts", rows, "--train-samples", "30")
+    assert exported["description"]["trainable"]["alpha"] == 6
+    trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
+    assert trained["steps"] == len(trained["losses"]) == 5
+    loaded, description = load_trained(out)
+    assert description == TrainedDescription(model="tiny-llama-1", trainable=TrainableConfig(rank=2, alpha=6, seed=7))
+    again = load_causal_model("tiny-llama-1", description.trainable)
+    _, steps = read_log(tmp_path / "log.jsonl")
+    replayed_values = replayed(np.zeros(again.trainables.num_values), steps)
+    again.trainables.flat.copy_(torch.from_numpy(replayed_values))
+    given = SimpleNamespace(**vars(batch(1, length=40)))
+    torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
+    assert (loaded.logits_at(given) - load_causal_model("tiny-llama-1", description.trainable).logits_at(given)).abs().max() > 1e-2
+    score = invoke("score", out, "--samples", "12", "--max-length", "64")
+    assert (score["model"], score["samples"]) == ("tiny-llama-1", 12)
+    refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-llama-1", "--max-length", "200"])
+    assert refused.exit_code == 2
+    assert "'tiny-llama-1' reads 128. Lower --max-length." in refused.stderr
 
 
 @needs_executorch

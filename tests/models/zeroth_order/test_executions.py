@@ -1,6 +1,7 @@
 """All executions are one estimator, and that the one of the definition (P-RGE, Algorithm 1 to 3): the central test."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,29 @@ def test_every_execution_gives_the_losses_of_the_definition(family):
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=0)
     torch.testing.assert_close(Mezo(model, ESTIMATE).losses(batch, 3), torch.tensor(expected), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "technique"),
+    [("llama", "lora_fa"), ("llama", "lora"), ("gpt2", "dora"), ("opt", "vera"), ("bart", "lora_fa"), ("bert", "lora")],
+)
+def test_every_execution_makes_the_same_updates(family, technique):
+    """Five steps of each, and of MeZO in place, from the same weights, seeds and samples."""
+
+    def trained(make):
+        model = load_causal_model(f"tiny-{family}-2", replace(CONFIG, technique=technique), dtype=torch.float64)
+        begun, estimator = model.trainables.flat.clone(), make(model)
+        for step in range(5):
+            estimator.step(prompts(family, seed=step), step)
+        return model.trainables.flat - begun
+
+    rate = 1.0 if technique == "vera" else 0.01  # two vectors change little
+    expected = trained(lambda model: Prge(model, estimate(execution="sequential", learning_rate=rate)))
+    assert expected.abs().max() > 1e-3
+    for execution, copies in EXECUTIONS[1:]:
+        found = trained(lambda model, e=execution, c=copies: Prge(model, estimate(execution=e, copies=c, learning_rate=rate)))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(trained(lambda model: Mezo(model, estimate(learning_rate=rate))), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_is_the_definition_of_the_gradient():
