@@ -1,10 +1,12 @@
 """The benchmark of P-RGE with a tiny model: what it compares, not how fast."""
 
+from importlib.util import find_spec
+
 import pytest
 
-from workbench.bench import p_rge
+from workbench.bench import p_rge, p_rge_engine, p_rge_memory
 from workbench.bench.p_rge_batches import prompts
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 
 
 def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():
@@ -30,6 +32,27 @@ def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
     seconds = p_rge.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 5)
     assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert [len(each) for each in seconds.values()] == [2, 2]
+
+
+@pytest.mark.slow
+def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told():
+    inference, training = (p_rge_memory.peak_bytes(side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE"))
+    assert 0 < inference < 200e6
+    assert 0 < training < 2 * inference
+    with pytest.raises(RuntimeSetupError, match=r"The peak memory of .inference. was to be measured.*nosuch"):
+        p_rge_memory.peak_bytes("inference", "nosuch", 32, 1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
+def test_the_engine_is_compared_with_the_same_steps_in_pytorch():
+    made = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4),))
+    [point] = made["points"]
+    assert (point["steps"], point["q"], point["E"]) == (4, 2, 2)
+    assert 0 < point["largest_relative_deviation"] < 1e-4
+    assert point["file_mb"] > 0.01
+    assert point["ratio"] == pytest.approx(point["engine_ms"] / point["eager_ms"])
+    assert min(point["engine_peak_mb"], point["eager_peak_mb"]) > 0
 
 
 def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():

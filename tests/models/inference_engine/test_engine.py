@@ -22,6 +22,7 @@ from workbench.models.inference_engine.prompts import EnginePrompts
 from workbench.models.inference_engine.rewriting import engine_attention, exportable
 from workbench.models.zeroth_order import TrainableConfig, TrainedDescription, load_causal_model, load_trained, read_log
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
+from workbench.runtime.memory import read_memory
 
 needs_executorch = pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
 CONFIG = EngineConfig(queries=2, batch_size=3, sequence_length=12, num_targets=2)
@@ -117,6 +118,19 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
     np.testing.assert_allclose(model.part_losses(given, 4).detach().numpy(), last.losses, rtol=1e-4)
     model.trainables.bind(None)
     assert not torch.equal(own, torch.from_numpy(trainer.copies()))
+
+
+@needs_executorch
+@pytest.mark.slow
+def test_memory_does_not_grow_with_steps(program) -> None:
+    result, _ = program
+    trainer, given = EngineTrainer(result.path, threads=1), batch(0)
+    for _ in range(100):
+        trainer.step(given, 1e-6)
+    before = read_memory().rss_bytes
+    for _ in range(1000):
+        trainer.step(given, 1e-6)
+    assert read_memory().rss_bytes - before < 4 << 20
 
 
 @needs_executorch

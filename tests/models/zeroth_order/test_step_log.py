@@ -110,9 +110,10 @@ def test_noise_is_standard_normal_and_differs_between_queries():
     assert correlation.abs().max() < 6 * rows.shape[1] ** -0.5
 
 
-def test_memory_does_not_grow_with_steps():
+@pytest.mark.parametrize("made", [Prge, Mezo])
+def test_memory_does_not_grow_with_steps(made):
     model = load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
-    estimator, batch = Prge(model, ZerothOrderConfig(queries=1, learning_rate=1e-4)), prompts(lengths=(4,))
+    estimator, batch = made(model, ZerothOrderConfig(queries=1, learning_rate=1e-4)), prompts(lengths=(4,))
 
     def held():
         gc.collect()
