@@ -23,7 +23,7 @@ def test_sides_take_turns_and_ratios_are_taken_round_by_round():
     assert seen == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert [len(each) for each in seconds.values()] == [2, 2]
     point = p_rge._ratio_point("steps", 1, 1, [4.0, 9.0, 8.0], [2.0, 3.0, 4.0])
-    assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["mezo_ms"]) == (2.0, 2.0, 3.0, 8000.0)
+    assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["against_ms"]) == (2.0, 2.0, 3.0, 8000.0)
 
 
 def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
@@ -62,9 +62,14 @@ def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
     assert set(made["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
     assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in made["points"])
     assert made["smallest_ratio"] == min(point["ratio"] for point in made["points"])
+    copies = p_rge.bench(lambda line: None, only=("copies",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 4)), rounds=1)
+    assert [(point["q"], point["E"], point["against"]) for point in copies["points"]] == [
+        (1, 1, "all copies kept"),
+        (2, 1, "all copies kept"),
+    ]
     stored = p_rge.bench(lambda line: None, only=("quantized",), model="tiny-llama-2", length=24, grid=((1, 1), (1, 2)), rounds=1)
     assert [(point["section"], point["weights"], point["E"]) for point in stored["points"]] == [
         (section, storage, batch) for storage in ("nf4", "int8") for section, batch in (("quantized", 1), ("quantized", 2), ("steps", 1))
     ]
-    with pytest.raises(ConfigError, match=r"steps, full, quantized, memory.*Did you mean 'memory'"):
+    with pytest.raises(ConfigError, match=r"steps, copies, full, quantized, memory.*Did you mean 'memory'"):
         p_rge.bench(only=("memori",))

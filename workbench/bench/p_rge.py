@@ -17,6 +17,7 @@ from workbench.models.quantization import QuantizationConfig
 from workbench.models.quantization.config import StorageType
 from workbench.models.zeroth_order import (
     CausalModel,
+    Copies,
     Execution,
     FirstOrder,
     Mezo,
@@ -39,7 +40,7 @@ LEARNING_RATE = 1e-6
 STORAGES: tuple[StorageType, ...] = ("nf4", "int8")
 STORED = ((1, 1), (4, 1))
 """(q, E) at which whole steps are compared on stored weights too."""
-SECTIONS = ("steps", "full", "quantized", "memory")
+SECTIONS = ("steps", "copies", "full", "quantized", "memory")
 
 Step = Callable[[int], object]
 Progress = Callable[[str], None]
@@ -56,7 +57,8 @@ def bench(
 ) -> dict[str, Any]:
     """Return step times of each side and their ratios, with the spread over the rounds, and peak memory of child processes.
 
-    only: sections to measure: steps, full (MeZO over all parameters), quantized, memory; none is all.
+    only: sections to measure: steps, copies (all of B kept, or made layer by layer), full (MeZO over all parameters), quantized, memory;
+    none is all.
     grid: (q, E) pairs, None for all of QUERIES x BATCHES.  Every row of a batch has `length` tokens.
     Raises ConfigError for an unknown section.
     """
@@ -81,6 +83,8 @@ def _bench(
     data = prompts(model, length)
     if "steps" in sections:
         points += _step_points(load_causal_model(model, TrainableConfig()), data, grid, rounds, progress, "float32")
+    if "copies" in sections:
+        points += _copies_points(load_causal_model(model, TrainableConfig()), data, grid, rounds, progress)
     if "full" in sections:
         points += _full_points(model, data, rounds, progress)
     if "quantized" in sections:
@@ -125,6 +129,21 @@ def _step_points(
         point = _ratio_point("steps", queries, batch, seconds["MeZO"], seconds["P-RGE"])
         others = {f"{execution}_ms": 1e3 * median(tried[execution]) for execution in estimators}
         found.append(point | {"weights": storage, "execution": chosen, "tried": others})
+        progress(_line(found[-1]))
+    return found
+
+
+def _copies_points(
+    model: CausalModel, data: Prompts, grid: Sequence[tuple[int, int]], rounds: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Return steps with all perturbed copies kept over steps with one B, whose copies are made for one layer at a time, for E = 1."""
+    found = []
+    for queries in dict.fromkeys(queries for queries, _ in grid):
+        config, rows = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE), data.rows(1)
+        sides = {copies: _steps(Prge(model, replace(config, copies=copies)), rows) for copies in get_args(Copies)}
+        seconds = interleaved(sides, rounds)
+        point = _ratio_point("copies", queries, 1, seconds["kept"], seconds["per_layer"])
+        found.append(point | {"weights": "float32", "execution": config.execution})
         progress(_line(found[-1]))
     return found
 
@@ -216,6 +235,15 @@ def _sensible(queries: int) -> tuple[Execution, ...]:
     return tuple(one for one in known if queries > 1 or one in ("sequential", "both"))
 
 
+AGAINST = {
+    "steps": "MeZO, LoRA-FA",
+    "copies": "all copies kept",
+    "full": "MeZO, all parameters",
+    "quantized": "one sign after the other",
+}
+"""What P-RGE is compared with in each section."""
+
+
 def _ratio_point(section: str, queries: int, batch: int, slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
     """Return a point: medians, and the ratio round by round."""
     ratios = [one / other for one, other in zip(slow, fast, strict=True)]
@@ -223,7 +251,8 @@ def _ratio_point(section: str, queries: int, batch: int, slow: Sequence[float], 
         "section": section,
         "q": queries,
         "E": batch,
-        "mezo_ms": 1e3 * median(slow),
+        "against": AGAINST[section],
+        "against_ms": 1e3 * median(slow),
         "prge_ms": 1e3 * median(fast),
         "ratio": median(ratios),
         "ratio_min": min(ratios),
@@ -232,7 +261,6 @@ def _ratio_point(section: str, queries: int, batch: int, slow: Sequence[float], 
 
 
 def _line(point: Mapping[str, Any]) -> str:
-    return (
-        f"{point['section']} {point['weights']} q={point['q']} E={point['E']}: {point['mezo_ms']:.0f} ms over {point['prge_ms']:.0f} ms"
-        f" ({point['execution']}) = {point['ratio']:.2f} ({point['ratio_min']:.2f} to {point['ratio_max']:.2f})"
-    )
+    sides = f"{point['against']} {point['against_ms']:.0f} ms over P-RGE {point['prge_ms']:.0f} ms ({point['execution']})"
+    ratio = f"{point['ratio']:.2f} ({point['ratio_min']:.2f} to {point['ratio_max']:.2f})"
+    return f"{point['weights']} q={point['q']} E={point['E']}: {sides} = {ratio}"

@@ -27,7 +27,7 @@ def bench(
     only: Annotated[
         str,
         typer.Option(
-            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, full,"
+            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
             " quantized, memory."
         ),
     ] = "",

@@ -79,7 +79,7 @@ def train(
     program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
     prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
     steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
-    learning_rate: LearningRate = 1e-3,
+    learning_rate: LearningRate = 2e-3,
     seed: Seed = DEFAULTS.seed,
     threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
     log: Annotated[Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")] = None,

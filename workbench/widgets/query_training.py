@@ -36,7 +36,7 @@ class TrainingSettings:
     queries: int = 4
     batch_size: int = 4
     epsilon: float = 1e-2
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     seed: int = 0
     train_samples: int = 1000
     validation_samples: int = 200
