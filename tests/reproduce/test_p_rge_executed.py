@@ -76,6 +76,8 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
 def test_trainings_are_told_apart_and_bad_ones_refused():
     assert SMALL.run_digest == replace(SMALL, steps=9, score_every=5).run_digest != replace(SMALL, seed=1).run_digest
     assert len({SMALL.digest, replace(SMALL, steps=9).digest, replace(SMALL, learning_rate=1e-3).digest}) == 3
+    among = replace(SMALL, loss="label_words")
+    assert len({one.run_digest for one in (SMALL, among)}) == len({one.curve_digest for one in (SMALL, among)}) == 2
     with pytest.raises(ConfigError, match="There are zero-shot"):
         replace(SMALL, method="magic")
     with pytest.raises(ConfigError, match="-1 steps"):
@@ -97,6 +99,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
         "MeZO (LoRA-FA)",
         "P-RGE (q=4)",
         executed_table2.LONG,
+        executed_table2.VOCABULARY,
         executed_table2.FEWER_STEPS,
         "FO-Adam (LoRA-FA)",
     )
@@ -109,7 +112,8 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert set(made.series) == set(kept[2:])
     table = made.tables[0]
     seeds = {row[0]: len(str(row[-1]).split(", ")) for row in table.rows}
-    assert {name for name, count in seeds.items() if count == 1} == {"zero-shot", "calibrated", "FO-Adam (LoRA-FA)"}
+    alone = {"zero-shot", "calibrated", executed_table2.VOCABULARY, "FO-Adam (LoRA-FA)"}
+    assert {name for name, count in seeds.items() if count == 1} == alone
     rates = {row[0]: row[4] for row in table.rows if row[3]}
     assert rates["P-RGE (q=4)"] == rates[executed_table2.FEWER_STEPS]
     assert rates["P-RGE (q=4)"] in executed_settings.RATES["P-RGE", "lora_fa"]

@@ -41,6 +41,7 @@ def batch(seed: int, count: int = 3, length: int = 12) -> SimpleNamespace:
         targets=torch.randint(4, 200, (count, 2), generator=generator),
         positions=torch.stack([lengths - 2, lengths - 1], dim=1),
         target_mask=chosen,
+        choices=None,
     )
 
 

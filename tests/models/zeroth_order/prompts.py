@@ -19,6 +19,7 @@ class Prompts:
     positions: Tensor
     target_mask: Tensor
     decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
 
 
 def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:

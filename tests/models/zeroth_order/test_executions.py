@@ -61,6 +61,22 @@ def test_every_execution_gives_the_losses_of_the_definition(family):
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_loss_among_some_tokens_knows_no_others(family):
+    """MeZO's own, for classifications: what the model gives to other words makes no difference."""
+    model, batch = started(family, dtype=torch.float64), prompts(family)
+    choices = torch.cat([batch.targets[batch.target_mask], torch.tensor([7, 1000])]).unique()
+    logits = model.logits_at(batch)[..., choices].double()
+    wanted = (batch.targets[..., None] == choices).long().argmax(dim=-1)
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+    expected = ((each * batch.target_mask).sum(dim=1) / batch.target_mask.sum(dim=1)).mean()
+    among = replace(batch, choices=choices)
+    assert model.part_losses(among).item() == pytest.approx(float(expected), rel=1e-5)
+    assert model.part_losses(batch).item() > float(expected) + 1
+    losses = [Prge(model, estimate(execution=execution)).losses(among, 0) for execution in ("sequential", "both")]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("family", "technique"),
     [("llama", "lora_fa"), ("llama", "lora"), ("gpt2", "dora"), ("opt", "vera"), ("bart", "lora_fa"), ("bert", "lora")],

@@ -31,6 +31,7 @@ class MadeUpBatch:
     positions: Tensor
     target_mask: Tensor
     decoder_ids: Tensor | None = None
+    choices: None = None
 
     @classmethod
     def of(cls, ids: Tensor) -> MadeUpBatch:

@@ -37,6 +37,7 @@ class PRGEOptions:
     queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None is the job's epochs.
     execution: which passes run side by side; 'auto' is what is fastest by the profile and fits.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
+    loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
     technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
     after_loss: what becomes of the step in which a device dies: it is made from the other devices' queries ('drop'), or it is repeated,
     with all q ('repeat'), so that the run is what it would have been.
@@ -51,6 +52,7 @@ class PRGEOptions:
     steps: int | None = None
     execution: Choice = "auto"
     words: str = ""
+    loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
     rank: int = 16
     alpha: float = 32.0
@@ -187,6 +189,8 @@ def prepare(job: Job) -> PreparedJob:
     max_length = min(job.max_length, facts.max_length)
     tokenizer = load_tokenizer(job.model)
     train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=facts.is_causal, max_length=max_length)
+    if options.loss == "label_words":
+        train = train.among_label_words()
     require_room(task, tokenizer, is_causal=facts.is_causal, max_length=max_length)
     predicts_words = facts.is_causal or facts.num_encoder_layers is not None
     trainable = TrainableConfig(

@@ -25,6 +25,7 @@ class _Prompts:
     positions: Tensor
     target_mask: Tensor
     decoder_ids: Tensor | None
+    choices: None = None
 
 
 class DualForwardingModel(nn.Module):

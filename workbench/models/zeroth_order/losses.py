@@ -1,4 +1,7 @@
-"""Losses of each part of a batch: cross-entropy over the whole vocabulary where the label words stand (P-RGE, Appendix D.2)."""
+"""Losses of each part of a batch: cross-entropy where the label words stand, over the whole vocabulary (P-RGE, Appendix D.2).
+
+Or among the label words alone, as MeZO takes it for classifications (Malladi et al., NeurIPS 2023), where a batch has `choices`.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,11 @@ class PromptLike(Protocol):
         """(n, k) bool, which of them are real."""
         ...
 
+    @property
+    def choices(self) -> Tensor | None:
+        """(c,) int64, the tokens among which the loss is, every target one of them; None: the whole vocabulary."""
+        ...
+
 
 class Head(Protocol):
     """A language model head.  weight: (V, d), a tensor or a stored one."""
@@ -82,7 +90,7 @@ def word_losses(
     else:
         rows = hidden.view(num_parts, -1, hidden.shape[-1])[:, packing.firsts[sample] + position]
     target = batch.targets[sample, column].repeat(num_parts)
-    losses = _cross_entropy(norm(rows).flatten(0, 1), target, head).view(num_parts, -1)
+    losses = _cross_entropy(norm(rows).flatten(0, 1), target, head, batch.choices).view(num_parts, -1)
     weight = 1 / (batch.target_mask.sum(dim=1) * count)
     return losses @ weight[sample]
 
@@ -109,9 +117,17 @@ def shifted(targets: Tensor, target_mask: Tensor, start_id: int) -> Tensor:
     return torch.cat([known.new_full((len(known), 1), start_id), known], dim=1)
 
 
-def _cross_entropy(rows: Tensor, target: Tensor, head: Head) -> Tensor:
+def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | None) -> Tensor:
     """Return (m,) float32 of normed hidden states (m, d), a few rows of logits at a time."""
     size = max(1, MAX_LOGITS // head.weight.shape[0])
+    if choices is not None:
+        whole, target = head, (target[:, None] == choices).long().argmax(dim=1)
+        return torch.cat(
+            [
+                F.cross_entropy(whole(some)[:, choices].float(), wanted, reduction="none")
+                for some, wanted in zip(rows.split(size), target.split(size), strict=True)
+            ]
+        )
     return torch.cat(
         [
             F.cross_entropy(head(some).float(), wanted, reduction="none")

@@ -19,6 +19,7 @@ class Trial:
     """All that a training's result depends on.
 
     P-RGE: both parallelizations.  MeZO: perturbed in place, one pass after another.  zero-shot, calibrated: no steps.
+    loss: over the whole vocabulary, or among the label words.
     technique: lora_fa, lora, dora, vera or full.  samples: at most so many in train, validation and test.
     score_every: steps between scores on the validation split.
     """
@@ -38,6 +39,7 @@ class Trial:
     max_length: int = 256
     score_every: int = 150
     samples: tuple[int, int, int] = (1000, 500, 1000)
+    loss: Literal["vocabulary", "label_words"] = "vocabulary"
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -49,6 +51,7 @@ class Trial:
     def name(self) -> str:
         """Return it in words, for a progress line."""
         words = f"{self.method} {self.technique} q={self.queries} E={self.batch_size} lr={self.learning_rate:g} seed {self.seed}"
+        words += ", loss among the label words" if self.loss == "label_words" else ""
         return words if self.steps else self.method
 
     @property

@@ -53,6 +53,8 @@ class Bench:
         counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), trial.samples, strict=True))
         task, tokenizer = load_prompt_task(trial.task, **counts), load_tokenizer(trial.model)
         train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=True, max_length=trial.max_length)
+        if trial.loss == "label_words":
+            train = train.among_label_words()
         return cls(task=task, tokenizer=tokenizer, train=train)
 
     def score(self, model: CausalModel, trial: Trial, split: Literal["validation", "test"]) -> float:
@@ -97,7 +99,7 @@ class Runner:
         return kept[trial.steps]
 
     def _bench(self, trial: Trial) -> Bench:
-        key = (trial.model, trial.task, trial.samples, trial.max_length)
+        key = (trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
         if key not in self._benches:
             self._benches[key] = Bench.load(trial)
         return self._benches[key]

@@ -25,6 +25,7 @@ class PromptBatch:
     bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its targets.
     decoder_ids: (n, s) int64 of an encoder-decoder, whose positions are the decoder's; None for others.  labels: (n,) int64, classes or
     right candidates; an encoder's targets are these, for a head of its own.  indices: where the rows are in their split.
+    choices: (c,) int64, the tokens among which the loss is; None: the whole vocabulary.
     """
 
     input_ids: Tensor
@@ -35,6 +36,7 @@ class PromptBatch:
     labels: Tensor
     indices: tuple[int, ...]
     decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -50,6 +52,7 @@ class PromptBatch:
             labels=self.labels.to(device),
             indices=self.indices,
             decoder_ids=None if self.decoder_ids is None else self.decoder_ids.to(device),
+            choices=None if self.choices is None else self.choices.to(device),
         )
 
 
@@ -102,7 +105,7 @@ def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, pad_to_m
         tokens = len(encoded.rows[too_long[0]].ids)
         raise ConfigError(f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length.")
     labels = [encoded.labels[index] for index in indices]
-    return batch_of(rows, labels, encoded.pad_id, indices, pad_to_multiple=pad_to_multiple, length=length)
+    return batch_of(rows, labels, encoded.pad_id, indices, pad_to_multiple=pad_to_multiple, length=length, choices=encoded.choices)
 
 
 def batch_of(
@@ -113,6 +116,7 @@ def batch_of(
     *,
     pad_to_multiple: int = 8,
     length: int | None = None,
+    choices: Sequence[int] = (),
 ) -> PromptBatch:
     """Return rows as tensors; all of one kind of model."""
     import torch
@@ -131,6 +135,7 @@ def batch_of(
         labels=torch.tensor(labels),
         indices=tuple(indices),
         decoder_ids=_padded_decoder(rows, pad_id) if has_decoder else None,
+        choices=torch.tensor(choices) if choices else None,
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class EncodedPrompts:
     """A split, ragged.  labels: classes or right candidates.  label_ids: of each class the token that stands for it (none without classes).
 
     num_cut: samples whose text was cut to fit.  Of an encoder, which predicts no tokens, targets are classes.
+    choices: the tokens among which a loss is to be; none: the whole vocabulary.
     """
 
     rows: tuple[EncodedRow, ...]
@@ -56,6 +57,7 @@ class EncodedPrompts:
     reader: Reader
     label_ids: tuple[int, ...] = ()
     num_cut: int = 0
+    choices: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,9 +72,20 @@ class EncodedPrompts:
         """Return the most targets that a sample has: k of a batch that holds it."""
         return max(len(row.targets) for row in self.rows)
 
+    def among_label_words(self) -> EncodedPrompts:
+        """Return the split with losses among its label words alone.  Raises ConfigError where there are none."""
+        if not self.label_ids:
+            raise ConfigError(
+                "A loss among the label words alone was asked for.",
+                "The task has no label words, or the model a head of its own.",
+                "Take the loss over the vocabulary.",
+            )
+        return replace(self, choices=self.label_ids)
+
     def digest(self) -> str:
         """Return a digest of all tokens in their order."""
-        digest = hashlib.sha256(repr((self.reader, self.label_ids)).encode())
+        what = (self.reader, self.label_ids, self.choices) if self.choices else (self.reader, self.label_ids)
+        digest = hashlib.sha256(repr(what).encode())
         for row in self.rows:
             digest.update(repr((row.ids, row.targets, row.first_position, row.decoder_ids)).encode())
         return digest.hexdigest()
