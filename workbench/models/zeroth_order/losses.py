@@ -121,16 +121,10 @@ def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | N
     """Return (m,) float32 of normed hidden states (m, d), a few rows of logits at a time."""
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if choices is not None:
-        whole, target = head, (target[:, None] == choices).long().argmax(dim=1)
-        return torch.cat(
-            [
-                F.cross_entropy(whole(some)[:, choices].float(), wanted, reduction="none")
-                for some, wanted in zip(rows.split(size), target.split(size), strict=True)
-            ]
-        )
-    return torch.cat(
-        [
-            F.cross_entropy(head(some).float(), wanted, reduction="none")
-            for some, wanted in zip(rows.split(size), target.split(size), strict=True)
-        ]
-    )
+        target = (target[:, None] == choices).long().argmax(dim=1)
+
+    def loss(some: Tensor, wanted: Tensor) -> Tensor:
+        logits = head(some) if choices is None else head(some)[:, choices]
+        return F.cross_entropy(logits.float(), wanted, reduction="none")
+
+    return torch.cat([loss(some, wanted) for some, wanted in zip(rows.split(size), target.split(size), strict=True)])
