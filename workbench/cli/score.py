@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,25 +39,19 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Answer a task's prompts by a model, zero-shot or trained by forward passes, and count what is right."""
-    from workbench.models.loading import load_tokenizer, model_facts, require_known
+    from workbench.models.loading import load_tokenizer, model_facts
     from workbench.models.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
     from workbench.tasks.prompts import evaluate, load_prompt_task
 
-    limit = {f"{split.value}_samples": samples}
-    found = load_prompt_task(task, data=data, **limit)
-    if find_trained(model) is not None:
-        loaded, description = load_trained(model)
-        name, what = description.model, f"{description.model} with the values of {model}"
-    else:
-        require_known(model)
-        facts = model_facts(model)
-        if not facts.is_causal and facts.num_encoder_layers is None:
-            raise ConfigError(
-                f"A zero-shot score of '{model}' was asked for.",
-                "It predicts no words: its head has yet to be trained.",
-                "Give a run's folder, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
-            )
+    trained = find_trained(model)
+    if trained is None:
+        _require_generating(model)
+    found = load_prompt_task(task, data=data, **{f"{split.value}_samples": samples})
+    if trained is None:
         loaded, name, what = load_causal_model(model, TrainableConfig()), model, f"{model}, zero-shot"
+    else:
+        loaded, description = load_trained(trained)
+        name, what = description.model, f"{description.model} with the values of {model}"
     facts = model_facts(name)
     chosen = getattr(found, split.value)
     say(f"{what}: {len(chosen)} prompts of {task}")
@@ -73,3 +68,24 @@ def score(
         print_json({"model": name, "task": task, "split": split.value, "samples": len(chosen), "metric": made.metric, "value": made.value})
     else:
         print(f"{made.metric:<11} {made.value:.3f}  ({split.value} split, {len(chosen)} samples, calibration: {calibration.value})")
+
+
+def _require_generating(model: str) -> None:
+    from workbench.models.loading import model_facts, require_known
+    from workbench.models.saving import DESCRIPTION
+
+    for folder in (Path(model), Path(model) / "adapter"):
+        if (folder / DESCRIPTION).is_file():
+            raise ConfigError(
+                f"A score of '{model}' on prompts was asked for.",
+                "It holds an adapter that another method trained: it answers samples, not prompts.",
+                "Its run printed its score on the test split; to predict with it, load it with load_adapter (README).",
+            )
+    require_known(model)
+    facts = model_facts(model)
+    if not facts.is_causal and facts.num_encoder_layers is None:
+        raise ConfigError(
+            f"A zero-shot score of '{model}' was asked for.",
+            "It predicts no words: its head has yet to be trained.",
+            "Give a run's folder, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+        )
