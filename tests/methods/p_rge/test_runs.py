@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
+from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_asked, one_pace, prepared_job, run, shared, theta, trained_by
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.seeds import query_seed
 from workbench.methods.base import Event
 from workbench.methods.p_rge import method as p_rge
-from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log
+from workbench.models.quantization import held_bytes
+from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
 
@@ -29,7 +29,7 @@ def _pace() -> Iterator[None]:
 
 def audit(prepared: PreparedJob, records: tuple[StepLog, ...]) -> None:
     """Recompute every scalar of a log at the weights that the steps before it make: devices with other weights would have found others."""
-    model = load_model(prepared.job.model, prepared.trainable, prepared.options.precision)
+    model = load_as_asked(prepared)
     estimator = Prge(model, prepared.zeroth_order(prepared.setting))
     for record in records:
         queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
@@ -67,6 +67,26 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
     if len(plan.stages) == 1:
         parts = {share.rank: 2 * share.queries + 1 for share in plan.stages[0].shares}
         assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
+
+
+@pytest.mark.parametrize(("precision", "compute"), [("float16", "float32"), ("nf4", None), ("bfloat16", None)])
+def test_weights_of_a_precision(precision: str, compute: str | None, engines: EngineCluster, tmp_path: Path) -> None:
+    """Stored in few bits on devices and in one process, and computed in float32 or in what was asked for, the updates are the same."""
+    prepared = prepared_job(precision=precision, compute_dtype=compute, steps=3)
+    model = load_as_asked(prepared)
+    assert model.dtype is (torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    whole = load_as_asked(prepared_job())
+    assert held_bytes(model.backbone) < 0.6 * held_bytes(whole.backbone)
+    _, logs, _ = in_one_process(prepared)
+    outcome = run(prepared, engines, shared(2, 1, 1), tmp_path)
+    trained, records = trained_by(outcome, prepared)
+    assert [record.seeds for record in records] == [log.seeds for log in logs]
+    tolerance = 0.5 if model.dtype is torch.bfloat16 else 1e-2  # a slope's rounding
+    for record, log in zip(records, logs, strict=True):
+        assert record.gradients == pytest.approx(log.gradients, abs=tolerance)
+    assert theta(trained).abs().max() > 1e-3
+    rounded = any("is too small for" in note for note in outcome.notes)
+    assert rounded == (model.dtype is torch.bfloat16 and smallest_epsilon(model) > prepared.options.epsilon)
 
 
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
@@ -146,6 +166,7 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"epsilon": 0.0}, "epsilon = 0"),
         ({"steps": 0}, "0 steps"),
         ({"step_s": -1.0}, "Steps of -1"),
+        ({"compute_dtype": "float8"}, "one of float32, float16, bfloat16, or left out"),
         ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. There are float32, .*Did you mean 'int8'"),
         ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.methods.p_rge.session import RankJob
-from workbench.models.quantization import QuantizationConfig
+from workbench.models.quantization import FloatType, QuantizationConfig
 from workbench.models.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -29,11 +29,21 @@ from workbench.runtime.memory import release_free_memory
 from workbench.tasks.prompts import PromptBatch
 
 
-def load_model(name: str, trainable: TrainableConfig, precision: Precision, span: tuple[int, int] | None = None) -> CausalModel:
-    """Return a model, or its layers [start, stop), frozen in a precision.  Raises as load_causal_model does."""
-    is_quantized = precision in ("int8", "nf4")
-    quantization = QuantizationConfig(storage=precision) if is_quantized else None
-    dtype = torch.float32 if is_quantized else getattr(torch, precision)
+def load_model(
+    name: str, trainable: TrainableConfig, precision: Precision, span: tuple[int, int] | None = None, compute: FloatType | None = None
+) -> CausalModel:
+    """Return a model, or its layers [start, stop), frozen in a precision.  Raises as load_causal_model does.
+
+    compute: the type of its activations, see PRGEOptions; weights of another are dequantized layer by layer.
+    """
+    if compute is None:
+        match precision:
+            case "int8" | "nf4":
+                compute = "float32"
+            case _:
+                compute = precision
+    quantization = None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
+    dtype = getattr(torch, compute)
     if span is None:
         return load_causal_model(name, trainable, quantization=quantization, dtype=dtype)
     return load_causal_stage(name, *span, trainable, quantization=quantization, dtype=dtype)
@@ -51,7 +61,7 @@ class StageCompute:
     def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
         # Also of a whole model: what is read layer by layer needs no more memory while it is read than afterwards.
-        self.model = load_model(rank_job.job.model, rank_job.trainable, self.precision, (start, stop))
+        self.model = load_model(rank_job.job.model, rank_job.trainable, self.precision, (start, stop), rank_job.compute_dtype)
         self.num_steps = 0
         self._estimators: dict[ZerothOrderConfig, Prge] = {}
         release_free_memory()

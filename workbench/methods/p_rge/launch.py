@@ -119,6 +119,7 @@ class Launcher:
             host_layers=host_layers,
             train=prepared.train,
             trainable=prepared.trainable,
+            compute_dtype=prepared.options.compute_dtype,
             estimator=prepared.zeroth_order(self.setting),
             change=history.changes[-1],
             records=tuple(history.records),

@@ -12,6 +12,7 @@ from workbench.core.profile import Grid, LayerProfile
 from workbench.core.schedule import STEP
 from workbench.methods.p_rge.compute import load_model
 from workbench.models.facts import ModelFacts
+from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import CausalModel, StepLog, TrainableConfig
 from workbench.planners.adaptive import Precision
 from workbench.profiler.timing import Call, time_grids
@@ -49,7 +50,14 @@ class MadeUpBatch:
 
 
 def measure_layers(
-    name: str, facts: ModelFacts, trainable: TrainableConfig, precision: Precision, *, max_length: int, budget_s: float = 40.0
+    name: str,
+    facts: ModelFacts,
+    trainable: TrainableConfig,
+    precision: Precision,
+    *,
+    max_length: int,
+    compute: FloatType | None = None,
+    budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.
 
@@ -59,7 +67,7 @@ def measure_layers(
     border, count = facts.num_encoder_layers, facts.num_layers
     stacks = [(0, count)] if border is None else [(0, border), (border, count)]
     spans = dict.fromkeys(span for start, stop in stacks for span in ((start, stop), (start, start + 1), (stop - 1, stop)))
-    models = {span: load_model(name, trainable, precision, None if span == (0, count) else span) for span in spans}
+    models = {span: load_model(name, trainable, precision, None if span == (0, count) else span, compute) for span in spans}
     for model in models.values():
         model.packs = False  # measured by rows and tokens
     lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)

@@ -87,12 +87,20 @@ class PRGE:
             "shape": asdict(prepared.facts),
             "trainable": asdict(replace(prepared.trainable, seed=0)),
             "precision": precision,
+            "compute_dtype": prepared.options.compute_dtype,
             "max_length": prepared.longest,
         }
 
         def measure() -> Profile:
             notify(Event("phase", message=f"Profiling this machine (once), weights in {precision}"))
-            layers = measure_layers(prepared.job.model, prepared.facts, prepared.trainable, precision, max_length=prepared.longest)
+            layers = measure_layers(
+                prepared.job.model,
+                prepared.facts,
+                prepared.trainable,
+                precision,
+                compute=prepared.options.compute_dtype,
+                max_length=prepared.longest,
+            )
             return Profile(model=prepared.job.model, method=METHOD, source="measured", layers=(layers,))
 
         profile, note = cached_profile(key, measure, refresh=refresh)

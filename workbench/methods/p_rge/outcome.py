@@ -109,7 +109,7 @@ def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRe
     precision = run.history.changes[-1].setting.precision
     model = run.model
     if precision != prepared.options.precision:
-        model = load_model(prepared.job.model, prepared.trainable, precision)
+        model = load_model(prepared.job.model, prepared.trainable, precision, compute=prepared.options.compute_dtype)
     ends = [
         min(end, len(records)) for end in range(prepared.steps_per_epoch, len(records) + prepared.steps_per_epoch, prepared.steps_per_epoch)
     ]

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.methods.options import read_options
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
+from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.planners.adaptive import PRECISIONS, Precision, Setting
 from workbench.planners.query_costs import METHOD, Choice, StepSize
@@ -39,6 +40,8 @@ class PRGEOptions:
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
     technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
+    compute_dtype: the type of activations, which weights of another are dequantized to, once a step; None is the weights' own, float32
+    where they are int8 or nf4.  A processor without instructions for 16 bits is many times faster in float32.
     after_loss: what becomes of the step in which a device dies: it is made from the other devices' queries ('drop'), or it is repeated,
     with all q ('repeat'), so that the run is what it would have been.
     adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
@@ -57,6 +60,7 @@ class PRGEOptions:
     rank: int = 16
     alpha: float = 32.0
     precision: Precision = "float32"
+    compute_dtype: FloatType | None = None
     after_loss: Literal["drop", "repeat"] = "drop"
     adapt: bool = False
     step_s: float | None = None

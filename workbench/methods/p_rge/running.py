@@ -48,10 +48,11 @@ class Run:
     ) -> None:
         """Open the folder.  setting: with which a new run begins.  Raises CacheError for another run's, ConfigError for files of none."""
         self.prepared, self.cluster, self.folder, self.profile_of, self.notify = prepared, cluster, folder, profile_of, notify
-        self.model = load_model(prepared.job.model, prepared.trainable, prepared.options.precision)
+        options = prepared.options
+        self.model = load_model(prepared.job.model, prepared.trainable, options.precision, compute=options.compute_dtype)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            warn_of_rounding(self.model, prepared.options.epsilon)
+            warn_of_rounding(self.model, options.epsilon)
         self.notes = tuple(str(one.message) for one in told)
         self.history = History(folder, prepared, self.model, resume=resume)
         if not self.history.records and setting != self.history.changes[-1].setting:

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.methods.common.session import StepTrace
 from workbench.methods.p_rge.layout import Change
+from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import StepLog, TrainableConfig, ZerothOrderConfig
 from workbench.planners.query_costs import Passing
 from workbench.tasks.prompts import EncodedPrompts
@@ -23,7 +24,7 @@ class RankJob:
     """Some steps of a run, under one plan and one setting; the same on every rank.
 
     cluster, plan, passings: of the devices that take part.  host_layers: seconds of every layer on one unslowed core, for pacing; None
-    runs as fast as it can.  train: the prompts.  change: the setting, from which step and sample on.
+    runs as fast as it can.  train: the prompts.  compute_dtype: as in PRGEOptions.  change: the setting, from which step and sample on.
     records: the steps that are done; theta is made from them.  last_step: the first that is not to be done.
     steps_per_epoch: for counting only.  trace_steps: steps of each epoch kept span by span.
     """
@@ -35,6 +36,7 @@ class RankJob:
     host_layers: tuple[LayerProfile, ...] | None
     train: EncodedPrompts
     trainable: TrainableConfig
+    compute_dtype: FloatType | None
     estimator: ZerothOrderConfig
     change: Change
     records: tuple[StepLog, ...]
