@@ -46,7 +46,7 @@ def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told()
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
 def test_the_engine_is_compared_with_the_same_steps_in_pytorch():
-    made = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4),))
+    made = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4, "label_words"),))
     [point] = made["points"]
     assert (point["steps"], point["q"], point["E"]) == (4, 2, 2)
     assert 0 < point["largest_relative_deviation"] < 1e-4

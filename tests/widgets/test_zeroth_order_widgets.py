@@ -149,6 +149,12 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert finished.curve.losses == curve.losses and finished.curve.baselines == curve.baselines
     assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
     assert again.trained() is finished and list(again.drawn().data[0].y) == [loss for _, loss in curve.losses]
+    kept = again.log_path
+    again.loss.value = "label_words"
+    among = again.trained()
+    assert again.log_path != kept and "among the label words" in again.drawn().layout.title.subtitle.text
+    # Of two words, beside all tokens.
+    assert max(loss for _, loss in among.curve.losses) < 2 < min(loss for _, loss in curve.losses)
     again.learning_rate.value = -1.0
     again.start()
     assert "learning_rate" in again.message.value
@@ -212,7 +218,7 @@ def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
 def test_the_real_engine_goes_on_beside_pytorch(tmp_path: Path) -> None:
-    training = QueryTraining(replace(SETTINGS, model="tiny-llama-1"))
+    training = QueryTraining(replace(SETTINGS, model="tiny-llama-1", loss="label_words"))
     training.run(2)
     before = training.model.trainables.flat.clone()
     run = continue_in_engine(training, tmp_path, steps=3)

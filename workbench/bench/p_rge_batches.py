@@ -23,8 +23,11 @@ class Prompts:
         return collate_prompts(self.encoded, [index % len(self.encoded) for index in range(count)])
 
 
-def prompts(model: str, length: int) -> Prompts:
-    """Return prompts of `length` tokens for a model: its tokens of real sentences, cut, the prompt's own end behind them."""
+def prompts(model: str, length: int, loss: str = "vocabulary") -> Prompts:
+    """Return prompts of `length` tokens for a model: its tokens of real sentences, cut, the prompt's own end behind them.
+
+    loss: 'vocabulary', or 'label_words' alone.
+    """
     task = load_prompt_task("sentiment", train_samples=SENTENCES)
     encoded = encode_prompts(task.train, task.prompt, load_tokenizer(model), is_causal=True, max_length=length)
     stream = list(chain.from_iterable(row.ids for row in encoded.rows))
@@ -43,5 +46,6 @@ def prompts(model: str, length: int) -> Prompts:
             pad_id=encoded.pad_id,
             reader=encoded.reader,
             label_ids=encoded.label_ids,
+            choices=encoded.label_ids if loss == "label_words" else (),
         )
     )

@@ -27,13 +27,17 @@ from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 from workbench.runtime.memory import read_memory
 from workbench.tasks.prompts import PromptBatch, collate_prompts
 
-POINTS = (("tiny-llama", 32, 2, 2, 100), ("SmolLM2-135M", 64, 4, 4, 20))
-"""Model, tokens, q, E, steps."""
+POINTS = (
+    ("tiny-llama", 32, 2, 2, 100, "vocabulary"),
+    ("SmolLM2-135M", 64, 4, 4, 20, "vocabulary"),
+    ("SmolLM2-135M", 64, 4, 4, 20, "label_words"),
+)
+"""Model, tokens, q, E, steps, what the loss is over."""
 THREADS, LEARNING_RATE = 2, 1e-3
 MEMORY_STEPS = 3
 _WAIT_S = 900
 
-Point = tuple[str, int, int, int, int]
+Point = tuple[str, int, int, int, int, str]
 
 
 def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] = POINTS) -> dict[str, Any]:
@@ -58,15 +62,16 @@ def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] 
 
 
 def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    model, length, queries, batch, steps = point
-    path = folder / f"{model}.pte"
+    model, length, queries, batch, steps, loss = point
+    path = folder / f"{model}-{loss}.pte"
     progress(f"Exporting {model}")
     causal = load_causal_model(model, TrainableConfig())
-    config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length)
+    rows = prompts(model, length, loss)
+    config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length, choices=rows.encoded.choices)
     exported = export_program(causal, path, config, name=model)
-    progress(f"{model}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side")
-    trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, queries, config.epsilon)
-    rows = prompts(model, length)
+    what = f"{model}, loss over the {loss.replace('_', ' ')}"
+    progress(f"{what}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side")
+    trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, config)
     engine_s, eager_s, deviations = [], [], []
     for step in range(steps):
         given = _batch(rows, batch, step)
@@ -78,9 +83,10 @@ def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
-    peaks = {side: peak_bytes(side, path, model, length, queries, batch) for side in ("engine", "eager")}
+    peaks = {side: peak_bytes(side, path, model, length, queries, batch, loss) for side in ("engine", "eager")}
     return {
         "model": model,
+        "loss": loss,
         "q": queries,
         "E": batch,
         "length": length,
@@ -99,9 +105,9 @@ def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[
 class Eager:
     """The dual-forwarding model in PyTorch, which takes noise and scalars as the program does."""
 
-    def __init__(self, causal: Any, queries: int, epsilon: float) -> None:
-        self.dual = DualForwardingModel(causal, queries=queries, epsilon=epsilon)
-        self.gradients, self.rate = torch.zeros(queries), torch.tensor(LEARNING_RATE)
+    def __init__(self, causal: Any, config: EngineConfig) -> None:
+        self.dual = DualForwardingModel(causal, queries=config.queries, epsilon=config.epsilon, choices=config.choices)
+        self.gradients, self.rate = torch.zeros(config.queries), torch.tensor(LEARNING_RATE)
 
     @torch.no_grad()
     def step(self, given: PromptBatch, log: StepLog) -> Tensor:
@@ -114,12 +120,12 @@ class Eager:
         return losses
 
 
-def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, batch: int) -> int:
+def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
     """Return the peak of a child process that loads and makes a few steps; the program's file counts where it is resident.
 
     Raises RuntimeSetupError with the child's words if it fails.
     """
-    command = [sys.executable, "-m", "workbench.bench.p_rge_engine", side, str(path), model, *map(str, (length, queries, batch))]
+    command = [sys.executable, "-m", "workbench.bench.p_rge_engine", side, str(path), model, *map(str, (length, queries, batch)), loss]
     surroundings = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
@@ -129,10 +135,10 @@ def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, bat
     return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
 
 
-def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int) -> int:
+def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
     """Return this process's peak over what it had with its libraries and no model."""
     torch.set_num_threads(THREADS)
-    rows = prompts(model, length)
+    rows = prompts(model, length, loss)
     bindings()
     load_causal_model("tiny-llama", TrainableConfig()).part_losses(prompts("tiny-llama", length).rows(1))  # all libraries have come up
     gc.collect()
@@ -146,7 +152,7 @@ def _child(side: str, path: Path, model: str, length: int, queries: int, batch: 
         causal = load_causal_model(model, TrainableConfig())
         gc.collect()
         _reset_peak()
-        eager = Eager(causal, queries, EngineConfig().epsilon)
+        eager = Eager(causal, EngineConfig(queries=queries, choices=rows.encoded.choices))
         for step in range(MEMORY_STEPS):
             eager.step(
                 _batch(rows, batch, step),
@@ -172,4 +178,5 @@ def _reset_peak() -> None:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))).decode())
+    length, queries, batch = map(int, sys.argv[4:7])
+    print(msgspec.json.encode(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7])).decode())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +13,17 @@ from workbench.cli.job import DEFAULTS, Data, LearningRate, MaxLength, Model, Sa
 from workbench.cli.output import Json, print_json, require_writable, say
 from workbench.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from workbench.tasks.prompts import EncodedPrompts
+
 REPORTED_STEPS = 20
+
+
+class LossChoice(StrEnum):
+    """What a program's loss is over."""
+
+    vocabulary = "vocabulary"
+    label_words = "label_words"
 
 
 def export(
@@ -22,6 +34,7 @@ def export(
     max_length: MaxLength = 64,
     targets: Annotated[int, typer.Option(help="Label tokens of a prompt.")] = 1,
     epsilon: Annotated[float, typer.Option(help="Scale of the perturbation.")] = 1e-2,
+    loss: Annotated[LossChoice, typer.Option(help="Over the whole vocabulary, or among the label words alone.")] = LossChoice.vocabulary,
     rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
@@ -40,7 +53,7 @@ def export(
     for path in (out, prompts):
         if path is not None:
             require_writable(path)
-    config = EngineConfig(
+    config: Any = EngineConfig(
         queries=queries,
         batch_size=batch_size,
         sequence_length=max_length,
@@ -57,10 +70,14 @@ def export(
         raise ConfigError(
             f"A program for prompts of {max_length} tokens was asked for.", f"'{model}' reads {context}.", "Lower --max-length."
         )
-    loaded = load_causal_model(model, TrainableConfig(rank=rank, alpha=alpha, seed=seed))
-    if prompts is not None:
+    if prompts is not None or loss == LossChoice.label_words:
         say(f"Tokenizing the prompts of {task}")
-        _write_prompts(prompts, model, task, data, train_samples, config.sequence_length, config.num_targets)
+        encoded = _tokenized(model, task, data, train_samples, config.sequence_length, config.num_targets)
+        if loss == LossChoice.label_words:
+            config = replace(config, choices=encoded.among_label_words().choices)
+        if prompts is not None:
+            _write_prompts(prompts, encoded, config.sequence_length)
+    loaded = load_causal_model(model, TrainableConfig(rank=rank, alpha=alpha, seed=seed))
     say(f"Exporting {model}")
     result = export_program(loaded, out, config, name=model)
     if as_json:
@@ -142,10 +159,9 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
     return losses
 
 
-def _write_prompts(path: Path, model: str, task: str, data: str | None, samples: int | None, length: int, targets: int) -> None:
-    from workbench.models.inference_engine.prompts import EnginePrompts
+def _tokenized(model: str, task: str, data: str | None, samples: int | None, length: int, targets: int) -> EncodedPrompts:
     from workbench.models.loading import load_tokenizer
-    from workbench.tasks.prompts import collate_prompts, encode_prompts, load_prompt_task
+    from workbench.tasks.prompts import encode_prompts, load_prompt_task
 
     found = load_prompt_task(task, data=data, train_samples=samples)
     encoded = encode_prompts(found.train, found.prompt, load_tokenizer(model), is_causal=True, max_length=length)
@@ -155,6 +171,13 @@ def _write_prompts(path: Path, model: str, task: str, data: str | None, samples:
             f"Prompts of {task} have up to {encoded.max_targets}.",
             f"Give --targets {encoded.max_targets}.",
         )
+    return encoded
+
+
+def _write_prompts(path: Path, encoded: EncodedPrompts, length: int) -> None:
+    from workbench.models.inference_engine.prompts import EnginePrompts
+    from workbench.tasks.prompts import collate_prompts
+
     whole = collate_prompts(encoded, range(len(encoded)), length=length)
     EnginePrompts(
         input_ids=whole.input_ids.numpy(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -24,6 +25,13 @@ class LanguageModelHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., d)."""
         return F.linear((hidden * self.scale).to(self.weight.dtype), self.weight, self.bias)
+
+    def of_tokens(self, tokens: Sequence[int]) -> LanguageModelHead:
+        """Return the head that predicts some tokens alone, c logits in their order."""
+        chosen = list(tokens)
+        return LanguageModelHead(
+            self.weight.detach()[chosen].clone(), bias=None if self.bias is None else self.bias[chosen].clone(), scale=self.scale
+        )
 
 
 def head_scale(config: Any) -> float:

@@ -88,6 +88,7 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, bac
         num_targets=training.train.max_targets,
         epsilon=settings.epsilon,
         backend=backend,
+        choices=training.train.choices,
     )
     exported = export_program(training.model, folder / "training.pte", config, name=settings.model)
 

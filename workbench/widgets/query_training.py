@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,7 +29,10 @@ Told = Callable[["Curve"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """model, task: names.  queries: q.  batch_size: E, samples of a step.  score_every: steps between two looks at the validation split."""
+    """model, task: names.  queries: q.  batch_size: E, samples of a step.  score_every: steps between two looks at the validation split.
+
+    loss: over the whole vocabulary, as in the paper, or among the label words alone, as in MeZO.
+    """
 
     model: str
     task: str = "sentiment"
@@ -42,6 +45,7 @@ class TrainingSettings:
     validation_samples: int = 200
     max_length: int = 64
     score_every: int = 50
+    loss: Literal["vocabulary", "label_words"] = "vocabulary"
 
     @property
     def zeroth_order(self) -> ZerothOrderConfig:
@@ -83,7 +87,8 @@ class QueryTraining:
         facts, self._tokenizer = model_facts(settings.model), load_tokenizer(settings.model)
         self._reading: Any = {"is_causal": facts.is_causal, "max_length": min(settings.max_length, facts.max_length)}
         self.task = load_prompt_task(settings.task, train_samples=settings.train_samples, validation_samples=settings.validation_samples)
-        self.train = encode_prompts(self.task.train, self.task.prompt, self._tokenizer, **self._reading)
+        encoded = encode_prompts(self.task.train, self.task.prompt, self._tokenizer, **self._reading)
+        self.train = encoded.among_label_words() if settings.loss == "label_words" else encoded
         self.model = load_causal_model(settings.model, TrainableConfig(seed=settings.seed))
         self._estimator = Prge(self.model, config)
         self._log, self._seen = None, None

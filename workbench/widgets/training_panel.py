@@ -17,6 +17,7 @@ from workbench.widgets.controls import WIDE, FigureBox, Message, number
 from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 
 REFRESH_S = 1.0
+LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words"}
 
 
 class TrainingPanel(widgets.VBox):
@@ -33,6 +34,14 @@ class TrainingPanel(widgets.VBox):
         self.batch_size = number("Samples E", settings.batch_size, "Samples of each query; q times E is what a step costs")
         self.epsilon = _real("Epsilon", settings.epsilon, "How far from theta the losses are taken")
         self.learning_rate = _real("Learning rate", settings.learning_rate, "How far a step goes")
+        self.loss = widgets.Dropdown(
+            options=tuple((words, name) for name, words in LOSSES.items()),
+            value=settings.loss,
+            description="Loss",
+            tooltip="What the right word's probability is taken from",
+            style=WIDE,
+            layout=widgets.Layout(width="24em"),
+        )
         self.steps = number("Steps", steps, "Steps in all, those of the log included")
         self.run_button = _button("Learn", "Train in this process, on one thread or more", "play", "success")
         self.stop_button = _button("Pause", "End after this step; Learn goes on from it", "pause", "warning")
@@ -43,7 +52,11 @@ class TrainingPanel(widgets.VBox):
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
-        rows = [[self.queries, self.batch_size, self.steps], [self.epsilon, self.learning_rate], [self.run_button, self.stop_button]]
+        rows = [
+            [self.queries, self.batch_size, self.steps],
+            [self.epsilon, self.learning_rate, self.loss],
+            [self.run_button, self.stop_button],
+        ]
         super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])
         self.figure.layout.display = "none"
 
@@ -56,6 +69,7 @@ class TrainingPanel(widgets.VBox):
             batch_size=self.batch_size.value,
             epsilon=self.epsilon.value,
             learning_rate=self.learning_rate.value,
+            loss=self.loss.value,
         )
 
     @property
@@ -130,6 +144,7 @@ class TrainingPanel(widgets.VBox):
             settings.epsilon,
             settings.learning_rate,
             settings.seed,
+            settings.loss,
         )
         name = "-".join(str(word).replace("/", "_") for word in (*words, settings.train_samples, settings.validation_samples))
         return self._folder / f"{name}.jsonl"
@@ -167,6 +182,7 @@ class TrainingPanel(widgets.VBox):
 def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:
     """Return the curve of a training.  engine: losses of an inference engine that went on with it."""
     at, curve = training.settings, training.curve
+    what = f"{at.model}, {at.task}, loss {LOSSES[at.loss]}, q = {at.queries}, E = {at.batch_size}"
     return learning(
         curve.losses,
         curve.scores,
@@ -174,7 +190,7 @@ def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = 
         engine=engine or (),
         label="measured in this process",
         metric=training.task.metric,
-        subtitle=f"{at.model}, {at.task}, q = {at.queries}, E = {at.batch_size}, {len(training.task.validation)} validation samples",
+        subtitle=f"{what}, {len(training.task.validation)} validation samples",
     )
 
 

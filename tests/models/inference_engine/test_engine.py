@@ -45,13 +45,21 @@ def batch(seed: int, count: int = 3, length: int = 12) -> SimpleNamespace:
     )
 
 
+def among(seed: int, choices: tuple[int, ...]) -> SimpleNamespace:
+    """Return the same prompts with targets among some tokens."""
+    given = batch(seed)
+    given.choices = torch.tensor(choices)
+    given.targets = given.choices[given.targets % len(choices)]
+    return given
+
+
 class Eager:
     """The dual-forwarding model in PyTorch, with the scalars that it needs from step to step."""
 
-    def __init__(self, name: str, queries: int = CONFIG.queries, epsilon: float = CONFIG.epsilon) -> None:
+    def __init__(self, name: str, choices: tuple[int, ...] = ()) -> None:
         self.model = load_causal_model(name, TrainableConfig(rank=4))
-        self.dual = DualForwardingModel(self.model, queries=queries, epsilon=epsilon)
-        self.gradients, self.rate = torch.zeros(queries), torch.tensor(RATE)
+        self.dual = DualForwardingModel(self.model, queries=CONFIG.queries, epsilon=CONFIG.epsilon, choices=choices)
+        self.gradients, self.rate = torch.zeros(CONFIG.queries), torch.tensor(RATE)
 
     @torch.no_grad()
     def step(self, given: SimpleNamespace, noise: torch.Tensor) -> torch.Tensor:
@@ -82,6 +90,30 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
             losses = step(given.input_ids, given.targets, given.positions, weights, gradients, torch.tensor([RATE]), noise)
         torch.testing.assert_close(losses.view(2, 2).T.flatten(), eager.step(given, noise), rtol=1e-5, atol=1e-6)
         gradients = eager.gradients
+
+
+@needs_executorch
+def test_a_loss_among_some_tokens(tmp_path) -> None:
+    """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the others."""
+    choices = (150, 9, 77)
+    model = load_causal_model("tiny-opt-2", TrainableConfig(rank=4))
+    whole = export_program(model, tmp_path / "whole.pte", CONFIG)
+    some = export_program(model, tmp_path / "some.pte", replace(CONFIG, choices=choices))
+    rows = model.head.weight
+    assert whole.file_bytes - some.file_bytes > 0.9 * 4 * rows.numel() * (1 - len(choices) / len(rows))
+    trainer, eager = EngineTrainer(some.path), Eager("tiny-opt-2", choices)
+    assert trainer.config.choices == choices
+    for number in range(5):
+        given = among(number, choices)
+        made = trainer.step(given, RATE)
+        expected = eager.step(given, noise_of(made.log, trainer.description.num_values))
+        np.testing.assert_allclose(made.losses, expected.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(trainer.theta(), eager.theta(), atol=1e-4)
+    given.targets[0, 0] = 10
+    with pytest.raises(ConfigError, match=r"towards token 10 was .* among the tokens 150, 9, 77 alone"):
+        trainer.step(given, RATE)
+    with pytest.raises(ConfigError, match=f"The model knows {len(rows)} tokens"):
+        export_program(model, tmp_path / "wrong.pte", replace(CONFIG, choices=(3, len(rows))))
 
 
 @pytest.fixture(scope="module")
@@ -207,11 +239,28 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
         return json.loads(done.stdout)
 
     program, rows, out, log = (str(tmp_path / name) for name in ("llama.pte", "sentiment.npz", "trained.safetensors", "log.jsonl"))
-    shape = ("--queries", "2", "--batch-size", "2", "--max-length", "64", "--rank", "2", "--alpha", "6", "--seed", "7")
+    shape = (
+        "--queries",
+        "2",
+        "--batch-size",
+        "2",
+        "--max-length",
+        "64",
+        "--rank",
+        "2",
+        "--alpha",
+        "6",
+        "--seed",
+        "7",
+        "--loss",
+        "label_words",
+    )
     exported = invoke("export", program, "--model", "tiny-llama-1", *shape, "--prompts", rows, "--train-samples", "30")
     assert exported["description"]["trainable"]["alpha"] == 6
+    assert len(exported["description"]["config"]["choices"]) == 2
     trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
     assert trained["steps"] == len(trained["losses"]) == 5
+    assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
     assert description == TrainedDescription(model="tiny-llama-1", trainable=TrainableConfig(rank=2, alpha=6, seed=7))
     again = load_causal_model("tiny-llama-1", description.trainable)
@@ -292,6 +341,8 @@ def test_models_that_are_not_exported(name: str, config: TrainableConfig, found:
         ({"epsilon": 0.0}, "epsilon"),
         ({"backend": "vulkan"}, "xnnpack and portable"),
         ({"noise": "none"}, "input and drawn"),
+        ({"choices": (7,)}, "at least two, all different"),
+        ({"choices": (7, 7)}, "at least two, all different"),
     ],
 )
 def test_settings_that_cannot_be_meant(changes, found: str) -> None:

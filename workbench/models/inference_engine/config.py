@@ -22,6 +22,7 @@ class EngineConfig:
     tokens a sample.  epsilon: the perturbation's scale.
     backend: whose kernels do the matrix products: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
     noise: handed in by the host, so that a step can be repeated, or drawn by the program itself from a generator that takes no seed.
+    choices: the tokens among which the loss is, such as the label words' (see PromptBatch); none: the whole vocabulary.
     """
 
     queries: int = 4
@@ -31,6 +32,7 @@ class EngineConfig:
     epsilon: float = 1e-2
     backend: EngineBackend = "xnnpack"
     noise: EngineNoise = "input"
+    choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts = {
@@ -44,6 +46,12 @@ class EngineConfig:
                 raise ConfigError(f"A program with a {name} of {count} was asked for.", "It would compute nothing.", "Give at least 1.")
         if not 0 < self.epsilon < float("inf"):
             raise ConfigError(f"epsilon = {self.epsilon} was asked for.", "Both losses would be the same.", "Give a number above 0.")
+        if self.choices and (len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0):
+            raise ConfigError(
+                f"A program whose loss is among the tokens {', '.join(map(str, self.choices))} was asked for.",
+                "There must be at least two, all different, none below 0.",
+                "Give the label words' tokens, or none for the whole vocabulary.",
+            )
         for name, choice, known in (("backend", self.backend, EngineBackend), ("noise", self.noise, EngineNoise)):
             if choice not in get_args(known):
                 raise ConfigError(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.errors import ConfigError
 from workbench.models.inference_engine.config import EngineConfig, EngineDescription, EngineSlot
 from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState
 from workbench.models.inference_engine.packages import Exporting, exporting
@@ -43,11 +44,19 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
     """Write a program with the methods train_step, read_state and write_state, which share the copies of theta; it starts from model's.
 
     name: of the model, for the description.
-    Raises ConfigError if ExecuTorch is not installed, and for a model that is not a whole decoder-only one in float32 with LoRA-FA.
+    Raises ConfigError if ExecuTorch is not installed, for a model that is not a whole decoder-only one in float32 with LoRA-FA, and for
+    choices that it does not know.
     """
     tools = exporting()
     begin = time.perf_counter()
     written = exportable(model)
+    vocabulary = int(model.head.weight.shape[0])
+    if max(config.choices, default=0) >= vocabulary:
+        raise ConfigError(
+            f"A program whose loss is among the tokens {', '.join(map(str, config.choices))} was asked for.",
+            f"The model knows {vocabulary} tokens.",
+            "Take them from the model's own tokenizer.",
+        )
     description = describe(model, config, name)
     assert model.trainables.flat is not None
     copies = model.trainables.flat.detach().expand(2 * config.queries, -1).clone()

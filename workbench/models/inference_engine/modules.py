@@ -36,6 +36,8 @@ class TrainStep(nn.Module):
     def __init__(self, model: CausalModel, config: EngineConfig, copies: Tensor) -> None:
         super().__init__()
         self.model, self.config = model, config
+        head: Any = model.head
+        self.head = head.of_tokens(config.choices) if config.choices else head
         self.register_buffer(STATE, copies)
         length = config.sequence_length
         self.register_buffer("shares", torch.full((1, 1, len(copies)), 1 / len(copies)), persistent=False)
@@ -60,8 +62,8 @@ class TrainStep(nn.Module):
     ) -> Tensor:
         """Return the losses (2q,) float32 behind the last step, each of its own copy.
 
-        input_ids: (E, t) int64.  targets, positions: (E, k) int64.  target_weights: (E k, 1) float32, minus
-        a target's share of the loss.
+        input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its place among the choices where there are
+        some.  target_weights: (E k, 1) float32, minus a target's share of the loss.
         gradients: (q,) g_i of the last step.  learning_rate: (1,), the last step's.  noise: (q, D), None to draw it here.
         """
         config, queries = self.config, self.config.queries
@@ -89,8 +91,7 @@ class TrainStep(nn.Module):
             hidden = stage.family.call(layer, hidden, context)
         places = positions.repeat(parts, 1)[:, :, None].expand(-1, -1, hidden.shape[-1])
         hidden = hidden.gather(1, places)
-        head: Any = self.model.head
-        logits = head(hidden if stage.final is None else stage.final(hidden))
+        logits = self.head(hidden if stage.final is None else stage.final(hidden))
         found = F.log_softmax(logits, dim=-1).gather(2, targets.repeat(parts, 1)[:, :, None])
         return torch.mm(found.view(parts, -1), target_weights).view(parts)
 

@@ -164,6 +164,16 @@ class EngineTrainer:
                 f"The model knows {self.description.vocabulary_size} tokens, and each prompt needs a target.",
                 "Tokenize with the model's own tokenizer.",
             )
+        if config.choices:
+            found = targets[:, :, None] == np.array(config.choices)
+            if not found.any(axis=2)[mask].all():
+                wanted = ", ".join(map(str, sorted(set(targets[mask].tolist()) - set(config.choices))))
+                raise ConfigError(
+                    f"A step towards token {wanted} was asked for.",
+                    f"The program's loss is among the tokens {', '.join(map(str, config.choices))} alone.",
+                    "Give prompts of the task that it was exported for.",
+                )
+            targets = found.argmax(axis=2)
         for array in self._arrays[:3]:
             array[:] = 0
         self._arrays[0][:, : ids.shape[1]] = ids

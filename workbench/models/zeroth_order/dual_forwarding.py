@@ -6,6 +6,7 @@ computes.  Algorithm 2 does so in each layer's forward for q = 1; as lines 2 to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ class _Prompts:
     positions: Tensor
     target_mask: Tensor
     decoder_ids: Tensor | None
-    choices: None = None
+    choices: Tensor | None
 
 
 class DualForwardingModel(nn.Module):
@@ -33,12 +34,13 @@ class DualForwardingModel(nn.Module):
 
     model: is taken over; theta begins as its trained values are.  copies: (2q, d) in the type that layers compute in, query i's plus
     at 2i and minus at 2i + 1.
+    choices: the tokens among which the loss is (see PromptLike); none: the whole vocabulary.
     Raises ConfigError for q below 1, epsilon not above 0, a stage of a model, and trainable values that are the model's own.
     """
 
     copies: Tensor
 
-    def __init__(self, model: CausalModel, *, queries: int, epsilon: float) -> None:
+    def __init__(self, model: CausalModel, *, queries: int, epsilon: float, choices: Sequence[int] = ()) -> None:
         super().__init__()
         if queries < 1:
             raise ConfigError(f"{queries} queries a step were asked for.", "A step needs one.", "Raise the number of queries.")
@@ -52,6 +54,7 @@ class DualForwardingModel(nn.Module):
             )
         model.packs = False  # its shapes are those of the exported program
         self.model, self.queries, self.epsilon = model, queries, epsilon
+        self._choices = torch.tensor(choices) if choices else None
         self.register_buffer("copies", theta.detach().to(model.dtype).repeat(2 * queries, 1))
 
     def forward(
@@ -82,6 +85,7 @@ class DualForwardingModel(nn.Module):
             positions=positions,
             target_mask=target_mask,
             decoder_ids=None if start_id is None else shifted(targets, target_mask, start_id),
+            choices=self._choices,
         )
         self.model.trainables.bind(self.copies)
         try:

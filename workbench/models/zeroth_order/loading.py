@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ class ProjectedHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., d)."""
         return self.head(self.projection(hidden))
+
+    def of_tokens(self, tokens: Sequence[int]) -> ProjectedHead:
+        """Return the head that predicts some tokens alone."""
+        return ProjectedHead(self.projection, self.head.of_tokens(tokens))
 
 
 def load_causal_model(
