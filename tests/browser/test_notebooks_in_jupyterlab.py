@@ -146,11 +146,21 @@ def in_galaxy_plus(notebook: Notebook) -> None:
     try_straggler_lab(notebook)
 
 
+def points_of(notebook: Notebook, trace: str) -> list[int]:
+    """Return how many points each figure in the page has drawn of a trace."""
+    script = """
+        const drawn = [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => plot._fullData || []);
+        return drawn.filter(one => one.name === arguments[0] && one._module).map(one => one.x.length);
+    """
+    return list(notebook.js(script, trace))
+
+
 def try_bowl(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     move_slider(notebook, "Random directions of a step; each takes two forward passes", Keys.END)
     notebook.press("Ten steps")
     wait_until(lambda: "after 10 steps, 1280 forward passes" in notebook.text_of(headline), 30, "the walk down the bowl")
+    wait_until(lambda: 11 in points_of(notebook, "path"), 30, "the walk in the figure")
     notebook.shoot("bowl-walked")
 
 
@@ -171,6 +181,7 @@ def try_training(notebook: Notebook) -> None:
     field.send_keys(str(steps), Keys.ENTER)
     notebook.press("Learn")
     wait_until(lambda: f"{steps} steps" in notebook.text_of(headline), 60, "the model to learn")
+    wait_until(lambda: steps in points_of(notebook, "loss of a step"), 30, "the last step in the figure")
     notebook.shoot("training-learnt")
 
 

@@ -27,3 +27,29 @@ def test_a_figure_arrives_with_all_that_it_has(monkeypatch: pytest.MonkeyPatch) 
     shown = box.shown
     box.show(go.Figure(go.Scatter(x=[1], y=[5]), layout={"title": {"text": "t"}, "height": 300}))
     assert box.shown is shown and list(shown.data[0].y) == [5]
+
+
+def test_a_figure_of_the_same_kinds_is_redrawn_in_one_message_without_bare_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that grows while something runs does not flicker; nothing of the former one is left."""
+
+    def figure(*traces: Any) -> go.Figure:
+        return go.Figure(list(traces), layout={"title": {"text": "t"}, "height": 300})
+
+    box = FigureBox(figure(go.Scatter(x=[1, 2], y=[2, 3], text=["a", "b"], line={"width": 3}), go.Bar(x=[1], y=[2])))
+    sent: list[str] = []
+    for message in ("_send_update_msg", "_send_restyle_msg", "_send_relayout_msg", "_send_addTraces_msg", "_send_deleteTraces_msg"):
+        send = getattr(box.shown, message)
+
+        def told(*given: Any, _send: Any = send, _name: str = message, **named: Any) -> None:
+            sent.append(_name)
+            _send(*given, **named)
+
+        monkeypatch.setattr(box.shown, message, told)
+    traces = box.shown.data
+    box.show(figure(go.Scatter(x=[1, 2, 3], y=[2, 3, 4], name="longer"), go.Bar(x=[1], y=[7])))
+    assert sent == ["_send_update_msg"] and box.shown.data == traces
+    line, bar = box.shown.data
+    assert list(line.y) == [2, 3, 4] and line.name == "longer" and list(bar.y) == [7]
+    assert line.text is None and line.line.width is None
+    box.show(figure(go.Bar(x=[1], y=[9])))
+    assert "_send_deleteTraces_msg" in sent and [trace.type for trace in box.shown.data] == ["bar"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import traceback
+from itertools import takewhile
 from typing import Any
 
 import ipywidgets as widgets
@@ -96,7 +97,16 @@ class FigureBox(widgets.VBox):
             self.shown = _WholeFigure.of(bare)
             self.children = (self.heading, self.shown)
             return
+        # The first traces of the same kinds change where they are: there is no moment with bare axes.
+        kinds = zip(self.shown.data, bare.data, strict=False)
+        same = len(list(takewhile(lambda pair: pair[0].type == pair[1].type, kinds)))
+        if len(self.shown.data) > same:
+            self.shown.data = self.shown.data[:same]
         with self.shown.batch_update():
-            self.shown.data = ()
             self.shown.update_layout(bare.layout, overwrite=True)
-            self.shown.add_traces(bare.data)
+            for trace, wanted in zip(self.shown.data, bare.data, strict=False):
+                fields = {name: value for name, value in wanted.to_plotly_json().items() if name not in ("type", "uid")}
+                gone = trace.to_plotly_json().keys() - fields.keys() - {"type", "uid"}
+                trace.update(fields | dict.fromkeys(gone), overwrite=True)
+        if len(bare.data) > same:
+            self.shown.add_traces(bare.data[same:])
