@@ -9,7 +9,7 @@ import pytest
 from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
 from workbench.reproduce import Result, Settings
-from workbench.reproduce.p_rge import executed_settings, executed_table2, executed_table7, executed_training
+from workbench.reproduce.p_rge import executed_references, executed_settings, executed_table2, executed_table7, executed_training
 from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
 from workbench.reproduce.p_rge.executed_training import Runner
 from workbench.reproduce.p_rge.testbed import TINY
@@ -87,37 +87,37 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
 def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_path, monkeypatch):
     """Every row's trial is made; what trains is a row of each kind."""
     settings = Settings(quick=True, seeds=(0, 1), workdir=tmp_path)
-    rows = executed_table2.rows(settings)
-    full = executed_table2.rows(Settings())
-    assert {one.queries * one.batch_size for name, one in full.items() if name.startswith(("P-RGE", "MeZO (L", "MeZO (f"))} == {16}
-    assert full[executed_table2.Q4].steps == 4 * full[executed_table2.FEWER_STEPS].steps == executed_settings.SHORT_STEPS
-    assert full[executed_table2.LONG] == replace(full[executed_table2.Q4], steps=executed_settings.STEPS)
-    assert full["MeZO (full)"].epsilon == 1e-3
-    kept = (
-        "zero-shot",
-        "calibrated",
-        "MeZO (LoRA-FA)",
-        "P-RGE (q=4)",
-        executed_table2.LONG,
-        executed_table2.VOCABULARY,
-        executed_table2.FEWER_STEPS,
-        "FO-Adam (LoRA-FA)",
-    )
-    monkeypatch.setattr(executed_table2, "rows", lambda settings: {name: rows[name] for name in kept})
+    full, beside = executed_table2.rows(Settings()), executed_references.rows(Settings())
+    q4, fewer, vocabulary = executed_table2.Q4, executed_references.FEWER_STEPS, executed_references.VOCABULARY
+    assert {one.queries * one.batch_size for one in full.values() if one.steps} == {16}
+    assert full[executed_table2.LONG] == replace(full[q4], steps=executed_settings.STEPS)
+    assert beside[q4] == full[q4]
+    assert beside[q4].steps == 4 * beside[fewer].steps == executed_settings.SHORT_STEPS
+    assert beside["MeZO (full)"].epsilon == 1e-3
     made = executed_table2.run(settings)
+    assert set(made.series) == {name for name, one in full.items() if one.steps}
     by_name = {one.labels[0]: one for one in made.comparisons}
     printed = lookup(paper_values("p_rge", "table2"))
-    assert by_name["P-RGE (q=4)"].paper == by_name[executed_table2.LONG].paper == printed[TINY, "P-RGE (q=4)", "SST-2"]
-    assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
-    assert set(made.series) == set(kept[2:])
-    table = made.tables[0]
-    seeds = {row[0]: len(str(row[-1]).split(", ")) for row in table.rows}
-    alone = {"zero-shot", "calibrated", executed_table2.VOCABULARY, "FO-Adam (LoRA-FA)"}
-    assert {name for name, count in seeds.items() if count == 1} == alone
-    rates = {row[0]: row[4] for row in table.rows if row[3]}
-    assert rates["P-RGE (q=4)"] == rates[executed_table2.FEWER_STEPS]
-    assert rates["P-RGE (q=4)"] in executed_settings.RATES["P-RGE", "lora_fa"]
+    assert by_name[q4].paper == by_name[executed_table2.LONG].paper == printed[TINY, q4, "SST-2"]
+    rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
+    assert rates[q4] == rates[executed_table2.LONG]
+    assert set(rates.values()) <= set(executed_settings.RATES["P-RGE", "lora_fa"])
     assert executed_table2.draw(from_json(to_json(made), Result))
+    kept = (q4, vocabulary, fewer, "FO-Adam (LoRA-FA)")
+    rows = executed_references.rows(settings)
+    monkeypatch.setattr(executed_references, "rows", lambda settings: {name: rows[name] for name in kept})
+    references = executed_references.run(settings)
+    by_name = {one.labels[0]: one for one in references.comparisons}
+    assert by_name[vocabulary].paper == printed[TINY, q4, "SST-2"]
+    assert by_name[fewer].paper is None
+    assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
+    seeds = {row[0]: len(str(row[-1]).split(", ")) for row in references.tables[0].rows}
+    assert seeds == {q4: 2, vocabulary: 1, fewer: 2, "FO-Adam (LoRA-FA)": 1}
+    again = {row[0]: row[4] for row in references.tables[0].rows}
+    assert again[q4] == again[fewer] == rates[q4]
+    assert again[vocabulary] in executed_settings.OVER_VOCABULARY
+    [figure] = executed_references.draw(from_json(to_json(references), Result))
+    assert figure.name == "table2-references"
     seven = executed_table7.rows(settings)
     monkeypatch.setattr(executed_table7, "rows", lambda settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
     techniques = executed_table7.run(replace(settings, seeds=(0,)))
