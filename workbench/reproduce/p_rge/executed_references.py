@@ -8,7 +8,7 @@ from typing import Any
 from workbench.plots.export import Captioned
 from workbench.reproduce.p_rge import executed_table2
 from workbench.reproduce.p_rge.executed_runs import Trial
-from workbench.reproduce.p_rge.executed_settings import FIRST_ORDER_BATCH, FIRST_ORDER_STEPS, SHORT_STEPS, RateOf, run_searched, trial
+from workbench.reproduce.p_rge.executed_settings import FIRST_ORDER_BATCH, FIRST_ORDER_STEPS, SHORT_STEPS, run_searched, trial
 from workbench.reproduce.result import Check, Result, Settings
 
 NAME = "table2-references"
@@ -38,7 +38,7 @@ def run(settings: Settings) -> Result:
     """Execute it, or take what was executed before."""
     wanted = rows(settings)
     seeds = {name: settings.seeds[:1] if name in ONE_SEED else settings.seeds for name in wanted}
-    outcomes = run_searched(settings, wanted, seeds, rate_of={FEWER_STEPS: RateOf(Q4)})
+    outcomes = run_searched(settings, wanted, seeds, rate_of={FEWER_STEPS: Q4})
     scores = {name: [one.test_score for one in each] for name, each in outcomes.items()}
     batch, steps = fmean(scores[Q4]), fmean(scores[FEWER_STEPS])
     return Result(
