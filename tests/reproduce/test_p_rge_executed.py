@@ -84,6 +84,23 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
         replace(SMALL, steps=-1)
 
 
+@pytest.mark.parametrize(
+    ("scores", "chosen"), [((68.8, 72.6, 72.8), 4e-3), ((60.0, 61.0, 64.0), 8e-3), ((72.0, 71.0, 50.0), 2e-3), ((70.0, 70.5, 71.1), 4e-3)]
+)
+def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
+    rates = executed_settings.RATES["P-RGE", "lora_fa"]
+    assert rates == (2e-3, 4e-3, 8e-3)
+    asked = []
+
+    class Known:
+        def validation_score(self, trial):
+            asked.append(trial)
+            return dict(zip(rates, scores, strict=True))[trial.learning_rate]
+
+    assert executed_settings.best_rate(Known(), replace(SMALL, loss="label_words"), seed=5) == chosen
+    assert {one.seed for one in asked} == {5}
+
+
 def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_path, monkeypatch):
     """Every row's trial is made; what trains is a row of each kind."""
     settings = Settings(quick=True, seeds=(0, 1), workdir=tmp_path)

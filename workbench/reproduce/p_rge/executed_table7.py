@@ -71,7 +71,7 @@ def run(settings: Settings) -> Result:
         ),
         explanation=(
             f"The paper trains OPT-1.3B on SST-2 for 10,000 steps; ours is {wanted['LoRA-FA'].model} on the embedded movie-review sentences"
-            f" after {wanted['LoRA-FA'].steps} steps of q = 4, E = 4.  Each technique's learning rate is the best of two or three on"
+            f" after {wanted['LoRA-FA'].steps} steps of q = 4, E = 4.  Each technique's learning rate is chosen of two or three on"
             " validation; the loss is among the label words.",
             "The paper's four lie within 1.1 points of each other on a test of some hundred samples: one standard error is about a point.",
         ),
