@@ -62,7 +62,8 @@ def run(settings: Settings) -> Result:
             f" embedded movie-review sentences with the same prompt after {wanted[Q4].steps} steps of q x E = 16, and q = 4 after"
             f" {wanted[LONG].steps} too: the same question, not the same numbers.",
             "1,000 sentences to learn from, 500 to choose the learning rate by (first seed; the smallest within a point of the best; the"
-            " longer training takes what q = 4 chose), 1,000 to test at the end.  MeZO over LoRA-FA is P-RGE with q = 1.  Computed in float32.",
+            " longer training takes what q = 4 chose), 1,000 to test at the end.  MeZO over LoRA-FA is P-RGE with q = 1.  Computed in"
+            " float32.",
             "The loss is among the two label words, as in MeZO.  P-RGE's own, over the whole vocabulary (appendix D.2), first has to"
             " teach the model to answer with one of the two words at all, which takes most of so few steps (table2-references).",
             "Calibrated: the label words' probabilities behind a prompt without content are divided out; it uses no labels.",
