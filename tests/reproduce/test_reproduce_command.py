@@ -65,7 +65,31 @@ def test_what_cannot_be_meant_is_answered_in_one_line(words, told):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+@pytest.mark.parametrize("option", ["--out", "--kept"])
+def test_a_file_in_place_of_the_folder_is_named(option, tmp_path):
     (tmp_path / "taken").write_text("")
-    result = call("pac_plus", "fig3", "--out", tmp_path / "taken")
+    result = call("pac_plus", "fig3", option, tmp_path / "taken")
     assert result.exit_code == 2 and "It is a file" in result.stderr
+
+
+def test_trainings_are_kept_and_found_in_a_folder(tmp_path):
+    def run(out: str):
+        words = ("p_rge", "table2", "--quick", "--kept", tmp_path / "kept", "--out", tmp_path / out, "--png", "no")
+        result = call(*words)
+        assert result.exit_code == 0, result.output
+        return json.loads((tmp_path / out / "table2.json").read_text()), result.stderr
+
+    first, made = run("first")
+    kept = tmp_path / "kept" / "trials"
+    logs = sorted((kept / "steps").glob("*.jsonl"))
+    assert len(logs) == 3 * 3 and "step 2, validation" in made
+    # Logs of seeds and scalars alone are enough: they are replayed, and scored again.
+    for path in (*kept.glob("*.json"), *(kept / "steps").glob("*.curve.json")):
+        path.unlink()
+    before = [path.read_bytes() for path in logs]
+    again, replayed = run("again")
+    assert again["comparisons"] == first["comparisons"] and again["series"] == first["series"]
+    assert [path.read_bytes() for path in logs] == before
+    assert "step 2, validation" in replayed
+    # With its outcomes there as well nothing is trained or scored.
+    assert "step 2, validation" not in run("third")[1]

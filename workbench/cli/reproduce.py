@@ -39,6 +39,9 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
     png: Annotated[Png, typer.Option(help="PNG files too; auto: where a Chromium is found.")] = Png.auto,
     data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks, for those that execute.")] = None,
+    kept: Annotated[
+        Path | None, typer.Option(help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
     details: Annotated[bool, typer.Option("--details/--no-details", help="Print the tables behind the comparison.")] = True,
@@ -60,9 +63,11 @@ def reproduce(
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
     if data is not None and not data.is_dir():
         raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
+    if kept is not None and kept.exists() and not kept.is_dir():
+        raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
     # What is trained stays: an interrupted table goes on where it was.
-    kept = cache_folder() / "reproduce" / paper
-    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, workdir=kept, progress=say)
+    workdir = cache_folder() / "reproduce" / paper if kept is None else kept
+    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, workdir=workdir, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in dict.fromkeys(chosen):

@@ -7,6 +7,7 @@ _HERE = "workbench.reproduce.p_rge"
 ITEMS = (
     Item(name="table1", title="Trade-offs of several queries at one budget", source="simulated", module=f"{_HERE}.table1"),
     Item(name="table2", title="Accuracy by number of queries at one budget", source="executed", module=f"{_HERE}.executed_table2"),
+    Item(name="table2-long", title="Beside it: a longer training", source="executed", module=f"{_HERE}.executed_long"),
     Item(name="table2-references", title="Beside it: first-order and others", source="executed", module=f"{_HERE}.executed_references"),
     Item(name="table3", title="Peak memory of first-order, MeZO and P-RGE steps", source="counted", module=f"{_HERE}.table3"),
     Item(name="fig4", title="End-to-end speedup over MeZO", source="simulated", module=f"{_HERE}.fig4"),

@@ -8,25 +8,23 @@ from statistics import fmean, stdev
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import lines
 from workbench.reproduce.p_rge.executed_runs import Trial, TrialOutcome
-from workbench.reproduce.p_rge.executed_settings import SHORT_STEPS, STEPS, run_searched, trial
+from workbench.reproduce.p_rge.executed_settings import SHORT_STEPS, run_searched, trial
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
 from workbench.reproduce.result import Check, Comparison, Number, Result, Settings, Table
 from workbench.reproduce.values import lookup, paper_values
 
 PAPER_TASK = "SST-2"
-FLOOR, ZERO_SHOT = 75.0, "zero-shot"
-Q4, LONG = "P-RGE (q=4)", f"P-RGE (q=4), {STEPS} steps"
-MEZO, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=16)"
+ZERO_SHOT, CALIBRATED = "zero-shot", "calibrated"
+MEZO, Q4, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=4)", "P-RGE (q=16)"
 
 
 def rows(settings: Settings) -> dict[str, Trial]:
     """Return each row's trial; MeZO over LoRA-FA is P-RGE with q = 1, as Table 9 notes."""
     return {
         ZERO_SHOT: trial(settings, "zero-shot"),
-        "calibrated": trial(settings, "calibrated"),
-        Q4: trial(settings, "P-RGE", queries=4, batch_size=4, steps=SHORT_STEPS),
-        LONG: trial(settings, "P-RGE", queries=4, batch_size=4, steps=STEPS),
+        CALIBRATED: trial(settings, "calibrated"),
         MEZO: trial(settings, "P-RGE", queries=1, batch_size=16, steps=SHORT_STEPS),
+        Q4: trial(settings, "P-RGE", queries=4, batch_size=4, steps=SHORT_STEPS),
         Q16: trial(settings, "P-RGE", queries=16, batch_size=1, steps=SHORT_STEPS),
     }
 
@@ -34,9 +32,9 @@ def rows(settings: Settings) -> dict[str, Trial]:
 def run(settings: Settings) -> Result:
     """Execute it, or take what was executed before."""
     wanted = rows(settings)
-    outcomes = run_searched(settings, wanted, dict.fromkeys(wanted, settings.seeds), rate_of={LONG: Q4})
+    outcomes = run_searched(settings, wanted, dict.fromkeys(wanted, settings.seeds))
     scores = {name: [one.test_score for one in each] for name, each in outcomes.items()}
-    best, short = fmean(scores[LONG]), fmean(scores[Q4])
+    single, four = fmean(scores[MEZO]), fmean(scores[Q4])
     return Result(
         item="table2",
         title="Table 2: accuracy by optimizer and number of queries",
@@ -47,28 +45,29 @@ def run(settings: Settings) -> Result:
         tables=(seed_table(outcomes), validation_table(outcomes)),
         checks=(
             Check(
-                claim=f"at least {FLOOR:.0f} % on the test split with q = 4, E = 4 after {wanted[LONG].steps} steps, mean over the seeds",
-                holds=best >= FLOOR,
-                found=f"{best:.1f} % (zero-shot {scores[ZERO_SHOT][0]:.1f} %, calibrated {scores['calibrated'][0]:.1f} %)",
-            ),
-            Check(
                 claim="more queries at one budget lose nothing: q = 4 at least as good as q = 1, less one point",
-                holds=short >= fmean(scores[MEZO]) - 1.0,
-                found=f"{short:.1f} % against {fmean(scores[MEZO]):.1f} %",
+                holds=four >= single - 1.0,
+                found=f"{four:.1f} % against {single:.1f} %",
             ),
         ),
         explanation=(
             f"The paper's column is {TINY} on {PAPER_TASK} after 20,000 steps; ours is {wanted[Q4].model} (135 million parameters) on the"
-            f" embedded movie-review sentences with the same prompt after {wanted[Q4].steps} steps of q x E = 16, and q = 4 after"
-            f" {wanted[LONG].steps} too: the same question, not the same numbers.",
-            "1,000 sentences to learn from, 500 to choose the learning rate by (first seed; the smallest within a point of the best; the"
-            " longer training takes what q = 4 chose), 1,000 to test at the end.  MeZO over LoRA-FA is P-RGE with q = 1.  Computed in"
-            " float32.",
-            "The loss is among the two label words, as in MeZO.  P-RGE's own, over the whole vocabulary (appendix D.2), first has to"
-            " teach the model to answer with one of the two words at all, which takes most of so few steps (table2-references).",
-            "Calibrated: the label words' probabilities behind a prompt without content are divided out; it uses no labels.",
+            f" embedded movie-review sentences with the same prompt after {wanted[Q4].steps} steps of q x E = 16: the same question, not"
+            " the same numbers (a longer training: table2-long).  MeZO over LoRA-FA is P-RGE with q = 1.",
+            *explained(),
         ),
         series=curves(outcomes),
+    )
+
+
+def explained() -> tuple[str, ...]:
+    """Return what is said of the sentences, the loss and the baselines."""
+    return (
+        "1,000 sentences to learn from, 500 to choose the learning rate by (first seed; the smallest within a point of the best), 1,000 to"
+        " test at the end.  Computed in float32.",
+        "The loss is among the two label words, as in MeZO.  P-RGE's own, over the whole vocabulary (appendix D.2), first has to teach the"
+        " model to answer with one of the two words at all, which takes most of so few steps (table2-references).",
+        "Calibrated: the label words' probabilities behind a prompt without content are divided out; it uses no labels.",
     )
 
 
