@@ -26,6 +26,12 @@ def test_sides_take_turns_and_ratios_are_taken_round_by_round():
     assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["against_ms"]) == (2.0, 2.0, 3.0, 8000.0)
 
 
+def test_passes_are_batched_where_that_is_clearly_faster():
+    assert p_rge._fastest({"sequential": 1.0, "both": 0.98}) == "sequential"
+    assert p_rge._fastest({"sequential": 1.0, "inner": 0.96, "both": 0.94}) == "both"
+    assert p_rge._fastest({"sequential": 1.0, "outer": 1.2}) == "sequential"
+
+
 def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
     monkeypatch.setattr(p_rge, "LONG_S", -1.0)
     seen = []

@@ -67,6 +67,8 @@ def explained() -> tuple[str, ...]:
         " test at the end.  Computed in float32.",
         "The loss is among the two label words, as in MeZO.  P-RGE's own, over the whole vocabulary (appendix D.2), first has to teach the"
         " model to answer with one of the two words at all, which takes most of so few steps (table2-references).",
+        "One score is uncertain by 1.4 points (standard error of three in four right of 1,000), and seeds differ besides: what lies within"
+        " a point or two is not told apart.",
         "Calibrated: the label words' probabilities behind a prompt without content are divided out; it uses no labels.",
     )
 
