@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from widget_reports import CLUSTER, PLAN, make_report
 
-from workbench.core.report import SweepPoint
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.report import StepRecord, SweepPoint
 from workbench.planners.memory import Need
 from workbench.widgets import Table, lines, needs_table, output_folder, plan_table, report_table, sweep_table, tiny
 
@@ -32,6 +34,22 @@ def test_report_table_compares_epochs_and_steps() -> None:
     assert "8.0 s through the backbone" in text
     assert "2.0 s each, from the activation cache, 4.0 times shorter" in text
     assert "100 ms simulated, 200 ms measured" in text
+
+
+@pytest.mark.parametrize(("last_s", "timed"), [(0.2, 4), (None, 3)])
+def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: float | None, timed: int) -> None:
+    """A step in which a device dies is made, and not timed."""
+    measured = (0.2, 0.2, 0.2, last_s)
+    steps = tuple(
+        StepRecord(epoch=0, step=step, samples=8, cached=False, predicted_s=0.1, measured_s=seconds)
+        for step, seconds in enumerate(measured)
+    )
+    stage = Stage(start=0, stop=6, shares=(Share(rank=0, queries=3), Share(rank=1, queries=1)))
+    plan = Plan(method="p_rge", stages=(stage,), micro_batch_size=2, num_micro_batches=1)
+    rows = report_table(replace(make_report(), plan=plan, steps=steps, mode="execute")).rows
+    assert ("Steps timed", f"{timed}, no backward pass") in rows
+    simulated = tuple(replace(step, measured_s=None) for step in steps)
+    assert ("Steps", "4, no backward pass") in report_table(replace(make_report(), plan=plan, steps=simulated)).rows
 
 
 @pytest.mark.parametrize("measured_s", [None, 0.2])

@@ -226,7 +226,9 @@ def _query_rows(report: Report) -> list[tuple[str, str]]:
     measured = [step.measured_s for step in report.steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
     words += [f"{median(measured) * 1e3:.0f} ms measured"] if measured else []
-    rows = [("Steps", f"{max(len(predicted), len(measured))}, no backward pass"), ("Step, median", ", ".join(words))]
+    # A step in which a device died is made, but not timed.
+    timed = ("Steps timed", len(measured)) if measured else ("Steps", len(predicted))
+    rows = [(timed[0], f"{timed[1]}, no backward pass"), ("Step, median", ", ".join(words))]
     if (sent := report.bytes.get("sent in a step, measured")) is not None:
         rows.append(("Sent in a step", f"{byte_unit(sent).text(sent)}, all devices together"))
     if first_order := report.bytes.get("sent in a step of first-order data parallelism"):
