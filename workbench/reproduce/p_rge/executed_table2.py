@@ -74,9 +74,10 @@ def explained() -> tuple[str, ...]:
 
 
 def curves(outcomes: dict[str, list[TrialOutcome]]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return each row's (step, validation score), mean over its seeds."""
+    """Return each row's (step, validation score), mean over its seeds; all begin at zero-shot, where that is a row."""
+    begin = tuple((0.0, one.validation_score) for one in outcomes.get(ZERO_SHOT, ()))
     return {
-        name: tuple((float(step), fmean(one.curve[at][1] for one in each)) for at, (step, _) in enumerate(each[0].curve))
+        name: (*begin, *((float(step), fmean(one.curve[at][1] for one in each)) for at, (step, _) in enumerate(each[0].curve)))
         for name, each in outcomes.items()
         if each[0].trial.steps
     }
