@@ -1,5 +1,6 @@
 """A distributed PAC+ run gives what one plain process gives: losses, gradients, weights."""
 
+import copy
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -137,15 +138,15 @@ def test_a_quantized_backbone_gives_what_it_gives_in_one_process(storage: Storag
 
 def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, split: TokenizedSplit) -> None:
     """Compare AdamW's first moments after one step, a tenth of the gradients, with one process's gradients."""
-    adapter = initial_adapter(stack, split).train()
+    stack = copy.deepcopy(stack).double()  # In float32 the reference itself would be the less exact of the two on some processors.
+    adapter = initial_adapter(stack, split).double().train()
     (batch,) = epoch_batches(split.lengths, 8, 0, 0)
     reference_loss(stack, adapter, collate(split, batch), 0).backward()
     gradients = {name: parameter.grad for name, parameter in adapter.named_parameters()}
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
-        # The side network's hand-written passes and autograd add up in different orders.
-        torch.testing.assert_close(moments[f"exp_avg/{name}"] * 10, gradient, rtol=1e-5, atol=3e-6 * scale)
+        torch.testing.assert_close(moments[f"exp_avg/{name}"].double() * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
 
 
 @pytest.mark.parametrize("split", PLANS)
