@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.allocator import keep_freed_memory
 from workbench.models.families import family_of
 from workbench.models.language_model_head import LanguageModelHead, head_of
 from workbench.models.loading import (
@@ -57,6 +58,7 @@ def load_causal_model(
     """Return a whole model with trainable values put in.
 
     quantization: of the frozen backbone.  dtype: of weights and activations without it.
+    This process keeps freed memory from then on (see keep_freed_memory).
     Raises ConfigError and MissingDataError as load_stack does, and ConfigError as CausalModel and quantize do.
     """
     stack, head = load_backbone(name, dtype)
@@ -99,6 +101,7 @@ def load_backbone(name: str, dtype: torch.dtype = torch.float32) -> tuple[LayerS
 
 
 def _made(stage: Any, head: nn.Module | None, config: TrainableConfig, quantization: QuantizationConfig | None) -> CausalModel:
+    keep_freed_memory()
     # Together, because a head that is the word embedding stays so.
     frozen = nn.ModuleList([stage] if head is None else [stage, head]).requires_grad_(False)
     if quantization is not None:
