@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.products import linear
 
 
 class LanguageModelHead(nn.Module):
@@ -24,7 +24,7 @@ class LanguageModelHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of hidden states (..., d)."""
-        return F.linear((hidden * self.scale).to(self.weight.dtype), self.weight, self.bias)
+        return linear((hidden * self.scale).to(self.weight.dtype), self.weight, self.bias)
 
     def of_tokens(self, tokens: Sequence[int]) -> LanguageModelHead:
         """Return the head that predicts some tokens alone, c logits in their order."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.profiler.cache import host_fingerprint
@@ -54,10 +57,11 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
     )
 
 
-def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0) -> float:
-    """Return FLOP/s of a square fp32 matrix product on one thread."""
+def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:
+    """Return FLOP/s of a square fp32 matrix product on one thread: of torch.mm, or of another way to multiply two matrices."""
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
-    timing = time_calls({"": lambda: torch.mm(left, right, out=out)}, repeats=1000, budget_s=seconds)[""]
+    call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
+    timing = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * size**3 / timing.seconds
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from workbench.models.products import linear
 from workbench.models.zeroth_order import CausalModel, PromptLike
 from workbench.plots.zeroth_order_roofline import Pass
 from workbench.profiler.host import gemm_rate, memory_rate
@@ -73,8 +74,9 @@ def measure_roofline(
         timings = time_calls({count: (partial(bind, count), run) for count in counts}, repeats=5, budget_s=pass_budget_s)
     finally:
         model.trainables.bind(None)
+    rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the products that the passes are made of
     found = tuple(Pass(count, flops[count], weight_bytes, timings[count].seconds) for count in counts)
-    return HostRoofline(flops_per_s=gemm_rate(seconds=seconds), bytes_per_s=memory_rate(seconds=seconds), passes=found)
+    return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=found)
 
 
 def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:

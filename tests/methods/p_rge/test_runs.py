@@ -92,7 +92,8 @@ def test_weights_of_a_precision(precision: str, compute: str | None, engines: En
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
     """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
     prepared = prepared_job(faults="kill device-1 2; back device-1 4", steps=30)
-    outcome = run(prepared, engines, shared(2, 1, 1), tmp_path)
+    with one_pace(4e-4):  # slow enough that the device is up again before the last step
+        outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=4e-4)
     _, records = trained_by(outcome, prepared)
     audit(prepared, records)
     told = [len(record.seeds) for record in records]

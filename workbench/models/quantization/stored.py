@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.products import linear
 from workbench.models.quantization.codes import dequantize_constants, quantize_blocks, quantize_constants
 from workbench.models.quantization.config import FLOAT_TYPES, QuantizationConfig
 from workbench.models.quantization.engines import dequantize, resolve_engine
@@ -142,7 +143,7 @@ class QuantizedLinear(nn.Module):
         inputs = inputs.to(self.weight.dtype) if self.scale == 1.0 else (inputs * self.scale).to(self.weight.dtype)
         if inputs.requires_grad and torch.is_grad_enabled():
             return _FrozenProduct.apply(inputs, self.weight, self.bias)
-        return F.linear(inputs, self.weight.dequantize(), self.bias)
+        return linear(inputs, self.weight.dequantize(), self.bias)
 
 
 class QuantizedEmbedding(nn.Module):

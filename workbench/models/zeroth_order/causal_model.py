@@ -7,10 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import Decoder, Family, LayerContext
+from workbench.models.products import ForwardLinear, filled_length, use_fastest
+from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.dense import dequantized
@@ -58,6 +61,9 @@ class CausalModel(nn.Module):
             self.trainables = own_parameters(self, self.binding)
         else:
             self.trainables = inject(backbone, config, self.pooled, self.binding)
+        use_fastest(self)
+        products = any(isinstance(module, ForwardLinear | QuantizedLinear) for module in backbone.layers.modules())
+        self._fills = backbone.family.is_causal and products
         self.eval()
 
     @property
@@ -105,8 +111,11 @@ class CausalModel(nn.Module):
         mask = _replicated(batch.attention_mask, num_parts)
         border = stage.num_layers if stage.num_encoder_layers is None else stage.num_encoder_layers
         if stage.start < border:
-            context = self._context(mask, states[0], self.packing(batch), num_parts)
+            length, packing = self._fill(states, self.packing(batch))
+            context = self._context(mask, states[0], packing, num_parts)
             self._layers(range(stage.start, min(stage.stop, border)), stage.family, states, [context] * len(states), enters)
+            if states[0].shape[1] > length:
+                states = [hidden[:, :length].contiguous() for hidden in states]
             if stage.encoder_final is not None:
                 states = [stage.encoder_final(hidden) for hidden in states]
         decoder = stage.family.decoder
@@ -143,6 +152,18 @@ class CausalModel(nn.Module):
                 return self._pooled_logits(hidden, batch).transpose(0, 1)
             assert self.head is not None, "not the last stage"
             return word_logits(hidden, batch, self._norm, self.head, self.packing(batch))
+
+    def _fill(self, states: list[Tensor], packing: Packing | None) -> tuple[int, Packing | None]:
+        """Fill a decoder's states up to a number of rows that products like, in place of the list; return the length that counts.
+
+        What is behind it is padding, which none that counts looks at.  Within a stage: others may be on another kind of processor.
+        """
+        length = states[0].shape[1]
+        filled = filled_length(states[0]) if self._fills else length
+        if filled > length:
+            states[:] = [F.pad(hidden, (0, 0, 0, filled - length)) for hidden in states]
+            packing = None if packing is None else packing.filled(filled)
+        return length, packing
 
     def _layers(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.packing import pack_length, packs_of
@@ -53,6 +54,11 @@ class Packing:
     def pack(self, rows: Tensor) -> Tensor:
         """Return (R, N, d) of padded rows (E, t, d)."""
         return rows.flatten(0, 1)[self.source]
+
+    def filled(self, length: int) -> Packing:
+        """Return the packing with packs of `length` tokens, at least N; what is added belongs to no row.  `firsts` stays as it is."""
+        more = (0, length - self.row.shape[1])
+        return replace(self, source=F.pad(self.source, more), row=F.pad(self.row, more, value=-1), positions=F.pad(self.positions, more))
 
     def mask(self) -> Tensor | None:
         """Return who attends to whom, (R, 1, N, N) bool: a token to its own row up to itself.  None where each row has its own pack."""

@@ -1,0 +1,84 @@
+"""Products of forward passes, x W + b, by the one of PyTorch's libraries that uses this processor.
+
+PyTorch gives float32 to MKL on x86, which on AMD's processors with AVX-512 takes two to three times as long as oneDNN, which PyTorch has
+too.  Which is taken depends on the processor and on sizes alone, never on a measurement: a run that is resumed computes what it would
+have.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
+
+MANTISSA_BITS = 4
+"""oneDNN compiles a kernel, about a megabyte, for each number of rows: it gets numbers of so many binary digits before their zeros."""
+MOST_PADDING = 0.25
+"""Rows are filled up to such a number where they grow by no larger share."""
+
+
+class ForwardLinear(nn.Linear):
+    """nn.Linear by `linear`."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (..., out) of (..., in)."""
+        return linear(inputs, self.weight, self.bias)
+
+
+@functools.cache
+def prefers_onednn() -> bool:
+    """Return whether oneDNN is the faster one on this machine's processor, as far as PyTorch tells its make."""
+    tell = getattr(torch.cpu, "get_capabilities", None)
+    found: dict[str, Any] = tell() if tell is not None and torch.backends.mkldnn.is_available() else {}
+    known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return known and str(found.get("cpu_name", "")).startswith("AMD") and bool(found.get("avx512_f"))
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, (..., out), of (..., in), (out, in) and (out,), as F.linear does; with autograd, and for export, by F.linear."""
+    if _by_onednn(inputs) and weight.dtype == torch.float32 and is_even(inputs.numel() // max(1, inputs.shape[-1])):
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+        return made
+    return F.linear(inputs, weight, bias)
+
+
+def use_fastest(module: nn.Module) -> None:
+    """Make the plain linear layers of a module ForwardLinear; weights and names stay."""
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = ForwardLinear
+
+
+def is_even(num_rows: int) -> bool:
+    """Return whether a number of rows is one of the few (eight between powers of two) that oneDNN is given."""
+    return num_rows > 0 and num_rows.bit_length() - (num_rows & -num_rows).bit_length() < MANTISSA_BITS
+
+
+def filled_length(hidden: Tensor) -> int:
+    """Return to how many tokens hidden states (n, t, d) are best filled up before they go through layers: t or somewhat more."""
+    count, length = hidden.shape[:2]
+    if not _by_onednn(hidden):
+        return length
+    longest = int(length * (1 + MOST_PADDING))
+    return next((more for more in range(length, longest + 1) if is_even(count * more)), length)
+
+
+def _by_onednn(inputs: Tensor) -> bool:
+    if torch.is_grad_enabled() or inputs.dtype != torch.float32 or not inputs.is_cpu or torch.compiler.is_compiling():
+        return False
+    return prefers_onednn() and bool(torch.backends.mkldnn.enabled)
+
+
+def _linear_flops(inputs: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    count = 1
+    for size in out_shape:
+        count *= size
+    return 2 * count * int(inputs[-1])
+
+
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_linear_flops)
