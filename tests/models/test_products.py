@@ -33,6 +33,32 @@ def by_onednn(monkeypatch):
     return made
 
 
+@needs_onednn
+def test_the_library_is_named(monkeypatch):
+    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
+    assert products.library() == "PyTorch's choice"
+    monkeypatch.setattr(products, "prefers_onednn", lambda: True)
+    assert products.library() == "oneDNN"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True),
+        ({"cpu_name": "AMD Ryzen 5", "avx512_f": False}, False),
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_f": True}, False),
+        ({}, False),
+    ],
+)
+def test_only_amds_processors_with_avx512_prefer_it(found, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None, raising=False)
+    assert products.prefers_onednn.__wrapped__() is expected
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert products.prefers_onednn.__wrapped__() is False  # an older PyTorch does not tell
+
+
 def test_few_numbers_of_rows_are_even():
     assert [rows for rows in range(30, 70) if is_even(rows)] == [30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
     assert all(is_even(rows) for rows in range(1, 17))

@@ -13,6 +13,7 @@ import torch
 from workbench.bench.p_rge_batches import Prompts, prompts
 from workbench.bench.p_rge_memory import memory_points
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.models.products import library
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.quantization.config import StorageType
 from workbench.models.zeroth_order import (
@@ -103,6 +104,7 @@ def _bench(
         f" {CHOICE_ROUNDS} rounds before, or sequential where none takes {CLEARLY:.0%} less",
         "model": model,
         "threads": THREADS,
+        "products": library(),
         "sequence_length": length,
         "smallest_ratio": min((point["ratio"] for point in points if point["section"] == "steps"), default=None),
         "memory": memory,

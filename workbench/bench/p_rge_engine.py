@@ -22,6 +22,7 @@ from workbench.bench.p_rge_batches import Prompts, prompts
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.packages import bindings
+from workbench.models.products import library
 from workbench.models.zeroth_order import StepLog, TrainableConfig, load_causal_model
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 from workbench.runtime.memory import read_memory
@@ -57,6 +58,7 @@ def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] 
         "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their runtimes' own",
         "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same dual-forwarding model in PyTorch, float32",
         "threads": THREADS,
+        "eager_products": library(),
         "points": rows,
     }
 

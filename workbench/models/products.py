@@ -38,6 +38,11 @@ def prefers_onednn() -> bool:
     return known and str(found.get("cpu_name", "")).startswith("AMD") and bool(found.get("avx512_f"))
 
 
+def library() -> str:
+    """Return in words what forward passes in float32 multiply by."""
+    return "oneDNN" if prefers_onednn() and torch.backends.mkldnn.enabled else "PyTorch's choice"
+
+
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b, (..., out), of (..., in), (out, in) and (out,), as F.linear does; with autograd, and for export, by F.linear."""
     if _by_onednn(inputs) and weight.dtype == torch.float32 and is_even(inputs.numel() // max(1, inputs.shape[-1])):
