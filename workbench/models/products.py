@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 MANTISSA_BITS = 4
-"""oneDNN compiles a kernel, about a megabyte, for each number of rows: it gets numbers of so many binary digits before their zeros."""
+"""oneDNN compiles a kernel, about a megabyte, for each number of rows: it gets numbers of so many binary digits before their zeros.
+
+Others are filled up by an eighth at most; a model does so once for a pass rather than for each product (`filled_length`).
+"""
 MOST_PADDING = 0.25
-"""Rows are filled up to such a number where they grow by no larger share."""
+"""A pass's tokens are filled up where they grow by no larger share."""
 
 
 class ForwardLinear(nn.Linear):
@@ -44,11 +47,15 @@ def library() -> str:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, (..., out), of (..., in), (out, in) and (out,), as F.linear does; with autograd, and for export, by F.linear."""
-    if _by_onednn(inputs) and weight.dtype == torch.float32 and is_even(inputs.numel() // max(1, inputs.shape[-1])):
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-        return made
-    return F.linear(inputs, weight, bias)
+    """Return x W^T + b, (..., out), of (..., in), (out, in) and (out,), as F.linear does: by it where there is autograd, and for export."""
+    rows = inputs.numel() // max(1, inputs.shape[-1])
+    if not rows or weight.dtype != torch.float32 or not _by_onednn(inputs):
+        return F.linear(inputs, weight, bias)
+    if is_even(rows):
+        return _product(inputs, weight, bias)
+    step = 1 << rows.bit_length() - MANTISSA_BITS
+    filled = F.pad(inputs.reshape(rows, -1), (0, 0, 0, -rows % step))
+    return _product(filled, weight, bias)[:rows].view(*inputs.shape[:-1], -1)
 
 
 def use_fastest(module: nn.Module) -> None:
@@ -70,6 +77,11 @@ def filled_length(hidden: Tensor) -> int:
         return length
     longest = int(length * (1 + MOST_PADDING))
     return next((more for more in range(length, longest + 1) if is_even(count * more)), length)
+
+
+def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    return made
 
 
 def _by_onednn(inputs: Tensor) -> bool:
