@@ -81,7 +81,7 @@ class PRGE:
         """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
         key = {
             "method": METHOD,
-            "version": 3,
+            "version": 4,
             "model": prepared.job.model,
             # The name alone may be a folder in which another model lies by now.
             "shape": asdict(prepared.facts),
