@@ -1,4 +1,4 @@
-"""The results that data/results/p_rge carries: trainings as seeds and scalars, and the table that was made from them."""
+"""The results that data/results/p_rge carries: trainings as seeds and scalars, and the tables that were made from them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ import pytest
 from workbench.core.serial import from_json
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import LogFile, TrainableConfig, load_causal_model, replay
-from workbench.reproduce.p_rge import executed_settings, executed_table2
+from workbench.reproduce.p_rge import executed_long, executed_settings, executed_table2
 from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.prompts import evaluate, load_prompt_task
 
 FOLDER = Path(__file__).parents[2] / "data" / "results" / "p_rge"
-RESULT = from_json((FOLDER / "table2.json").read_bytes(), Result)
+TABLE, LONG = (from_json((FOLDER / f"{name}.json").read_bytes(), Result) for name in ("table2", "table2-long"))
 KEPT = TrialFolder(FOLDER / "trials")
 
 
-def trials() -> list[Trial]:
-    """Return what the table's rows trained: the rates that were compared with the first seed, and the chosen one with all seeds."""
-    rates = {row[0]: row[4] for row in RESULT.tables[0].rows}
-    wanted = executed_table2.rows(Settings())
+def trials(result: Result) -> list[Trial]:
+    """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all seeds."""
+    rates = {row[0]: row[4] for row in result.tables[0].rows}
+    wanted = (executed_table2 if result is TABLE else executed_long).rows(Settings())
     found = []
     for name, one in wanted.items():
         if one.steps:
-            tried = executed_settings.RATES[one.method, one.technique]
+            tried = executed_settings.RATES[one.method, one.technique] if result is TABLE else executed_settings.LONG_RATES
             assert rates[name] in tried
-            found += [replace(one, learning_rate=rate) for rate in tried]
-            found += [replace(one, learning_rate=rates[name], seed=seed) for seed in (1, 2)]
+            short = min(one.steps, executed_settings.SEARCH_STEPS)
+            found += [replace(one, learning_rate=rate, steps=short) for rate in tried]
+            found += [replace(one, learning_rate=rates[name], seed=seed) for seed in (0, 1, 2)]
     return found
 
 
-def test_every_training_of_the_table_is_there_whole_and_nothing_else():
-    files = {KEPT.steps_path(one): one for one in trials()}
+def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
+    files: dict[Path, Trial] = {}
+    for one in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
+        path = KEPT.steps_path(one)
+        files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
     for path, one in files.items():
         header, *steps = (json.loads(line) for line in path.read_text().splitlines())
@@ -45,17 +49,28 @@ def test_every_training_of_the_table_is_there_whole_and_nothing_else():
         assert all(len(step[2]) == len(step[3]) == one.queries for step in steps)
 
 
-def test_the_table_says_what_it_was_made_with():
-    assert {name: len(str(row[-1]).split(", ")) for name, *row in RESULT.tables[0].rows if row[2]} == dict.fromkeys(
-        (executed_table2.MEZO, executed_table2.Q4, executed_table2.Q16), 3
-    )
-    assert RESULT.source == "executed" and RESULT.environment["quick"] == "false"
+@pytest.mark.parametrize(
+    ("result", "rows"),
+    [(TABLE, (executed_table2.MEZO, executed_table2.Q4, executed_table2.Q16)), (LONG, (executed_table2.Q4,))],
+    ids=["table2", "table2-long"],
+)
+def test_a_table_says_what_it_was_made_with(result, rows):
+    assert {name: len(str(row[-1]).split(", ")) for name, *row in result.tables[0].rows if row[2]} == dict.fromkeys(rows, 3)
+    assert result.source == "executed" and result.environment["quick"] == "false"
 
 
-@pytest.mark.parametrize("queries", [1, 16])
-def test_a_kept_training_replayed_answers_as_the_table_says(queries, tmp_path):
+def test_the_long_training_reaches_the_floor_as_its_check_says():
+    [row] = [row for row in LONG.tables[0].rows if row[0] == executed_table2.Q4]
+    each = [float(score) for score in str(row[-1]).split(", ")]
+    [check] = LONG.checks
+    assert row[5] == pytest.approx(sum(each) / 3, abs=0.1)
+    assert check.holds == (row[5] >= executed_long.FLOOR)
+
+
+@pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (TABLE, 16), (LONG, 4)], ids=["q=1", "q=16", "long"])
+def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp_path):
     """No forward pass is needed to have the trained weights again; a fifth of the test sentences is scored."""
-    one = next(one for one in trials() if one.queries == queries and one.seed == 1)
+    one = next(one for one in trials(result) if one.queries == queries and one.seed == 1)
     assert {field.name for field in fields(Trial)} == set(one.run_header)
     copy = tmp_path / "steps.jsonl"
     copy.write_bytes(KEPT.steps_path(one).read_bytes())
@@ -69,6 +84,6 @@ def test_a_kept_training_replayed_answers_as_the_table_says(queries, tmp_path):
     with LogFile(copy, one.run_header) as log:
         replay(model.trainables, log.steps)
     after = score()
-    [printed] = [str(row[-1]).split(", ") for row in RESULT.tables[0].rows if row[1] == queries]
+    [printed] = [str(row[-1]).split(", ") for row in result.tables[0].rows if row[1] == queries]
     assert after == pytest.approx(float(printed[1]), abs=9.0)  # three standard errors of 200 sentences
     assert after > before + 10
