@@ -109,7 +109,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     monkeypatch.setattr("workbench.cli.run._run", lambda *_, **__: pytest.fail("the run began"))
     assert "It is a folder" in refused("run", "--report", str(tmp_path))["found"]
     (tmp_path / "file").touch()
-    assert "cannot be written to" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]
+    assert "Not a directory" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]
 
 
 def test_a_full_disk_elsewhere_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from workbench.core.errors import CacheError, ConfigError, PlanError
+from workbench.core.errors import CacheError, ConfigError, PlanError, WriteError
 from workbench.runtime.work_folder import full_disk_told, own_folder, require_disk
 
 
@@ -37,6 +37,7 @@ def test_disk_is_looked_at_beforehand_without_making_the_folder(tmp_path: Path, 
     [
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
+        WriteError("Writing 'manifest.json' was asked for.", "No space left on device."),
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )

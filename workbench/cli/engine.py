@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli.job import DEFAULTS, Data, LearningRate, MaxLength, Model, Samples, Seed, TaskName
-from workbench.cli.output import Json, print_json, require_writable, say
+from workbench.cli.output import Json, print_json, say
 from workbench.core.errors import ConfigError
+from workbench.core.files import require_writable, whole_file
 
 if TYPE_CHECKING:
     from workbench.tasks.prompts import EncodedPrompts
@@ -119,7 +120,8 @@ def train(
         from workbench.models.zeroth_order import TrainedDescription
 
         description = TrainedDescription(model=trainer.description.model, trainable=trainer.description.trainable)
-        save_file(trainer.named(), out, metadata=description.metadata)
+        with whole_file(out) as part:
+            save_file(trainer.named(), part, metadata=description.metadata)
     if as_json:
         print_json({"steps": trainer.step_number, "losses": losses})
     elif losses:

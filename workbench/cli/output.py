@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -66,19 +64,6 @@ def report_error(error: WorkbenchError, *, as_json: bool) -> None:
     else:
         # Some messages carry a grid; the first line says it all, so it comes first and whole.
         say(f"{type(error).__name__}: {error}")
-
-
-def require_writable(path: Path) -> None:
-    """Raise ConfigError if a file cannot be written there: found out before the work whose result it is to hold."""
-    asked = f"Writing '{path}' was asked for."
-    if path.is_dir():
-        raise ConfigError(asked, "It is a folder.", "Name a file in it.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ConfigError(asked, f"'{path.parent}' cannot be written to: {error.strerror}.", "Choose another place.") from error
 
 
 def _usage_error(error: Any) -> ConfigError:

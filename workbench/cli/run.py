@@ -30,9 +30,10 @@ from workbench.cli.job import (
     WorkFolder,
     parse_options,
 )
-from workbench.cli.output import INTERRUPTED, Json, print_json, require_writable, say
+from workbench.cli.output import INTERRUPTED, Json, print_json, say
 from workbench.core.catalogue import load_cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import WriteError
+from workbench.core.files import require_writable
 from workbench.core.job import Job
 from workbench.core.report import Report
 
@@ -174,11 +175,11 @@ def _run(job: Job, cluster: str, mode: Literal["simulate", "execute"], **setting
 
 
 def _finish(report: Report, path: Path | None, as_json: bool) -> None:
-    unwritten: OSError | None = None
+    unwritten: WriteError | None = None
     if path is not None:
         try:
             report.write(path)
-        except OSError as error:  # the disk has filled up meanwhile: what came out is still worth telling
+        except WriteError as error:  # the disk has filled up meanwhile: what came out is still worth telling
             unwritten = error
     if as_json and unwritten is None:
         print_json(report)
@@ -187,8 +188,6 @@ def _finish(report: Report, path: Path | None, as_json: bool) -> None:
 
         print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
         if unwritten is not None:
-            raise ConfigError(
-                f"Writing '{path}' was asked for.", f"{unwritten.strerror}.", "Free some space and repeat with --resume."
-            ) from unwritten
+            raise WriteError(unwritten.asked, unwritten.found, "Mend that and repeat with --resume.") from unwritten
         if path is not None:
             print(f"Report      {path}  (figures: workbench draw {path} --out FOLDER)")

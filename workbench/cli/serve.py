@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName
-from workbench.cli.output import Json, print_json, print_table, require_writable, say
+from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.files import require_writable
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 
 DEFAULTS = ReschedulingSettings()

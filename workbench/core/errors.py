@@ -26,6 +26,10 @@ class ConfigError(WorkbenchError, ValueError):
     """A job, cluster, model, task or option that cannot be meant."""
 
 
+class WriteError(ConfigError):
+    """A file or folder that cannot be written: it is something else, or the system refuses."""
+
+
 class ScheduleError(WorkbenchError, ValueError):
     """A schedule that cannot run: the message shows the grid with the faulty operation marked."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from workbench.core.errors import ConfigError
+from workbench.core.files import whole_file
 
 T = TypeVar("T")
 
@@ -52,17 +51,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: a full disk or an interrupt leaves the old file as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Write a text file whole or not at all (see whole_file).  Raises WriteError."""
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _malformed(kind: type, source: str, error: Exception) -> ConfigError:

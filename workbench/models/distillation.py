@@ -9,8 +9,6 @@ No labels and nothing of a task's validation or test split is needed: a server c
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
@@ -28,6 +26,7 @@ from workbench.models.calibration import BatchLike, TapStatistics, calibrate, se
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
+from workbench.models.tensor_files import save_tensors
 
 _OWN_HEAD = "last.output."  # the task's head knows labels: it is not distilled
 _CALIBRATION_BATCHES = 16
@@ -235,13 +234,5 @@ def distilled(folder: Path, fingerprint: str, make: Callable[[], dict[str, Tenso
         return load_file(path)
     except (OSError, SafetensorError):
         state = make()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=path.name, suffix=".part")
-    os.close(handle)
-    try:
-        save_file({key: tensor.contiguous() for key, tensor in state.items()}, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    save_tensors(path, state)
     return state

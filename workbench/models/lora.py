@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.injection import part_of, projections
 from workbench.models.stack import BackboneStage
+from workbench.models.tensor_files import save_tensors
 
 ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
@@ -72,9 +72,8 @@ def save_lora(
         _, index, rest = name.split(".", 2)
         # peft's own names leave the adapter's name, 'default', out; Hugging Face counts a decoder's layers from 0.
         number = int(index) if part_of(stage, int(index)) is stage.family else int(index) - (stage.num_encoder_layers or 0)
-        weights[f"base_model.model.{part_of(stage, int(index)).layers}.{number}.{rest.replace('.default', '')}"] = tensor.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        weights[f"base_model.model.{part_of(stage, int(index)).layers}.{number}.{rest.replace('.default', '')}"] = tensor
+    save_tensors(folder / "adapter_model.safetensors", weights, {"format": "pt"})
     described = {
         "peft_type": "LORA",
         "base_model_name_or_path": model,

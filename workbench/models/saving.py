@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.tensor_files import save_tensors
 
 WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
@@ -40,16 +39,7 @@ def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: A
     folder = Path(folder)
     # Loading checks names and shapes, so that nobody finds out later.
     _build(description.config, state, f"The adapter for '{folder}'")
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=WEIGHTS, suffix=".part")
-    os.close(handle)
-    try:
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, name)
-        os.chmod(name, 0o644)
-        os.replace(name, folder / WEIGHTS)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    save_tensors(folder / WEIGHTS, state)
     write_text(folder / DESCRIPTION, to_json(description) + "\n")
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
@@ -16,6 +16,7 @@ from workbench.core.serial import from_json, to_json, write_text
 from workbench.models.loading import load_stack
 from workbench.models.lora import save_lora
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.tensor_files import save_tensors
 
 TRAINED, DESCRIPTION = "trained.safetensors", "fine_tuning.json"
 _BACKBONE = "backbone."
@@ -45,9 +46,8 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
 
 def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescription) -> Path:
     """Write a whole model's trained parameters and what they are, the description last; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: parameter.detach().contiguous() for name, parameter in model.trained().items()}
-    save_file(state, folder / TRAINED)
+    state = {name: parameter.detach() for name, parameter in model.trained().items()}
+    save_tensors(folder / TRAINED, state)
     config = description.config
     if config.technique == "lora":
         save_lora(

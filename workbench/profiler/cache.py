@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, WriteError
 from workbench.core.profile import Profile
 from workbench.core.serial import from_builtins, to_builtins, write_text
 
@@ -86,8 +86,8 @@ def cached(
     text = json.dumps({"format": FORMAT, "whole": whole, "measured_at": now(), "profile": to_builtins(profile)})
     try:
         write_text(path, text + "\n")
-    except OSError as error:
-        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.strerror}."
+    except WriteError as error:
+        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}"
     return profile, f"Profile measured now ({why})."
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import CacheError, ConfigError
+from workbench.core.errors import CacheError, ConfigError, WriteError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.runtime.activation_records import RecordLayout, decoded_dtype
 from workbench.runtime.mapped_file import allocate, as_array, map_file
@@ -88,11 +88,11 @@ class ActivationCache:
                     allocate(file, manifest.nbytes)
             np.full(len(manifest.samples), _NOT_WRITTEN, dtype=np.int64).tofile(folder / WRITTEN)
             write_text(folder / MANIFEST, to_json(manifest))
-        except OSError as error:
+        except (OSError, WriteError) as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise CacheError(
                 f"An activation cache of {manifest.nbytes / 1e6:.1f} MB was asked for in '{folder}'.",
-                f"{error.strerror}{_free(folder)}.",
+                f"{error.found.rstrip('.') if isinstance(error, WriteError) else error.strerror}{_free(folder)}.",
                 "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
             ) from error
         cache = cls(folder, manifest)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.core.errors import CacheError, ConfigError, WorkbenchError
+from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
 
 if sys.platform != "win32":
     import fcntl
@@ -68,10 +68,8 @@ def full_disk_told(folder: Path) -> Iterator[None]:
     """Raise CacheError for whatever inside fails because the folder's disk is full."""
     try:
         yield
-    except WorkbenchError:
-        raise
     except Exception as error:
-        if not is_full_disk(error):
+        if not is_full_disk(error) or (isinstance(error, WorkbenchError) and not isinstance(error, WriteError)):
             raise
         free = shutil.disk_usage(_existing(folder)).free
         raise CacheError(

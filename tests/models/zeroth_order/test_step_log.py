@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,13 @@ def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
         path.write_bytes(b"".join(damaged))
         with pytest.raises(ConfigError, match="Line 3 is damaged"):
             read_log(path)
+    for foreign in (b"my notes", b"my notes\n", b'{"model": "mine"}', b"\xff"):
+        path.write_bytes(foreign)
+        with pytest.raises(ConfigError, match="holds something else"):
+            LogFile(path, HEADER)
+        assert path.read_bytes() == foreign
+    with pytest.raises(ConfigError, match="no file that can be read again"):
+        LogFile(Path("/dev/null"), HEADER)
     with pytest.raises(ConfigError, match="no such file"):
         read_log(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="2 seeds"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from workbench.core.errors import CacheError
+from workbench.core.errors import CacheError, WriteError
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import rank_folders
 from workbench.methods.pac_plus.prepare import PreparedJob
@@ -50,6 +50,6 @@ def keep(prepared: PreparedJob, key: str, folder: Path) -> str:
     )
     try:
         filled = KeptCaches().keep(shards, description)
-    except (CacheError, OSError) as error:
+    except (CacheError, WriteError, OSError) as error:
         return f"The activation cache could not be kept: {error}"
     return f"The activation cache is kept for later runs: {filled.num_samples} samples, {filled.nbytes / 1e6:.1f} MB."

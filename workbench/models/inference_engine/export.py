@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.core.files import whole_file
 from workbench.models.inference_engine.config import EngineConfig, EngineDescription, EngineSlot
 from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState
 from workbench.models.inference_engine.packages import Exporting, exporting
@@ -68,8 +69,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
             "write_state": torch.export.export(WriteState(copies), (copies.clone(),), strict=False),
         }
         program = _lowered(tools, programs, config, description)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             program.write_to_file(file)
     calls = _calls(program.exported_program("train_step"))
     return ExportResult(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.errors import ConfigError
+from workbench.core.files import whole_file
 
 _FIELDS = ("input_ids", "targets", "positions", "target_mask")
 
@@ -32,8 +33,7 @@ class EnginePrompts:
 
     def write(self, path: Path) -> None:
         """Write them as NumPy's .npz."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             np.savez_compressed(file, **{name: np.asarray(getattr(self, name)) for name in _FIELDS})
 
     @classmethod

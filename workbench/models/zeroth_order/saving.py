@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench.models.lora import ROLES, save_lora
+from workbench.models.tensor_files import save_tensors
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.config import TrainableConfig
@@ -40,7 +40,7 @@ class TrainedDescription:
 
 def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription) -> None:
     """Write trained values, trainables.state(), with what they are of."""
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata=description.metadata)
+    save_tensors(path, state, description.metadata)
 
 
 def find_trained(path: Path | str) -> Path | None:

@@ -16,6 +16,7 @@ import msgspec
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, DivergedError
+from workbench.core.files import require_writable, sync_folder
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order.config import ZerothOrderConfig
 
@@ -80,15 +81,20 @@ class LogFile:
 
     header: what the run must agree with to go on.  A new file is begun with it; an old one must have the same.  A last line that
     was torn by a crash is cut off.  steps: what the file held when it was opened.
-    Raises ConfigError for a file of another run and for one that is damaged before its last line.
+    Raises ConfigError for a file of another run, one that holds something else, and one that is damaged before its last line.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.steps: tuple[StepLog, ...] = ()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(path)
         whole = 0
-        if path.is_file():
+        if path.exists():
+            asked = f"Keeping a run's steps in '{path}' was asked for."
+            if not path.is_file():
+                raise ConfigError(asked, "It is no file that can be read again.", "Name another file.")
             found, self.steps, whole = _read(path)
+            if found is None and not _line(header).startswith(path.read_bytes()):
+                raise ConfigError(asked, "It exists and holds something else.", "Name another file.")
             if found is not None and found != msgspec.to_builtins(header):
                 changed = sorted(key for key in found.keys() | header.keys() if found.get(key) != msgspec.to_builtins(header).get(key))
                 raise ConfigError(
@@ -99,7 +105,7 @@ class LogFile:
         self._file.truncate(whole)
         if whole == 0:
             self._append(header)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on the disk."""
@@ -118,9 +124,13 @@ class LogFile:
         self.close()
 
     def _append(self, line: Any) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.write(_line(line))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _line(value: Any) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
@@ -163,11 +173,3 @@ def _step(value: Any, expected: int) -> StepLog:
     if step != expected:
         raise ValueError(f"step {step} stands where {expected} belongs")
     return StepLog(step=step, seeds=tuple(seeds), gradients=tuple(map(float, gradients)), learning_rate=learning_rate)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

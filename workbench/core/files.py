@@ -1,0 +1,117 @@
+"""Write files whole or not at all, wherever a user wants them; what cannot be written to is refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench.core.errors import WriteError
+
+NEW_MODE = 0o644
+_OPEN_HERE = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+_NAMED = {"/dev/stdout": 1, "/dev/stderr": 2}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path | str) -> Iterator[Path]:
+    """Yield the path of an empty file beside `path`; when the block ends, it is on the disk and takes the place of `path`.
+
+    If the block fails or is interrupted, the old file stays as it was.  A link stays a link: the file that it leads to is replaced.
+    A character device (/dev/null, a terminal) and an open output of this process (/dev/stdout) are written through.
+    Raises WriteError for a folder, a pipe, a socket or a disk, and for whatever the system refuses.
+    """
+    path = Path(path)
+    with _told(path):
+        target, through = _target(path)
+        if through is None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent if through is None else None, prefix=f"{target.name[:64]}.", suffix=".part")
+        os.close(descriptor)
+        part = Path(name)
+        try:
+            yield part
+            if through is None:
+                _replace(target, part)
+            else:
+                with open(part, "rb") as source, open(through, "ab", buffering=0, closefd=isinstance(through, Path)) as sink:
+                    shutil.copyfileobj(source, sink)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def require_writable(path: Path | str) -> None:
+    """Raise WriteError if whole_file would refuse the path: to be found out before the work whose result it is to hold."""
+    with contextlib.suppress(_OnlyTried), whole_file(path):
+        raise _OnlyTried
+
+
+def make_folder(folder: Path | str) -> Path:
+    """Make a folder, and those above it, and return it.  Raises WriteError if there is a file in the way or the system refuses."""
+    folder = Path(folder)
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _OnlyTried(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        named = str(error.filename or path)
+        where = "" if named == str(path) or named.endswith(".part") else f": '{named}'"
+        todo = "Free some space, or choose another place." if error.errno in _FULL else "Choose another place."
+        raise WriteError(f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", todo) from error
+
+
+def _target(path: Path) -> tuple[Path, Path | int | None]:
+    """Return the file that a path leads to, and what is written through: a device, an open descriptor, or nothing."""
+    opened = _OPEN_HERE.fullmatch(str(path))
+    if opened or str(path) in _NAMED:
+        descriptor = int(opened[1]) if opened else _NAMED[str(path)]
+        os.fstat(descriptor)  # refused if it is closed
+        return path, descriptor
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return Path(os.path.realpath(path)), None
+    kind = stat.S_IFMT(found.st_mode)
+    asked = f"Writing '{path}' was asked for."
+    if kind == stat.S_IFDIR:
+        raise WriteError(asked, "It is a folder.", "Name a file in it.")
+    if kind not in (stat.S_IFREG, stat.S_IFCHR):
+        names = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a disk"}
+        raise WriteError(asked, f"It is {names.get(kind, 'something else')}, not a file.", "Name a file.")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return (Path(os.path.realpath(path)), None) if kind == stat.S_IFREG else (path, path)
+
+
+def _replace(target: Path, part: Path) -> None:
+    """Put a finished file in the place of another, with its permissions, in an order that a power cut cannot spoil."""
+    os.chmod(part, stat.S_IMODE(target.stat().st_mode) if target.exists() else NEW_MODE)
+    with open(part, "rb") as written:
+        os.fsync(written.fileno())
+    os.replace(part, target)
+    sync_folder(target.parent)
