@@ -95,7 +95,7 @@ def test_what_fails_is_shown(error: Exception) -> None:
     panel.run_button.click()
     panel.wait()
     assert "role='alert'" in panel.message.value and "Failed after" in panel.progress.value
-    assert ("Device &#x27;beta&#x27; was lost at step 3." in panel.message.value) != ("our own &lt;bug&gt;" in panel.message.value)
+    assert ("Device &#39;beta&#39; was lost at step 3." in panel.message.value) != ("our own &lt;bug&gt;" in panel.message.value)
     assert ("Traceback" in panel.message.value) == isinstance(error, ZeroDivisionError)
     with pytest.raises(type(error)):
         panel.report("execute")

@@ -186,12 +186,10 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
     if path is not None:
         files.append(report.write(path))
     if out is not None:
+        from workbench.plots.export import write_html
         from workbench.plots.serving import serving
 
-        out.mkdir(parents=True, exist_ok=True)
-        figure = out / "serving.html"
-        serving(report).write_html(figure, include_plotlyjs="directory")
-        files.append(figure)
+        files.append(write_html(serving(report), out / "serving.html"))
     if as_json:
         print_json(summary | {"files": [str(file) for file in files]})
         return

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.files import make_folder
 from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.plots.breakdown import breakdown
@@ -66,20 +69,24 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     HTML files share one plotly.min.js beside them, so they open without network.  png: 'auto' writes PNG files
     if a Chromium is found and says so in the index if not; True raises RuntimeSetupError instead; False writes none.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(folder)
     drawn = figures(report)
-    written = []
-    for name, _, figure in drawn:
-        path = folder / f"{name}.html"
-        figure.write_html(path, include_plotlyjs="directory", config={"displaylogo": False, "responsive": True})
-        written.append(path)
+    written = [write_html(figure, folder / f"{name}.html") for name, _, figure in drawn]
     pictures, why_none = write_pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
     if why_none and png is True:
         raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
     index = folder / INDEX
     write_text(index, _index(report, drawn, why_none))
     return [index, *written, *pictures]
+
+
+def write_html(figure: go.Figure, path: Path) -> Path:
+    """Write a figure as a page that opens without network, beside the plotly.min.js that all pages of its folder share."""
+    write_text(path, figure.to_html(include_plotlyjs="directory", config={"displaylogo": False, "responsive": True}))
+    library = path.with_name("plotly.min.js")
+    if not library.exists():
+        write_text(library, get_plotlyjs())
+    return path
 
 
 def browser_path() -> str | None:
@@ -112,7 +119,7 @@ def write_pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "timeline"
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64] or "timeline"
 
 
 def _facts(report: Report) -> list[tuple[str, Any]]:
@@ -137,36 +144,48 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((busy_note(report), *report.notes, why_none)) if note]
-    rows = "\n".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(fact))}</td></tr>" for name, fact in _facts(report))
-    remarks = "\n".join(f"<p class='note'>{html.escape(note)}</p>" for note in notes)
-    parts = "\n".join(
-        f"<figure><figcaption>{html.escape(caption)} <a href='{name}.html'>alone</a></figcaption>"
-        f"<iframe src='{name}.html' title='{html.escape(caption, quote=True)}' loading='lazy' "
-        f"style='height:{int(figure.layout.height) + 40}px'></iframe></figure>"
-        for name, caption, figure in drawn
+    rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in _facts(report))
+    remarks = Markup("\n").join(Markup("<p class='note'>{}</p>").format(note) for note in notes)
+    body = Markup("<table>\n{}\n</table>\n{}\n{}").format(rows, remarks, frames(drawn))
+    return page(f"{report.job.method} on {report.cluster.name} ({report.label})", body)
+
+
+def frames(drawn: Iterable[Captioned]) -> Markup:
+    """Return figures, each in the file that its name says, as frames of a page."""
+    frame = Markup(
+        "<figure><figcaption>{caption} <a href='{name}.html'>alone</a></figcaption>"
+        "<iframe src='{name}.html' title='{caption}' loading='lazy' style='height:{height}px'></iframe></figure>"
     )
-    title = html.escape(f"{report.job.method} on {report.cluster.name} ({report.label})")
-    return f"""<!DOCTYPE html>
+    return Markup("\n").join(
+        frame.format(name=name, caption=caption, height=int(figure.layout.height) + 40) for name, caption, figure in drawn
+    )
+
+
+def page(title: str, body: Markup) -> Markup:
+    """Return a whole page with a title and the common look."""
+    return _PAGE.format(title=title, body=body, style=_STYLE)
+
+
+_STYLE = Markup("""
+body { font-family: Helvetica, Arial, sans-serif; max-width: 1180px; margin: 1.5em auto; padding: 0 1em; color: #111; }
+table { border-collapse: collapse; } th { text-align: left; }
+td, th { padding: .1em .8em .1em 0; vertical-align: top; }
+.note { color: #a84300; font-weight: bold; }
+details { margin: .5em 0; overflow-x: auto; font-size: .9em; }
+figure { margin: 1.5em 0; } figcaption { color: #333; margin-bottom: .3em; }
+iframe { width: 100%; border: 1px solid #ddd; }
+""")
+_PAGE = Markup("""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>
-body {{ font-family: Helvetica, Arial, sans-serif; max-width: 1180px; margin: 1.5em auto; padding: 0 1em; color: #111; }}
-table {{ border-collapse: collapse; }} th {{ text-align: left; padding-right: 1.5em; vertical-align: top; }}
-.note {{ color: #a84300; font-weight: bold; }}
-figure {{ margin: 2em 0; }} figcaption {{ color: #333; margin-bottom: .3em; }}
-iframe {{ width: 100%; border: 1px solid #ddd; }}
-</style>
+<style>{style}</style>
 </head>
 <body>
 <h1>{title}</h1>
-<table>
-{rows}
-</table>
-{remarks}
-{parts}
+{body}
 </body>
 </html>
-"""
+""")

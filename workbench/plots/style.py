@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -126,6 +127,27 @@ def busy_note(report: Report) -> str:
     return f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
 
 
+_FOREIGN_TAG = re.compile(r"<(?!/?(?:b|br|sub|sup|extra)>)")
+
+
+def only_our_tags(text: str) -> str:
+    """Return text in which only the tags that our titles and hovers use mean anything: a name, an error or a metric stays text."""
+    return _FOREIGN_TAG.sub("&lt;", text)
+
+
+def _with_only_our_tags(value: Any) -> Any:
+    """Return a figure's value with its texts so; the very same object if nothing changes."""
+    if isinstance(value, str):
+        return only_our_tags(value)
+    if not isinstance(value, dict | list | tuple):
+        return value
+    had = value if isinstance(value, dict) else dict(enumerate(value))
+    made = {key: _with_only_our_tags(one) for key, one in had.items()}
+    if all(made[key] is had[key] for key in had):
+        return value
+    return made if isinstance(value, dict) else [*made.values()]
+
+
 def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420) -> go.Figure:
     """Give a figure its title with what the numbers are, its note in sight, and the common look; return it."""
     lines = [f"<b>{note}</b>"] if note else []
@@ -153,6 +175,11 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
     )
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
+    # Plotly reads tags in every text that it shows, and every text may hold a name from a cluster's or a report's file.
+    for part in (figure.layout, *figure.data):
+        had = part.to_plotly_json()
+        safe = _with_only_our_tags(had)
+        part.update({key: value for key, value in safe.items() if value is not had[key]}, overwrite=True)
     return figure
 
 

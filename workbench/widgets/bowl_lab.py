@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.core.errors import ConfigError
 from workbench.plots.zeroth_order_bowl import bowl as draw_bowl
 from workbench.widgets.bowl import BITS, Bowl, Descent, mean_of
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 
 QUERIES = (1, 2, 4, 8, 16, 64)
 EPSILONS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -44,7 +44,7 @@ class BowlLab(widgets.VBox):
             style=WIDE,
             layout=widgets.Layout(width="24em"),
         )
-        self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._buttons = [
             _button("One step", "Go one step against the mean of the queries", "step-forward", "success", lambda: self.walk(1)),
             _button("Ten steps", "Go ten steps", "forward", "success", lambda: self.walk(MANY)),
@@ -114,11 +114,8 @@ class BowlLab(widgets.VBox):
             if any(mean)
             else "both losses alike: no slope seen"
         )
-        self.headline.value = (
-            "<div role='status' style='line-height:1.5'>"
-            f"<span style='font-size:larger'><b>{said}</b></span><br>"
-            f"loss {walk.bowl.height(*at):.3f} after {len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass</div>"
-        )
+        steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
+        self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*at):.3f} after {steps}")
 
 
 def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.plots import cluster as draw_cluster
-from workbench.widgets.controls import FigureBox, Message
+from workbench.widgets.controls import FigureBox, Html, Message
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
@@ -78,7 +79,7 @@ class ClusterForm(widgets.VBox):
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         head = widgets.HBox([self.choice, self.reset] if choice else [self.reset])
-        shown = [widgets.HTML("<b>The devices</b>"), head, self.grid, self.message]
+        shown = [Html(Markup("<b>The devices</b>")), head, self.grid, self.message]
         super().__init__([*shown, self.overview] if overview else shown)
         self._has_overview = overview
         self._load(given)
@@ -120,7 +121,7 @@ class ClusterForm(widgets.VBox):
         self._rows = [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
         cells: list[widgets.Widget] = []
         for row in self._rows:
-            cells.append(widgets.HTML(f"<b>{row.device.name}</b>"))
+            cells.append(Html(Markup("<b>{}</b>").format(row.device.name)))
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
                 cells.append(slider)

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import html
 import traceback
 from itertools import takewhile
 from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+from markupsafe import Markup, escape
+from traitlets import validate
 
 from workbench.core.errors import WorkbenchError
+from workbench.plots.style import only_our_tags
 
+BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
+"""A headline in big letters, and a line below it."""
 WIDE = {"description_width": "9em"}
 TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS = 100, 55, 1000  # a figure widget does not find out how wide its cell is
 
 
-class Message(widgets.HTML):
+class Html(widgets.HTML):
+    """HTML made by Markup("...").format(...), which escapes what it is given; any other string is shown as it is, letter by letter."""
+
+    @validate("value")
+    def _escaped(self, proposal: Any) -> str:
+        return escape(proposal["value"])
+
+
+class Message(Html):
     """A line that a screen reader announces: an error (red), a remark, or nothing."""
 
     def error(self, text: str, *, details: str = "") -> None:
         """Show an error; details can be unfolded."""
-        more = f"<details><summary>details</summary><pre>{html.escape(details)}</pre></details>" if details else ""
-        self.value = f"<div role='alert' style='color:#B00020;line-height:1.4'><b>&#9888;</b> {html.escape(text)}{more}</div>"
+        more = Markup("<details><summary>details</summary><pre>{}</pre></details>").format(details) if details else ""
+        self.value = Markup("<div role='alert' style='color:#B00020;line-height:1.4'><b>&#9888;</b> {}{}</div>").format(text, more)
 
     def say(self, text: str) -> None:
         """Show a remark."""
-        self.value = f"<div role='status' style='line-height:1.4'>{html.escape(text)}</div>"
+        self.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(text)
 
     def clear(self) -> None:
         """Show nothing."""
-        self.value = ""
+        self.value = Markup()
 
     def show_exception(self, error: BaseException) -> None:
         """Show what failed: a user's error as its one line, anything else with its trace."""
@@ -79,7 +91,7 @@ class FigureBox(widgets.VBox):
     """A figure that can be drawn anew, its title above it as text: plotly lays a changed title out over its subtitle."""
 
     def __init__(self, figure: go.Figure | None = None) -> None:
-        self.heading = widgets.HTML()
+        self.heading = Html()
         self.shown: Any = None  # a FigureWidget, once there is one
         super().__init__([self.heading])
         if figure is not None:
@@ -89,7 +101,9 @@ class FigureBox(widgets.VBox):
         """Show another figure."""
         title = figure.layout.title
         subtitle = title.subtitle.text or ""
-        self.heading.value = f"<div style='line-height:1.5'><span style='font-size:larger'>{title.text or ''}</span><br>{subtitle}</div>"
+        self.heading.value = Markup("<div style='line-height:1.5'><span style='font-size:larger'>{}</span><br>{}</div>").format(
+            Markup(only_our_tags(title.text or "")), Markup(only_our_tags(subtitle))
+        )
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=WIDTH_PIXELS)

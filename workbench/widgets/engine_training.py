@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
@@ -50,11 +50,11 @@ class EngineRun:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         if self.why:
-            return f"<div role='status' style='border-left:4px solid #B04A00;padding:4px 10px'>{html.escape(self.why)}</div>"
-        cells = "".join(f"<tr><td style='text-align:left'>{html.escape(name)}</td><td>{value}</td></tr>" for name, value in self._rows())
-        return f"<table>{cells}</table>"
+            return Markup("<div role='status' style='border-left:4px solid #B04A00;padding:4px 10px'>{}</div>").format(self.why)
+        row = Markup("<tr><td style='text-align:left'>{}</td><td>{}</td></tr>")
+        return Markup("<table>{}</table>").format(Markup().join(row.format(name, value) for name, value in self._rows()))
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -12,7 +11,7 @@ from workbench.core.errors import ConfigError
 from workbench.plots import gantt, layer_cut, needs
 from workbench.plots.style import time_unit
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem, compare_inference
 from workbench.widgets.inference_tables import inference_table
 from workbench.widgets.latest import Latest
@@ -38,7 +37,7 @@ class InferenceExplorer(widgets.VBox):
             style=WIDE,
             layout=widgets.Layout(width="34em"),
         )
-        self.message, self.headline, self.table = Message(), widgets.HTML(), widgets.HTML()
+        self.message, self.headline, self.table = Message(), Html(), Html()
         titles = ["One layer", "Memory", "When (Gantt chart)"]
         self.tabs = widgets.Tab([FigureBox() for _ in titles], titles=titles)
         self.compared: tuple[InferenceComparison, ...] = ()
@@ -85,17 +84,13 @@ class InferenceExplorer(widgets.VBox):
         self.table.value = inference_table(self.compared, problem)._repr_html_()
         if first.plan is None:
             self.message.error(first.why)
-            self.headline.value = "<div role='status' style='font-size:larger'><b>No plan fits.</b></div>"
+            self.headline.value = BIG_FIRST.format("No plan fits.", "")
         else:
             self.message.clear()
             change = f" ({first.seconds / self._first_s - 1:+.0%} against the beginning)" if first.seconds != self._first_s else ""
             configuration = "[{}, {}]".format(*first.plan.configuration)
-            words = html.escape(f"{first.planner} {configuration} on {first.plan.num_positions} devices (simulated)")
-            self.headline.value = (
-                "<div role='status' style='line-height:1.5'>"
-                f"<span style='font-size:larger'><b>{time_unit(first.seconds).text(first.seconds)} a sequence</b>{change}</span>"
-                f"<br>{words}</div>"
-            )
+            words = f"{first.planner} {configuration} on {first.plan.num_positions} devices (simulated)"
+            self.headline.value = BIG_FIRST.format(f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words)
         self._draw()
 
     def _draw(self) -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.widgets.controls import WIDE, Message, number
+from workbench.widgets.controls import WIDE, Html, Message, number
 
 SYSTEMS = {
     "Galaxy+": "galaxy_plus",
@@ -47,7 +48,7 @@ class InferenceForm(widgets.VBox):
         for control in (self.system, self.scheme, self.overlap, self.tokens, self.requests):
             control.observe(lambda _: self._changed(), names="value")
         rows = [widgets.HBox([self.system, self.scheme, self.overlap]), widgets.HBox([self.tokens, self.requests])]
-        super().__init__([widgets.HTML("<b>The requests</b>"), *rows, self.message])
+        super().__init__([Html(Markup("<b>The requests</b>")), *rows, self.message])
         self._changed()
 
     @property

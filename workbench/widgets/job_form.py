@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods import METHODS
 from workbench.tasks import TASKS
-from workbench.widgets.controls import WIDE, Message, number
+from workbench.widgets.controls import WIDE, Html, Message, number
 
 MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")))
 DEFAULT_REDUCTION = 8
@@ -69,7 +70,7 @@ class JobForm(widgets.VBox):
         half = (len(self.controls) + 1) // 2
         columns = [list(self.controls.values())[:half], list(self.controls.values())[half:]]
         boxes = [widgets.VBox(column, layout=widgets.Layout(margin="0 2em 0 0")) for column in columns]
-        super().__init__([widgets.HTML("<b>The job</b>"), widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), self.message])
+        super().__init__([Html(Markup("<b>The job</b>")), widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), self.message])
 
     @staticmethod
     def _make_controls(job: Job) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -13,7 +13,7 @@ from workbench.core.inference import InferencePlan, Paradigm, StackShape, propor
 from workbench.plots import layer_cut
 from workbench.plots.layer_cut import held_bytes, sent_bytes
 from workbench.plots.style import byte_unit
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import WIDE, FigureBox, Html, Message
 from workbench.widgets.latest import Latest
 
 WAYS: dict[str, tuple[Paradigm, int]] = {
@@ -88,7 +88,7 @@ class LayerCutter(widgets.VBox):
             )
             for device, weight in zip(cluster.devices, first, strict=True)
         )
-        self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._latest: Latest[tuple[InferencePlan, int, int] | ConfigError] = Latest(self._work)
         for control in (self.way, self.length, *self.weights):
             control.observe(lambda _: self._changed(), names="value")
@@ -128,5 +128,5 @@ class LayerCutter(widgets.VBox):
         name = self.cluster.devices[plan.ranks[largest]].name
         words = f"{name} holds the most, {byte_unit(held[largest]).text(held[largest])} of this layer"
         moved = f"{byte_unit(sum(sent)).text(sum(sent))} travel for it"
-        self.headline.value = f"<div role='status' style='line-height:1.5'>{html.escape(words)}; <b>{html.escape(moved)}</b></div>"
+        self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(words, moved)
         self.figure.show(layer_cut(plan, self.shape, [device.name for device in self.cluster.devices], length=length, scheme=scheme))

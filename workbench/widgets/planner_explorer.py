@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt, needs, placement
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.latest import Latest
 from workbench.widgets.planning import PLANNERS, PlanningProblem
 
@@ -64,7 +63,7 @@ class PlannerExplorer(widgets.VBox):
         self.planner = widgets.Dropdown(
             options=list(planners), value=planners[0], description="Planner", tooltip="Who makes the plan", style=WIDE
         )
-        self.message, self.headline = Message(), widgets.HTML()
+        self.message, self.headline = Message(), Html()
         self.answer = answer(problem, self.planner.value)
         self._first = self.answer
         self.tabs = widgets.Tab([FigureBox(), FigureBox(), FigureBox()], titles=["When (Gantt chart)", "Where (layers)", "Memory"])
@@ -127,12 +126,11 @@ class PlannerExplorer(widgets.VBox):
 
     def _headline(self, found: Answer) -> str:
         if found.plan is None:
-            return "<div role='status' style='font-size:larger'><b>No plan fits.</b></div>"
+            return BIG_FIRST.format("No plan fits.", "")
         change = ""
         if self._first.samples_per_s and found is not self._first:
             change = f" ({found.samples_per_s / self._first.samples_per_s - 1:+.0%} against the beginning)"
         step_ms = found.plan.mini_batch_size / found.samples_per_s * 1e3
         where = f"layers {found.plan.partition()} on device groups {found.plan.grouping()}"
         words = f"{where}; a step of {found.plan.mini_batch_size} samples takes {step_ms:.0f} ms (simulated)"
-        rate = f"<span style='font-size:larger'><b>{found.samples_per_s:.3g} samples/s</b>{change}</span>"
-        return f"<div role='status' style='line-height:1.5'>{rate}<br>{html.escape(words)}</div>"
+        return BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+from markupsafe import Markup
 
 from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
 from workbench.progress import DeviceRow, EpochRow, Snapshot
@@ -36,21 +36,22 @@ def as_text(now: Snapshot) -> str:
     return "\n".join([*lines, *now.notes])
 
 
-def as_html(now: Snapshot) -> str:
+def as_html(now: Snapshot) -> Markup:
     """Return the state with a bar for each epoch, a line for each device, and what the phases took."""
     colour = RED if now.outcome in ("stopped", "failed") else "inherit"
-    parts = [f"<div style='font-weight:bold;color:{colour};margin-bottom:4px' role='status'>{html.escape(head(now))}</div>"]
-    if bars := "".join(map(_bar, _bars(now))):
-        parts.append(f"<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px 12px;align-items:center'>{bars}</div>")
+    parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, head(now))]
+    if bars := Markup().join(map(_bar, _bars(now))):
+        grid = Markup("<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px 12px;align-items:center'>{}</div>")
+        parts.append(grid.format(bars))
     if not now.outcome and any(device.phase for device in now.devices):
         parts.append(_devices(now.devices))
-    small = [html.escape(note) for note in now.notes]
+    small = [*now.notes]
     if len(now.phases) > 1:
         ends = [begin_s for _, begin_s in now.phases[1:]] + [now.elapsed_s]
-        took = [f"{html.escape(name)} {end_s - begin_s:.1f} s" for (name, begin_s), end_s in zip(now.phases, ends, strict=True)]
+        took = [f"{name} {end_s - begin_s:.1f} s" for (name, begin_s), end_s in zip(now.phases, ends, strict=True)]
         small.append("; ".join(took))
-    parts += [f"<div style='margin-top:6px;font-size:smaller;opacity:.75'>{line}</div>" for line in small]
-    return f"<div style='line-height:1.4'>{''.join(parts)}</div>"
+    parts += [Markup("<div style='margin-top:6px;font-size:smaller;opacity:.75'>{}</div>").format(line) for line in small]
+    return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
 
 
 def duration(seconds: float) -> str:
@@ -81,21 +82,24 @@ def _words(epoch: EpochRow) -> str:
     return words if epoch.loss is None else f"{words}, mean loss {epoch.loss:.3f}"
 
 
-def _bar(epoch: EpochRow) -> str:
+def _bar(epoch: EpochRow) -> Markup:
     name, share = _name(epoch), _share(epoch)
-    described = f"role='progressbar' aria-label='{name}' aria-valuenow='{share * 100:.0f}' aria-valuemin='0' aria-valuemax='100'"
-    fill = f"<div style='width:{share:.1%};background:{ORANGE if epoch.epoch else BLUE};height:100%'></div>"
-    bar = f"<div {described} style='background:{LIGHT_GREY};height:14px'>{fill}</div>"
-    return f"<span>{name}</span>{bar}<span>{html.escape(_words(epoch))}</span>"
+    bar = Markup(
+        "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' aria-valuemin='0' aria-valuemax='100'"
+        " style='background:{behind};height:14px'><div style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
+        "<span>{words}</span>"
+    )
+    colour = ORANGE if epoch.epoch else BLUE
+    return bar.format(name=name, share=100 * share, behind=LIGHT_GREY, colour=colour, words=_words(epoch))
 
 
-def _devices(devices: tuple[DeviceRow, ...]) -> str:
-    cells = "".join(f"<i>{name}</i>" for name in ("device", "doing", "computing", "memory"))
+def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
+    cells = Markup().join(Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory"))
     for device in devices:
         busy = "" if device.busy_share is None else f"{device.busy_share:.0%} of a step"
         memory = ""
         if device.used_bytes is not None:
             budget = byte_unit(device.budget_bytes).text(device.budget_bytes)
             memory = f"{byte_unit(device.used_bytes).text(device.used_bytes)} of {budget}"
-        cells += "".join(f"<span>{html.escape(cell)}</span>" for cell in (device.name, device.doing, busy, memory))
-    return f"<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{cells}</div>"
+        cells += Markup().join(Markup("<span>{}</span>").format(cell) for cell in (device.name, device.doing, busy, memory))
+    return Markup("<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>").format(cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ import ipywidgets as widgets
 from workbench.core.errors import WorkbenchError
 from workbench.plots.stacked import stacked_bars
 from workbench.plots.style import time_unit
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.query_problem import QueryProblem
 
 
@@ -47,7 +46,7 @@ class QueryDivider(widgets.VBox):
             layout=widgets.Layout(width="14em"),
         )
         self.take_plan.disabled = self.planned is None
-        self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._paused = False
         for slider in self.sliders:
             slider.observe(lambda _: self._changed(), names="value")
@@ -75,7 +74,7 @@ class QueryDivider(widgets.VBox):
             self._show()
         except WorkbenchError as error:
             self.message.error(f"{error}")
-            self.headline.value = "<div role='status' style='font-size:larger'><b>Not a step yet.</b></div>"
+            self.headline.value = BIG_FIRST.format("Not a step yet.", "")
 
     def _show(self) -> None:
         problem, counts = self.problem, self.counts
@@ -85,18 +84,15 @@ class QueryDivider(widgets.VBox):
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
             self.message.error(f"{', '.join(lacking)}: not enough memory for the model.")
-            self.headline.value = "<div role='status' style='font-size:larger'><b>Out of memory.</b></div>"
+            self.headline.value = BIG_FIRST.format("Out of memory.", "")
             return
         self.message.clear()
         whole_s = problem.seconds(counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
-        self.headline.value = (
-            "<div role='status' style='line-height:1.5'>"
-            f"<span style='font-size:larger'><b>{html.escape(unit.text(whole_s))} a step</b>{against}</span><br>"
-            f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)</div>"
-        )
+        divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
+        self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
         parts = {"its queries": [one * unit.factor for one in seconds], "waiting": [one * unit.factor for one in waits]}
         subtitle = f"{problem.profile.model}, q = {problem.size.queries}, E = {problem.size.batch_size}"
         self.figure.show(

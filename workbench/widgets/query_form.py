@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.p_rge.prepare import require_known
-from workbench.widgets.controls import WIDE, Message, number
+from workbench.widgets.controls import WIDE, Html, Message, number
 
 EXECUTIONS = {
     "auto (by measurement)": "auto",
@@ -45,7 +46,7 @@ class QueryForm(widgets.VBox):
         for control in (self.queries, self.batch_size, self.steps, self.execution, self.after_loss):
             control.observe(lambda _: self._changed(), names="value")
         rows = [[self.queries, self.batch_size, self.steps], [self.execution, self.after_loss]]
-        super().__init__([widgets.HTML("<b>The job</b>"), *map(widgets.HBox, rows), self.message])
+        super().__init__([Html(Markup("<b>The job</b>")), *map(widgets.HBox, rows), self.message])
         self._changed()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import Execution, parts_at_once
 from workbench.profiler.zeroth_order_times import Machine, matrix_params, pass_flops, pass_s, step_s
 from workbench.reproduce.p_rge.testbed import load_constants
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.tables import Table
 
 EXECUTIONS: tuple[Execution, ...] = ("sequential", "outer", "inner", "both")
@@ -87,7 +86,7 @@ class RooflineExplorer(widgets.VBox):
         self.queries = _slider("Queries q", POWERS, 4, "Random directions of a step")
         self.batch_size = _slider("Samples E", POWERS, 1, "Samples of each query")
         self.tokens = _slider("Tokens", (8, 16, 32, 64, 128, 256), 64, "Tokens of each sample, padding included")
-        self.message, self.headline, self.table, self.figure = Message(), widgets.HTML(), widgets.HTML(), FigureBox()
+        self.message, self.headline, self.table, self.figure = Message(), Html(), Html(), FigureBox()
         self.costs: tuple[ExecutionCost, ...] = ()
         for control in (self.machine, self.model, self.queries, self.batch_size, self.tokens):
             control.observe(lambda _: self._changed(), names="value")
@@ -113,10 +112,7 @@ class RooflineExplorer(widgets.VBox):
         worth = (
             "Bound by arithmetic already: little to gain." if gain < 1.1 else "Weights and launches are shared: further parts cost little."
         )
-        self.headline.value = (
-            "<div role='status' style='line-height:1.5'>"
-            f"<span style='font-size:larger'><b>{html.escape(said)}</b></span><br>{worth} (simulated)</div>"
-        )
+        self.headline.value = BIG_FIRST.format(said, f"{worth} (simulated)")
         rows = [
             (
                 one.execution,

@@ -19,7 +19,7 @@ from workbench.experiment import Fidelity, Mode
 from workbench.methods.base import Event
 from workbench.progress import RunState
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import Message
+from workbench.widgets.controls import Html, Message
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.live import REFRESH_S, LiveProgress
 from workbench.widgets.progress import as_html
@@ -60,7 +60,7 @@ class RunPanel(widgets.VBox):
         self.resume_button = _button(
             "Resume", "Go on with the run that was stopped or failed, from its last completed step", "step-forward", ""
         )
-        self.message, self.progress, self.result = Message(), widgets.HTML(), widgets.HTML()
+        self.message, self.progress, self.result = Message(), Html(), Html()
         self.simulate_button.on_click(lambda _: self.start("simulate"))
         self.run_button.on_click(lambda _: self.start("execute"))
         self.stop_button.on_click(lambda _: self.stop())

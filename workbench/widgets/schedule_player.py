@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.style import byte_unit, class_of, number_of, time_unit
-from workbench.widgets.controls import WIDE, FigureBox
+from workbench.widgets.controls import WIDE, FigureBox, Html
 
 TICKS = 400
 TILE_WORDS = {
@@ -101,7 +101,7 @@ class SchedulePlayer(widgets.VBox):
         self.forth.on_click(lambda _: self.step(1))
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.clock, self.table = widgets.HTML(), widgets.HTML()
+        self.clock, self.table = Html(), Html()
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
@@ -140,7 +140,7 @@ class SchedulePlayer(widgets.VBox):
         unit = time_unit(self.timeline.makespan_s)
         at = self.time_s * unit.factor
         self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
-        self.clock.value = f"<b>{html.escape(unit.text(self.time_s))}</b>"
+        self.clock.value = Markup("<b>{}</b>").format(unit.text(self.time_s))
         self.table.value = _table(self.timeline, self.time_s)
 
 
@@ -148,7 +148,7 @@ def _button(icon: str, tooltip: str) -> widgets.Button:
     return widgets.Button(icon=icon, tooltip=tooltip, layout=widgets.Layout(width="3em"))
 
 
-def _table(timeline: Timeline, time_s: float) -> str:
+def _table(timeline: Timeline, time_s: float) -> Markup:
     cell = "padding:1px 18px 1px 0;text-align:left;vertical-align:top"
     rows: list[Any] = []
     for rank, moment in enumerate(moments(timeline, time_s)):
@@ -161,6 +161,8 @@ def _table(timeline: Timeline, time_s: float) -> str:
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
         cells = (moment.device, does, ", ".join(moment.network), memory)
-        rows.append("<tr>" + "".join(f"<td style='{cell}'>{html.escape(text)}</td>" for text in cells) + "</tr>")
-    head = "".join(f"<th style='{cell}'>{name}</th>" for name in ("device", "computes", "network", "memory"))
-    return f"<table aria-live='polite' style='line-height:1.4'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        row = Markup().join(Markup("<td style='{}'>{}</td>").format(cell, text) for text in cells)
+        rows.append(Markup("<tr>{}</tr>").format(row))
+    head = Markup().join(Markup("<th style='{}'>{}</th>").format(cell, name) for name in ("device", "computes", "network", "memory"))
+    table = Markup("<table aria-live='polite' style='line-height:1.4'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
+    return table.format(head, Markup().join(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from workbench.core.timeline import Timeline
 from workbench.plots import gantt, layer_cut, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.plots.trade import TradePoint, trade
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.latest import Latest
 
@@ -64,7 +63,7 @@ class SchemeEditor(widgets.VBox):
             indent=False,
         )
         self.take_plan = widgets.Button(description="Planner's plan", tooltip="Set everything as the planner has it", icon="magic")
-        self.message, self.headline = Message(), widgets.HTML()
+        self.message, self.headline = Message(), Html()
         titles = ["Memory", "Trade", "One layer", "When (Gantt chart)"]
         self.tabs = widgets.Tab([FigureBox() for _ in titles], titles=titles)
         self._latest: Latest[tuple[InferencePlan, int]] = Latest(self._work)
@@ -177,9 +176,7 @@ class SchemeEditor(widgets.VBox):
         else:
             words = "Out of memory"
             rest = f"[{first}, {second}] would take {_text(seconds)} if it did fit, and {moved}; {theirs} (simulated)"
-        return (
-            f"<div role='status' style='line-height:1.5'><b style='font-size:larger'>{html.escape(words)}</b><br>{html.escape(rest)}</div>"
-        )
+        return BIG_FIRST.format(words, rest)
 
 
 def _text(seconds: float) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.plots import gantt, needs, placement
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.latest import Latest
 from workbench.widgets.planning import PlanningProblem
 
@@ -50,7 +50,7 @@ class SplitEditor(widgets.VBox):
         self.devices = tuple(widgets.ToggleButtons(style={"button_width": "5.5em"}) for _ in problem.cluster.devices)
         self.take_plan = _button("Planner's plan", "Set everything as the planner has it", "magic")
         self.even = _button("Even", "Equal stages, devices in turn", "align-justify")
-        self.message, self.headline = Message(), widgets.HTML()
+        self.message, self.headline = Message(), Html()
         self.tabs = widgets.Tab([FigureBox(), FigureBox(), FigureBox()], titles=["Where (layers)", "When (Gantt chart)", "Memory"])
         self._latest: Latest[tuple[Plan, int]] = Latest(self._work)
         if layers is None or groups is None:
@@ -64,9 +64,7 @@ class SplitEditor(widgets.VBox):
         self.tabs.observe(lambda _: self._changed(), names="selected_index")
         self.take_plan.on_click(lambda _: self._take_plan())
         self.even.on_click(lambda _: self._restage(self.num_stages.value))
-        names = [
-            widgets.HTML(f"<b>{html.escape(device.name)}</b>", layout=widgets.Layout(width="9em")) for device in problem.cluster.devices
-        ]
+        names = [Html(Markup("<b>{}</b>").format(device.name), layout=widgets.Layout(width="9em")) for device in problem.cluster.devices]
         rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]
         controls = [widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]), self.ends, *rows]
         super().__init__([*controls, self.headline, self.message, self.tabs])
@@ -187,9 +185,7 @@ class SplitEditor(widgets.VBox):
         else:
             words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
             rest = f"yours: layers {made.partition()} on device groups {made.grouping()}; {theirs} (simulated)"
-        return (
-            f"<div role='status' style='line-height:1.5'><b style='font-size:larger'>{html.escape(words)}</b><br>{html.escape(rest)}</div>"
-        )
+        return BIG_FIRST.format(words, rest)
 
 
 def _shape(made: Plan) -> tuple[list[int], list[tuple[int, ...]]]:

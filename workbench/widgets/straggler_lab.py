@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
 from workbench.runtime.engines import default_pool
-from workbench.widgets.controls import WIDE, FigureBox, Message
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.latest import Latest
 
@@ -56,7 +55,7 @@ class StragglerLab(widgets.VBox):
         self.start = _slider("From (%)", 25, 0, 95, 5, "When it begins, in hundredths of the undisturbed stream's time")
         self.duration = _slider("For (%)", 40, 5, 200, 5, "How long it lasts, in hundredths of the undisturbed stream's time")
         self.reaction = _choice("What to do", list(REACTIONS.items()), "exclude", "What the portal does about a straggler")
-        self.message, self.headline = Message(), widgets.HTML()
+        self.message, self.headline = Message(), Html()
         self.tabs = widgets.Tab([FigureBox(), FigureBox()], titles=["Throughput", "Latencies"])
         self.reports: dict[str, ServingReport] = {}
         self._latest: Latest[tuple[Fault, ReschedulingSettings]] = Latest(self._work)
@@ -140,10 +139,7 @@ class StragglerLab(widgets.VBox):
             other = without.throughput_per_s(fault.start_s + 0.5 * (fault.end_s - fault.start_s), min(fault.end_s, without.end_s))
             words += f", {other / before:.0%} without re-scheduling"
         lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
-        return (
-            "<div role='status' style='line-height:1.5'>"
-            f"<b style='font-size:larger'>{html.escape(words)}</b><br>{html.escape(lost)} (simulated)</div>"
-        )
+        return BIG_FIRST.format(words, f"{lost} (simulated)")
 
 
 def serve_here(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+
+from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
@@ -13,6 +14,8 @@ from workbench.planners import OrderStudy
 from workbench.planners.memory import Need
 from workbench.plots.style import byte_unit
 from workbench.widgets.planning import Comparison
+
+joined = Markup().join
 
 
 class Table:
@@ -30,13 +33,15 @@ class Table:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         style = "text-align:left;padding:2px 14px 2px 0"
-        head = "".join(f"<th style='{style}'>{html.escape(name)}</th>" for name in self.columns) if any(self.columns) else ""
-        body = "".join("<tr>" + "".join(f"<td style='{style}'>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
-        title = f"<div><b>{html.escape(self.title)}</b></div>" if self.title else ""
-        note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
-        return f"{title}<table style='line-height:1.4'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+        head = joined(Markup("<th style='{}'>{}</th>").format(style, name) for name in self.columns if any(self.columns))
+        rows = (joined(Markup("<td style='{}'>{}</td>").format(style, cell) for cell in row) for row in self.rows)
+        body = joined(Markup("<tr>{}</tr>").format(row) for row in rows)
+        title = Markup("<div><b>{}</b></div>").format(self.title) if self.title else ""
+        note = Markup("<div>{}</div>").format(self.note) if self.note else ""
+        table = Markup("{}<table style='line-height:1.4'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}")
+        return table.format(title, head, body, note)
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:

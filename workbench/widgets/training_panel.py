@@ -9,11 +9,12 @@ from pathlib import Path
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.models.zeroth_order import ZerothOrderConfig
 from workbench.plots.zeroth_order_training import learning
-from workbench.widgets.controls import WIDE, FigureBox, Message, number
+from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message, number
 from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 
 REFRESH_S = 1.0
@@ -48,7 +49,7 @@ class TrainingPanel(widgets.VBox):
         self.stop_button.disabled = True
         self.run_button.on_click(lambda _: self.start())
         self.stop_button.on_click(lambda _: self._stop.set())
-        self.message, self.headline, self.figure = Message(), widgets.HTML(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
@@ -127,7 +128,7 @@ class TrainingPanel(widgets.VBox):
         if self._training is None or self._training.settings != settings:
             if self._training is not None:
                 self._training.close()
-            self.headline.value = f"<div role='status'>Loading {settings.model} and {settings.task} ...</div>"
+            self.headline.value = Markup("<div role='status'>Loading {} and {} ...</div>").format(settings.model, settings.task)
             self._training = QueryTraining(settings, self._log_of(settings))
         self._training.run(steps, self._tell, self._stop.is_set)
         self._show(self._training.curve)
@@ -172,11 +173,8 @@ class TrainingPanel(widgets.VBox):
         q, each = training.settings.queries, training.settings.batch_size
         last = f", {training.task.metric} {curve.scores[-1][1]:.3f} after {curve.scores[-1][0]}" if curve.scores else ""
         known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
-        self.headline.value = (
-            "<div role='status' style='line-height:1.5'>"
-            f"<span style='font-size:larger'><b>{curve.steps} steps{known}{last}</b></span><br>"
-            f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass; {curve.step_s * 1e3:.0f} ms a step</div>"
-        )
+        passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
+        self.headline.value = BIG_FIRST.format(f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
 
 
 def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+from markupsafe import Markup
 
 BY_EYE = 0.10  # how far an answer read off a figure may be away
 
@@ -18,9 +18,9 @@ class Verdict:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Markup:
         colour = {None: "#4D4D4D", True: "#007A57", False: "#B04A00"}[self.passed]
-        return f"<div role='status' style='border-left:4px solid {colour};padding:4px 10px'>{html.escape(str(self))}</div>"
+        return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(colour, str(self))
 
 
 def number_verdict(answer: float | None, expected: float, *, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:

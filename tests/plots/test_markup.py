@@ -1,0 +1,94 @@
+"""No name, metric or error becomes markup in a figure or on a page: plotly reads tags in every text that it shows."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import made_up_report
+import made_up_serving
+import pytest
+from hostile import NAME, renamed, shown_by, texts_of
+
+from workbench import plots
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.spread import Spread
+from workbench.plots import export, layer_cut, zeroth_order_bowl, zeroth_order_error, zeroth_order_roofline, zeroth_order_training
+from workbench.plots.bandwidths import latencies, speedups
+from workbench.plots.overlapping import OverlapCell, overlap
+from workbench.plots.style import empty
+from workbench.plots.trade import TradePoint, trade
+from workbench.reproduce import Check, Comparison, Result, Table
+from workbench.reproduce.writing import write
+
+REPORT = replace(
+    renamed(made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"),
+    notes=(f"Host too busy: {NAME}", NAME),
+)
+TIMELINE = REPORT.timelines["first epoch, predicted"]
+SERVED = renamed(made_up_serving.report(), "alpha", "beta", "gamma", "2 MB read")
+SHAPE = StackShape(num_layers=1, num_units=6, hidden_size=24, columns=96, unit_bytes=9, column_bytes=9, layer_bytes=7, hidden_bytes=8)
+HYBRID = InferencePlan(method="galaxy_plus", paradigm="hybrid", ranks=(0,), units=(6,), columns=(96,), shares=(1.0,), schemes=(1,))
+POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NAME}
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "bowl": lambda: zeroth_order_bowl.bowl(lambda x, y: x, [(0, 0)], [], gradient=(1, 0), epsilon=1, **SAID),
+    "breakdown": lambda: plots.breakdown(REPORT.timelines, note=NAME),
+    "cluster": lambda: plots.cluster(REPORT.cluster),
+    "curves": lambda: plots.curves(REPORT),
+    "empty": lambda: empty(title=NAME, label=NAME, why=NAME, note=NAME),
+    "epoch_times": lambda: plots.epoch_times(REPORT),
+    "gantt": lambda: plots.gantt(TIMELINE, note=NAME),
+    "gradient_error": lambda: zeroth_order_error.gradient_error([zeroth_order_error.GradientError(NAME, 9, ((1, 1.0),))], label=NAME),
+    "latencies": lambda: latencies({NAME: {125.0: POINT}}, predicted={NAME: {125.0: 1.0}}, note=NAME, **SAID),
+    "layer_cut": lambda: layer_cut(HYBRID, SHAPE, [NAME], length=8),
+    "learning": lambda: zeroth_order_training.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, **SAID),
+    "memory": lambda: plots.memory(TIMELINE, note=NAME),
+    "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
+    "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
+    "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
+    "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
+    "request_latencies": lambda: plots.request_latencies(SERVED, title=NAME, note=NAME),
+    "roofline": lambda: zeroth_order_roofline.roofline(
+        {NAME: [zeroth_order_roofline.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID
+    ),
+    "scaling": lambda: plots.scaling({NAME: {1: 1.0}}, kind="weak", note=NAME, **SAID),
+    "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME, note=NAME),
+    "slopes": lambda: zeroth_order_error.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
+    "speedups": lambda: speedups({NAME: {125.0: POINT}}, floors={NAME: 1.0}, note=NAME, **SAID),
+    "stacked_bars": lambda: plots.stacked_bars([NAME], {NAME: [1.0]}, x_title=NAME, **SAID),
+    "trade": lambda: trade([TradePoint(0, 1.0, 0.5)], TradePoint(0, 1.0, 0.5), label=NAME, subtitle=NAME),
+    "traffic": lambda: zeroth_order_training.traffic({NAME: 10}, **SAID),
+}
+
+
+def test_every_figure_is_in_the_table() -> None:
+    modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(plots.__path__, "workbench.plots.")]
+    public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
+    drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
+    assert drawing == FIGURES.keys() | {"finish"}  # which all of them end with
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_hostile_name_stays_text_in_a_figure(name: str) -> None:
+    assert NAME in texts_of(FIGURES[name]())
+
+
+def test_pages_of_reports_and_reproductions_show_names_as_text(tmp_path: Path) -> None:
+    index, *pages = plots.write_figures(REPORT, tmp_path / "report", png=False)
+    assert shown_by(index.read_text(encoding="utf-8")).count(NAME) >= 6
+    assert pages and all("<img" not in page.read_text(encoding="utf-8") for page in pages)
+    result = Result(
+        item="fig1", title=NAME, paper_section=NAME, source="counted", label_columns=(NAME,),
+        comparisons=(Comparison(labels=(NAME,), paper="OOM", ours=NAME, unit=NAME, note=NAME),), explanation=(NAME,),
+        checks=(Check(claim=NAME, holds=False, found=NAME),), tables=(Table(title=NAME, columns=(NAME,), rows=((NAME,),), note=NAME),),
+    )  # fmt: skip
+    item = SimpleNamespace(name="fig1", draw=lambda _: [export.Captioned("fig1", NAME, FIGURES["stacked_bars"]())])
+    index = write([(item, result)], tmp_path / "paper", title=NAME, png=False)[0]
+    assert shown_by(index.read_text(encoding="utf-8")).count(NAME) >= 14

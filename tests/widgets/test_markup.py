@@ -1,0 +1,125 @@
+"""No name, option, metric or error becomes markup in a notebook: whatever reaches HTML is shown letter by letter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ipywidgets
+import pytest
+from hostile import NAME, renamed, shown_by, texts_of
+from made_up_report import report
+from plotly.graph_objects import FigureWidget
+
+from workbench import widgets
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.methods.base import Event
+from workbench.planners.query_costs import StepSize
+from workbench.widgets.controls import FigureBox, Html, Message
+from workbench.widgets.exercises.verdict import Verdict
+from workbench.widgets.tables import report_table
+
+JOB = Job(model=NAME, task=NAME)
+LAPTOP = renamed(load_cluster("laptop"), "laptop", "alpha", "beta", "gamma", "delta")
+REPORT = replace(renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"), notes=(NAME,))
+TIMELINE = REPORT.timelines["first epoch, predicted"]
+
+
+def _run_panel() -> Any:
+    def run(*_: Any, progress: Callable[[Event], None], **__: Any) -> Any:
+        progress(Event("note", message=NAME))
+        return REPORT
+
+    panel = widgets.RunPanel(widgets.JobForm(), widgets.ClusterForm(LAPTOP), runner=run)
+    panel.run_button.click()
+    panel.wait()
+    assert NAME in shown_by(panel.result.value)
+    return panel
+
+
+def _live() -> Any:
+    live = widgets.LiveProgress(JOB, LAPTOP)
+    live.update(Event("phase", message=NAME))
+    live.update(Event("note", message=NAME))
+    return live
+
+
+def _planning() -> Any:
+    return widgets.paper_problem("BART-Large", renamed(load_cluster("pac-env-b"), "pac-env-b", "nano-h", "tx2-h"))
+
+
+def _inference() -> Any:
+    cluster = load_cluster("galaxy-env-b")
+    return widgets.described_problem("DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60)
+
+
+def _queries() -> widgets.QueryProblem:
+    grids = {kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0))) for kind in ("F", "STEP")}
+    layer = LayerProfile(name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0)
+    profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
+    return widgets.QueryProblem(profile=profile, cluster=LAPTOP, size=StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1))
+
+
+SHOWN: dict[str, Callable[[], Any]] = {
+    "BowlLab": lambda: widgets.BowlLab(widgets.Bowl()),
+    "ClusterForm": lambda: widgets.ClusterForm(LAPTOP),
+    "EngineRun": lambda: widgets.EngineRun(scores=((NAME, 0.5),)),
+    "InferenceExplorer": lambda: widgets.InferenceExplorer(_inference(), planners=("Algorithm 1",)),
+    "InferenceForm": lambda: widgets.InferenceForm(replace(JOB, method="galaxy_plus")),
+    "JobForm": lambda: widgets.JobForm(replace(JOB, options={"reduction": 8})),
+    "LayerCutter": lambda: widgets.LayerCutter(_inference().profile.stacks[0], _inference().cluster, length=60),
+    "LiveProgress": _live,
+    "PlannerExplorer": lambda: widgets.PlannerExplorer(_planning()),
+    "QueryDivider": lambda: widgets.QueryDivider(_queries()),
+    "QueryForm": lambda: widgets.QueryForm(Job(method="p_rge", model="tiny-llama")),
+    "RooflineExplorer": lambda: widgets.RooflineExplorer({NAME: next(iter(widgets.paper_machines().values()))}),
+    "RunPanel": _run_panel,
+    "SchedulePlayer": lambda: widgets.SchedulePlayer({NAME: TIMELINE}),
+    "SchemeEditor": lambda: widgets.SchemeEditor(_inference(), planner="Algorithm 1"),
+    "SplitEditor": lambda: widgets.SplitEditor(_planning()),
+    "StragglerLab": lambda: widgets.StragglerLab(_inference(), num_requests=40),
+    "Table": lambda: report_table(REPORT),
+    "TrainingPanel": lambda: widgets.TrainingPanel(widgets.TrainingSettings(model=NAME, task=NAME), 1),
+}
+ALSO: dict[str, Callable[[], Any]] = {
+    "a run in an engine that was not made": lambda: widgets.EngineRun(why=NAME),
+    "a table's every part": lambda: widgets.Table((NAME,), [(NAME,)], title=NAME, note=NAME),
+    "a plan's table": lambda: widgets.plan_table(REPORT.plan, REPORT.cluster),
+    "a verdict": lambda: Verdict(False, NAME),
+    "a figure's title": lambda: FigureBox(widgets.lines({NAME: [(1.0, 1.0)]}, title=NAME, label=NAME, x_title=NAME, y_title=NAME)),
+    "a plain string as HTML": lambda: Html(NAME),
+}
+
+
+def texts(shown: Any) -> str:
+    """Return all that a notebook's cell shows of a value as text, having checked that nothing of it came from a name as markup."""
+    if isinstance(shown, FigureWidget):
+        return texts_of(shown)
+    if isinstance(shown, ipywidgets.Widget):
+        assert not getattr(shown, "description_allow_html", False)
+        own = [shown_by(shown.value)] if isinstance(shown, ipywidgets.HTML) else []
+        return "\n".join([*own, *map(texts, getattr(shown, "children", ()))])
+    bundle = shown._repr_mimebundle_() if hasattr(shown, "_repr_mimebundle_") else {"text/html": shown._repr_html_()}
+    return shown_by(bundle["text/html"])
+
+
+def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
+    public = {name: one for name in widgets.__all__ if inspect.isclass(one := getattr(widgets, name))}
+    shows = ("_repr_html_", "_repr_mimebundle_")
+    assert {name for name, one in public.items() if any(hasattr(one, way) for way in shows)} == SHOWN.keys()
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *ALSO])
+def test_a_hostile_name_stays_text(name: str) -> None:
+    shown = {**SHOWN, **ALSO}[name]()
+    for error in (ConfigError(NAME), RuntimeError(NAME)):
+        if isinstance(message := getattr(shown, "message", None), Message):
+            message.show_exception(error)
+            assert texts(message).count(NAME) >= 1
+            message.say(NAME)
+    assert NAME in texts(shown)
