@@ -42,7 +42,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.core.serial import from_json
+from workbench.core.serial import from_json, read_text
 from workbench.experiment import run, run_name
 from workbench.fetch import cache_folder
 from workbench.runtime.context import RankContext
@@ -88,7 +88,7 @@ def command(
 ) -> None:
     """Fine-tune a model on the processes that torchrun started, one for each device of the cluster, at their own speed."""
     if job_file is not None:
-        job = from_json(_read(job_file), Job, source=f"'{job_file}'")
+        job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
     else:
         job = Job(
             method=method,
@@ -106,7 +106,7 @@ def command(
             data=data,
             options=parse_options(option),
         )
-    plan = None if plan_file is None else from_json(_read(plan_file), Plan, source=f"'{plan_file}'")
+    plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
     described = load_cluster(cluster)
     made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
     if report is not None:
@@ -169,13 +169,6 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
             f"{', '.join(blind)} cannot see what rank 0 wrote beside it.",
             "Give --workdir a folder of a network file system that every machine mounts at the same path.",
         )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"Asked to read '{path}'.", f"{error.strerror}.", "Check the path.") from error
 
 
 def main() -> None:

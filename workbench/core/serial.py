@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +16,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
 
 T = TypeVar("T")
+
+LARGEST_TOML = 1 << 20
+LARGEST_TEXT = 1 << 30  # a report of a long stream has hundreds of megabytes
 
 
 def to_json(value: Any, *, indent: int = 1) -> str:
@@ -25,29 +32,67 @@ def to_builtins(value: Any) -> Any:
 
 
 def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") -> T:
-    """Return a `kind` from JSON text.  Raises ConfigError naming `source` and the faulty field."""
+    """Return a `kind` from JSON text.  Raises ConfigError naming `source`, the faulty field and its value."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _malformed(kind, source, error) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(kind, source, error, lambda: msgspec.json.decode(text)) from error
 
 
 def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
-    """Return a `kind` from dicts and lists.  Raises ConfigError naming `source` and the faulty field."""
+    """Return a `kind` from dicts and lists.  Raises ConfigError naming `source`, the faulty field and its value."""
     try:
         return msgspec.convert(value, type=kind)
-    except msgspec.ValidationError as error:
-        raise _malformed(kind, source, error) from error
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise _malformed(kind, source, error, lambda: value) from error
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file's tables.  Raises ConfigError if it is missing or malformed."""
+def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) -> str:
+    """Return the text of a file that a user named; `what` says in the message what it should be ('the job', 'the report').
+
+    A byte-order mark is left out.  Raises ConfigError for what is missing, is no regular file, is too large or is not UTF-8.
+    """
+    asked = f"Asked to read {what} '{shown(str(path), 200)}'."
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        kind, data = stat.S_IFMT(Path(path).stat().st_mode), b""
+        if kind == stat.S_IFREG:  # opening a pipe would wait for its writer, and a device may never end
+            with open(path, "rb") as file:
+                data = file.read(most_bytes + 1)
     except FileNotFoundError:
-        raise ConfigError(f"Asked to read '{path}'.", "There is no such file.", "Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Asked to read '{path}' as TOML.", f"It is malformed: {error}.", "Mend that line.") from error
+        raise ConfigError(asked, "There is no such file.", "Check the path.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+        raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
+    if kind != stat.S_IFREG:
+        raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
+    if len(data) > most_bytes:
+        raise ConfigError(asked, f"It is larger than {most_bytes:,} bytes.", "Name a smaller file.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(asked, f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.", "Save it as UTF-8.") from error
+
+
+def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
+    """Return a TOML file's tables.  Raises ConfigError if read_text does, or if it is malformed."""
+    text = read_text(path, what, most_bytes=LARGEST_TOML)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = f"It is malformed: {shown(str(error), 200)}."
+    except RecursionError:
+        found = "Its brackets are nested too deep."
+    except ValueError:
+        found = "A number in it has thousands of digits."
+    raise ConfigError(f"Asked to read {what} '{path}'.", found, "Mend that line.")
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return a value as a message quotes it: on one line, without characters that steer a terminal, and cut if it is long."""
+    if isinstance(value, int) and abs(value) >= 10**most:
+        return f"a number of {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
+    text = value if isinstance(value, str) else repr(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -56,9 +101,37 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def _malformed(kind: type, source: str, error: Exception) -> ConfigError:
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a disk",
+    stat.S_IFCHR: "a device",
+}
+_PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], Any]) -> ConfigError:
     # A dataclass's own ConfigError from __post_init__ comes wrapped: its sentences are better than ours.
     cause = error.__cause__
     if isinstance(cause, ConfigError):
         return ConfigError(f"In {source}: {cause.asked}", cause.found, cause.todo)
-    return ConfigError(f"Asked to read {source} as a {kind.__name__}.", f"{error}.", "Mend that field.")
+    asked = f"Asked to read {source} as a {kind.__name__}."
+    if isinstance(error, RecursionError):
+        return ConfigError(asked, "Its brackets are nested too deep.", "Mend the file.")
+    place = _PLACE.fullmatch(str(error))
+    if place is None:
+        return ConfigError(asked, f"{error}.", "Mend that place.")
+    return ConfigError(asked, f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.", "Mend that field.")
+
+
+def _found(whole: Callable[[], Any], path: str) -> str:
+    """Return ' = value' for a path such as '.job.epochs' or '.steps[3].loss', '' if it cannot be shown."""
+    try:
+        value = whole()
+        for step in _STEP.finditer(path):
+            value = value[step[1] or int(step[2])]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):  # LookupError: '[...]', an unnamed entry
+        return ""
+    return f" = {shown(repr(value) if isinstance(value, str) else value)}"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import from_json, read_text, to_json, write_text
 from workbench.core.serving_settings import Fault, FaultKind, Reaction, ReschedulingSettings, StreamSettings
 from workbench.core.timeline import Source
 
@@ -233,11 +232,7 @@ class ServingReport:
     @classmethod
     def read(cls, path: Path | str) -> ServingReport:
         """Read a report.  Raises ConfigError if the file is missing or is not a report."""
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"Asked to read the serving report '{path}'.", f"{error.strerror}.", "Check the path.") from error
-        return from_json(text, cls, source=f"'{path}'")
+        return from_json(read_text(path, "the serving report"), cls, source=f"'{path}'")
 
 
 def percentile(values: Iterable[float], share: float) -> float:
