@@ -5,6 +5,7 @@ from pathlib import Path
 
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
+from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus import launch
 from workbench.methods.pac_plus.session import RankJob
@@ -116,7 +117,8 @@ def make_rank_job(
         job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
         plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),
-        host_layers=None,
+        profile=free_profile(stack.num_layers, cluster.world_size),
+        is_paced=False,
         adapter=adapter_config(stack, kind),
         quantization=quantization,
         split=split,
@@ -125,6 +127,13 @@ def make_rank_job(
         cache_dtype=cache_dtype,
         start_epoch=start_epoch,
     )
+
+
+def free_profile(num_layers: int, world_size: int) -> Profile:
+    """Return a profile in which nothing takes time or memory."""
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    layers = tuple(LayerProfile(name=f"layer {index}", times={}, **sizes) for index in range(num_layers))
+    return Profile(model="made up", method="made up", source="analytic", layers=(layers,) * world_size)
 
 
 def losses_of(results: list[RankResult]) -> dict[tuple[int, int], float]:

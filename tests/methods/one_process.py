@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.core.costs import Spec
+from workbench.core.program import Program
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Value
 from workbench.runtime.executor import Handler
-from workbench.runtime.transport import TensorSpec
 
 
-def run_schedule(
-    schedule: Schedule, tables: Mapping[int, Mapping[str, Handler]], specs: Mapping[int, Callable[[Value], TensorSpec]]
-) -> list[dict[Value, Any]]:
-    """Return every rank's values at the end.  Received tensors must be what the receiver was told to expect."""
+def run_program(program: Program, tables: Mapping[int, Mapping[str, Handler]]) -> list[dict[Value, Any]]:
+    """Return every rank's values at the end.  Received tensors must be what the program says."""
+    schedule = program.schedule
     held: list[dict[Value, Any]] = [dict.fromkeys(values) for values in schedule.inputs]
     at = [0] * schedule.world_size
     on_the_way: dict[tuple[int, int, Value], torch.Tensor] = {}
@@ -33,7 +33,8 @@ def run_schedule(
                     if key not in on_the_way:
                         break
                     arrived = own[op.writes[0]] = on_the_way.pop(key)
-                    assert specs[rank](op.writes[0]) == TensorSpec(tuple(arrived.shape), arrived.dtype), op.writes[0]
+                    found = Spec(tuple(arrived.shape), str(arrived.dtype).removeprefix("torch."))
+                    assert program.costs.spec(op.writes[0]) == found, op.writes[0]
                 elif op.kind in COLLECTIVES:
                     here = waiting.setdefault(Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks), {})
                     if rank not in here:

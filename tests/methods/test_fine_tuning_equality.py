@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_process import run_schedule
+from one_process import run_program
 from stopped_run import stop_in_the_second_epoch
 
-from tests.methods.builders import LEARNING_RATE, PLANS, losses_of, made_up_split
+from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.folder import finished_epochs, load_weights
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
-from workbench.methods.fine_tuning.layout import BackpropagationStep, planned_epoch, shared_parameters
+from workbench.methods.fine_tuning.layout import planned_epoch, shared_parameters
+from workbench.methods.fine_tuning.programs import Programs
 from workbench.methods.fine_tuning.session import RankJob
 from workbench.methods.fine_tuning.worker import run_rank
 from workbench.models.loading import load_stack, model_facts
@@ -26,6 +27,7 @@ from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, collate
 
@@ -68,25 +70,21 @@ def test_loss_and_gradients_equal_one_process(model: str, technique: str) -> Non
         plan = plan_of(stages)
         shared = shared_parameters(facts, technique, plan)
         (planned,) = planned_epoch(split.lengths, plan, seed=0, epoch=0)
-        step = BackpropagationStep.build(plan, planned.shape, 4, {}, shared)
+        program = Programs(free_profile(6, 4), four_devices(), plan, facts, shared).step(planned.shape)
         handlers = {}
         for stage in stages:
             for rank in stage.ranks:
                 part = TechniqueStage(copy.deepcopy(stack.stage(stage.start, stage.stop)), config)
                 handlers[rank] = BackpropagationHandlers(
                     rank=rank,
-                    step=step,
+                    layout=StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
+                    shared=shared,
                     batches=[collate(split, micro) for micro in planned.samples],
                     compute=StageCompute(part),
                     optimizer=FlatAdamW(part, learning_rate=LinearSchedule(peak=1e-3, num_steps=2), weight_decay=0.01),
                     epoch=0,
-                    facts=facts,
                 )
-        values = run_schedule(
-            step.schedule,
-            {rank: own.table() for rank, own in handlers.items()},
-            {rank: own.spec for rank, own in handlers.items()},
-        )
+        values = run_program(program, {rank: own.table() for rank, own in handlers.items()})
         parts = [content.item() for held in values for value, content in held.items() if value.name == "loss"]
         assert sum(parts) == pytest.approx(loss.item(), rel=1e-5), name
         found: set[str] = set()
@@ -121,7 +119,8 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> RankJob:
         job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
         plan=plan_of(PLANS[plan]),
-        host_layers=None,
+        profile=free_profile(6, 4),
+        is_paced=False,
         config=config_for(load_stack(model), technique),
         facts=model_facts(model),
         split=made_up_split(SAMPLES),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_process import run_schedule
+from one_process import run_program
 from safetensors.torch import load_file
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
@@ -19,7 +19,6 @@ from workbench.methods.common.steps import plan_steps
 from workbench.methods.pac_plus.building import build_stage
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
 from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.layout import HybridStep
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
@@ -30,6 +29,7 @@ from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.kept_caches import KeptCaches, KeptDescription
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -156,7 +156,6 @@ def test_gradients_equal_one_process(model: str, split: str, tmp_path: Path) -> 
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
     (planned,) = plan_steps(epoch_batches(job.split.lengths, 8, 0, 0), job.split.lengths, 2)
-    step = HybridStep.build(job.plan, planned.shape, 4, {})
     handlers = {}
     for index, stage in enumerate(job.plan.stages):
         for rank in stage.ranks:
@@ -164,20 +163,15 @@ def test_gradients_equal_one_process(model: str, split: str, tmp_path: Path) -> 
             assert compute is not None and optimizer is not None
             handlers[rank] = HybridHandlers(
                 rank=rank,
-                step=step,
+                layout=StepLayout(plan=job.plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
                 batches=[collate(job.split, micro, 8) for micro in planned.samples],
                 samples=planned.samples,
                 compute=compute,
                 optimizer=optimizer,
                 tape=None,
                 epoch=0,
-                config=job.adapter,
             )
-    run_schedule(
-        step.schedule,
-        {rank: own.table() for rank, own in handlers.items()},
-        {rank: own.spec for rank, own in handlers.items()},
-    )
+    run_program(job.programs().hybrid(planned.shape), {rank: own.table() for rank, own in handlers.items()})
     moments: dict[str, torch.Tensor] = {}
     for own in handlers.values():
         for name, tensor in own.optimizer.named_tensors().items():

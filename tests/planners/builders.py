@@ -8,6 +8,7 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.program import Program
 from workbench.schedules import PlanCosts, hybrid_1f1b, insert_transfers
 from workbench.simulator import simulate
 
@@ -136,4 +137,4 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
     costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
-    return simulate(schedule, costs, device_names=[one.name for one in cluster.devices], memory=False).makespan_s
+    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)), memory=False).makespan_s

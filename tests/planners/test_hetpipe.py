@@ -7,6 +7,7 @@ import pytest
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import hetpipe
 from workbench.planners.hetpipe import needs, wave_seconds
@@ -52,7 +53,7 @@ def groups(workers: VirtualWorkers) -> set[frozenset[int]]:
 def waves(profile, cluster, workers, num_waves):
     schedule = check(insert_transfers(hetpipe_schedule(workers, num_waves, world_size=cluster.world_size)))
     costs = VirtualWorkerCosts(profile, cluster, workers, sequence_length=SEQUENCE_LENGTH)
-    return simulate(schedule, costs, device_names=[one.name for one in cluster.devices])
+    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)))
 
 
 def wave_s(profile, cluster, workers):

@@ -11,7 +11,21 @@ import psutil
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.costs import Spec, TableCosts
+from workbench.core.program import Program
+from workbench.core.schedule import Schedule, Value
 from workbench.runtime.transport import Transport
+
+
+def program(schedule: Schedule, spec: Callable[[Value], Spec], **seconds: float) -> Program:
+    """Return a program whose compute operations take so many seconds by kind; what is not given takes none."""
+
+    class Costs(TableCosts):
+        def spec(self, value: Value) -> Spec:
+            return spec(value)
+
+    devices = tuple(f"d{rank}" for rank in range(schedule.world_size))
+    return Program(schedule=schedule, costs=Costs(seconds_by_kind=seconds), devices=devices)
 
 
 def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:

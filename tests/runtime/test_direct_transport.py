@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of_two, on_ranks
+from gloo_pairs import cluster_of_two, on_ranks, program
 
+from workbench.core.costs import Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.runtime.direct_transport import DirectTransport
 from workbench.runtime.executor import Execution, execute
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import PacedLinks, TensorSpec
+from workbench.runtime.transport import PacedLinks
 from workbench.schedules import check
 
 SIZE = 500
@@ -36,11 +37,10 @@ def run(schedule: Schedule, handlers: dict[str, Callable[..., tuple[Any, ...]]],
     def work(rank: int, transport: DirectTransport) -> Execution:
         inputs = {name: torch.full((SIZE,), float(rank + 1)) for name in schedule.inputs[rank]}
         done = execute(
-            schedule,
+            program(schedule, lambda value: Spec((SIZE,))),
             rank,
             handlers=handlers,
             transport=transport,
-            spec=lambda value: TensorSpec((SIZE,), torch.float32),
             inputs=inputs,
             pacer=Pacer(1.0),
         )
@@ -143,7 +143,7 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
             assert over.wait(20)  # silent, but there
             return
         ops = [recv(tile, 0, 1), send(tile, 1, 2)] if passes else [recv(tile, 0, 1)]
-        transport.expect(ops, lambda value: TensorSpec((SIZE,), torch.float32), () if passes else (tile,))
+        transport.expect(ops, lambda value: Spec((SIZE,)), () if passes else (tile,))
         with pytest.raises(DeviceLostError, match="tile:0"):
             transport.flush() if passes else transport.mailbox.get(tile)
         over.set()

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of_two, on_two_ranks
+from gloo_pairs import cluster_of_two, on_two_ranks, program
 
 from workbench.core import Plan, Share, Stage
-from workbench.core.costs import TableCosts
+from workbench.core.costs import Spec, TableCosts
+from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.runtime.executor import Execution, execute, nbytes
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
+from workbench.runtime.transport import PacedLinks, Transport
 from workbench.schedules import insert_transfers, one_f_one_b
 from workbench.simulator import simulate
 
@@ -68,20 +69,18 @@ class Layer:
         return (None,) * len(op.writes)
 
 
-def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], share: float = 1.0) -> list[tuple[Execution, Layer]]:
+def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], factor: float = 1.0) -> list[tuple[Execution, Layer]]:
     cluster = cluster_of_two(bytes_per_s=4 * SAMPLES * WIDTH / 0.002)  # 2 ms a message
 
     def work(rank: int, transport: Transport) -> tuple[Execution, Layer]:
         layer = Layer(schedule, rank, weights[rank], inputs[rank])
         done = execute(
-            schedule,
+            program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S),
             rank,
             handlers=layer.table(),
             transport=transport,
-            spec=lambda value: TensorSpec((SAMPLES, WIDTH), torch.float32),
             inputs=dict.fromkeys(schedule.inputs[rank]),
-            pacer=Pacer(share),
-            full_speed_s=lambda op: {"F": FORWARD_S, "B": BACKWARD_S}.get(op.kind, 0.0),
+            pacer=Pacer(factor),
         )
         return done, layer
 
@@ -123,7 +122,7 @@ def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
     parts = [samples, samples] if make is pipeline else [samples[:, :1], samples[:, 1:]]
     done = run(schedule, [weights[0], weights[1] if make is pipeline else weights[0]], parts)
     costs = TableCosts(seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002}, bytes_by_name={"act": 24, "grad": 24})
-    simulated = simulate(schedule, costs, device_names=("a", "b"))
+    simulated = simulate(Program(schedule=schedule, costs=costs, devices=("a", "b")))
 
     def order(spans: Any, kinds: Any) -> list[str]:
         return [span.op.label for span in sorted(spans, key=lambda span: span.start_s) if kinds(span.op)]
@@ -144,10 +143,10 @@ def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
 
 def test_paced_operations_last_as_long_as_on_the_device() -> None:
     weights, samples = made_up()
-    for execution, _ in run(pipeline(), [weights[0], weights[1]], [samples, samples], share=0.5):
+    for execution, _ in run(pipeline(), [weights[0], weights[1]], [samples, samples], factor=2.0):
         spans = [span for span in execution.spans if span.op.kind in "FB"]
         # An overshoot is taken off the next deadline, so it is the sum that holds.
-        total = sum({"F": FORWARD_S, "B": BACKWARD_S}[span.op.kind] for span in spans) / 0.5
+        total = sum({"F": FORWARD_S, "B": BACKWARD_S}[span.op.kind] for span in spans) * 2.0
         assert sum(span.end_s - span.start_s for span in spans) >= 0.95 * total
         assert max(span.end_s for span in spans) - min(span.start_s for span in spans) >= 0.95 * total
 

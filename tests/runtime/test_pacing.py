@@ -26,22 +26,22 @@ class FakeTime:
         return "done"
 
 
-def pacer(share: float, fake: FakeTime) -> Pacer:
-    return Pacer(share, clock=fake.clock, sleep=fake.sleep)
+def pacer(factor: float, fake: FakeTime) -> Pacer:
+    return Pacer(factor, clock=fake.clock, sleep=fake.sleep)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.27, 0.13])
-def test_operation_takes_its_cost_divided_by_the_share(share: float) -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0, 3.7, 8.0])
+def test_operation_takes_its_cost_times_the_factor(factor: float) -> None:
     fake = FakeTime()
-    paced = pacer(share, fake).run(lambda: fake.work(0.01), 0.01)
+    paced = pacer(factor, fake).run(lambda: fake.work(0.01), 0.01)
     assert paced.result == "done"
-    assert paced.end_s - paced.start_s == pytest.approx(0.01 / share)
+    assert paced.end_s - paced.start_s == pytest.approx(0.01 * factor)
     assert paced.late_s == 0
 
 
 def test_overshoot_of_sleeps_does_not_add_up() -> None:
     fake = FakeTime(overshoot_s=0.001)
-    device = pacer(0.5, fake)
+    device = pacer(2.0, fake)
     start_s = fake.now_s
     for _ in range(1000):
         device.run(lambda: fake.work(0.002), 0.005)
@@ -51,7 +51,7 @@ def test_overshoot_of_sleeps_does_not_add_up() -> None:
 
 def test_overrun_is_recorded() -> None:
     fake = FakeTime()
-    device = pacer(0.5, fake)
+    device = pacer(2.0, fake)
     paced = device.run(lambda: fake.work(0.03), 0.01)
     assert paced.late_s == pytest.approx(0.01)
     device.run(lambda: fake.work(0.01), 0.01)
@@ -62,23 +62,30 @@ def test_overrun_is_recorded() -> None:
 
 def test_late_wake_up_is_an_overrun() -> None:
     fake = FakeTime(overshoot_s=0.5)
-    paced = pacer(0.5, fake).run(lambda: None, 0.01)
+    paced = pacer(2.0, fake).run(lambda: None, 0.01)
     assert paced.late_s == pytest.approx(0.5)
 
 
 def test_time_is_counted_from_when_the_device_could_have_begun() -> None:
     fake = FakeTime()
-    paced = pacer(0.5, fake).run(lambda: fake.work(0.001), 0.01, fake.now_s - 0.005)
+    paced = pacer(2.0, fake).run(lambda: fake.work(0.001), 0.01, fake.now_s - 0.005)
     assert paced.end_s == pytest.approx(100.0 - 0.005 + 0.02)
 
 
-def test_share_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="host_share"):
-        Pacer(0.0)
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_factor(factor: float) -> None:
+    with pytest.raises(ConfigError, match=f"by {factor}"):
+        Pacer(factor)
+
+
+def test_without_pacing_an_operation_takes_what_it_takes() -> None:
+    fake = FakeTime()
+    paced = pacer(0.0, fake).run(lambda: fake.work(0.001), 5.0)
+    assert paced.end_s - paced.start_s == pytest.approx(0.001)
 
 
 def test_with_the_real_clock() -> None:
-    device = Pacer(0.25)
+    device = Pacer(4.0)
     start_s = time.monotonic()
     for _ in range(5):
         device.run(lambda: None, 0.005)

@@ -8,10 +8,11 @@ import torch
 from gloo_pairs import cluster_of_two, on_two_ranks
 
 from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.costs import Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Value, recv, send
 from workbench.core.timeline import Span
-from workbench.runtime.transport import Mailbox, PacedLinks, TensorSpec, Transport
+from workbench.runtime.transport import Mailbox, PacedLinks, Transport
 
 SIZE = 1000  # floats
 
@@ -20,8 +21,8 @@ def act(microbatch: int) -> Value:
     return Value("act", 0, microbatch)
 
 
-def spec(value: Value) -> TensorSpec:
-    return TensorSpec((SIZE,), torch.float32)
+def spec(value: Value) -> Spec:
+    return Spec((SIZE,))
 
 
 def exchange(count: int, *, reverse: bool = False):

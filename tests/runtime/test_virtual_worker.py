@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gloo_pairs import on_ranks
+from gloo_pairs import on_ranks, program
 from torch import nn
 
+from workbench.core.costs import Spec
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.models.loading import load_model
 from workbench.runtime.executor import Execution, execute
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import TensorSpec, Transport
+from workbench.runtime.transport import Transport
 from workbench.runtime.virtual_worker import VirtualWorkerStage
 from workbench.schedules import check, hetpipe, insert_transfers
 
@@ -88,14 +89,13 @@ def run(
             layers,
             compute,
             step=lambda weights, gradient: weights - LEARNING_RATE * gradient,
-            boundary=lambda value: TensorSpec(boundary, torch.float32),
+            boundary=lambda value: Spec(boundary),
         )
         done = execute(
-            schedule,
+            program(schedule, stage.spec),
             rank,
             handlers=stage.handlers(),
             transport=transport,
-            spec=stage.spec,
             inputs=stage.inputs(schedule, rank),
             pacer=Pacer(1.0),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule
 from workbench.core.timeline import Timeline
 from workbench.core.virtual_workers import VirtualWorkers
@@ -49,7 +50,7 @@ def workers_of(*layers: Sequence[int], in_flight: int = 2, clock_distance: int =
 def timed(schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]) -> Timeline:
     """Return the timeline at the given seconds by kind; what is not given is free."""
     costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(schedule, costs, device_names=[f"d{rank}" for rank in range(schedule.world_size)])
+    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size))))
 
 
 def peaks(schedule: Schedule, name: str, **seconds: float | Callable[[int, Op], float]) -> tuple[int, ...]:

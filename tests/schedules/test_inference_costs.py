@@ -10,6 +10,7 @@ from inference_algebra import shape
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
+from workbench.core.program import Program
 from workbench.core.schedule import COMMUNICATION, Op, Value
 from workbench.schedules.inference import (
     InferenceCosts,
@@ -102,8 +103,8 @@ def test_seconds_by_hand() -> None:
     assert costs.seconds(2, ops[2, "DOWN", 3, 2]) == pytest.approx(1e-4 + 20 * 3072 * 2 * 768 / 8.8e9)  # scheme 2: own tokens, all columns
     assert costs.seconds(2, ops[2, "UP", 1, 0]) == pytest.approx(1e-4 + 35 * plan.columns[2] * 2 * 768 / 8.8e9)
     assert costs.seconds(0, ops[0, "SEND", 1, 0]) == pytest.approx(2e-4 + 35 * 3072 / 62.5e6 + MESSAGE_S)
-    assert costs.nbytes(Value("sum", 1, 0, 2)) == 20 * 3072
-    assert costs.nbytes(Value("out", 4)) == 100 * 3072 and costs.nbytes(Value("act", 1, -1, 0)) == 0
+    assert costs.spec(Value("sum", 1, 0, 2)).nbytes == 20 * 3072
+    assert costs.spec(Value("out", 4)).nbytes == 100 * 3072 and costs.spec(Value("act", 1, -1, 0)).nbytes == 0
 
 
 def test_resident_bytes_by_hand() -> None:
@@ -167,7 +168,7 @@ def _layer_s(priced: InferencePrices, plan: InferencePlan, kinds: str) -> float:
     layout = InferenceLayout.build(plan, priced.profile.stacks, priced.lengths)
     costs = _OneSide(priced.profile, priced.cluster, layout, message_s=priced.message_s)
     costs.kinds = kinds
-    timeline = simulate(inference_schedule(layout), costs, device_names=["a", "b", "c", "d"])
+    timeline = simulate(Program(schedule=inference_schedule(layout), costs=costs, devices=("a", "b", "c", "d")))
     ends = [max(span.end_s for span in timeline.spans if span.op.kind == "CONN" and span.op.stage == 2 * layer + 1) for layer in range(4)]
     return (ends[3] - ends[1]) / 2
 

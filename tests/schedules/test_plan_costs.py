@@ -11,6 +11,7 @@ from schedule_plans import plan_of, workers_of
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
 from workbench.schedules import PlanCosts, VirtualWorkerCosts, hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b
 from workbench.schedules.backpropagation import backpropagation
@@ -66,7 +67,7 @@ def test_operations_of_a_group() -> None:
     assert costs.seconds(2, Op("STEP", 1)) == pytest.approx(3 * 0.5)
     # A ring of two: two steps of half the 21 bytes, rounded up, over links whose latencies add.
     assert costs.seconds(0, Op("ALLREDUCE", 0, ranks=(0, 1))) == pytest.approx(2 * (0.5 + 11 / 1000))
-    assert costs.nbytes(Value("gsum", 0, -1, 1)) == 10 + 11
+    assert costs.spec(Value("gsum", 0, -1, 1)).nbytes == 10 + 11
     assert [costs.resident_bytes(rank) for rank in range(3)] == [2000 + 4 * 21, 2000 + 4 * 21, 3000 + 4 * 39]
 
 
@@ -82,14 +83,14 @@ def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None
     costs = costs_of(plan, 3, (4, 4))
     output, gradient = [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7], [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5]
     for piece in (0, 1):
-        assert costs.nbytes(Value("act", 0, 0, piece)) == output[piece] - gradient[piece]
-        assert costs.nbytes(Value("side", 0, 0, piece)) == costs.nbytes(Value("sgrad", 1, 0, piece)) == gradient[piece]
+        assert costs.spec(Value("act", 0, 0, piece)).nbytes == output[piece] - gradient[piece]
+        assert costs.spec(Value("side", 0, 0, piece)).nbytes == costs.spec(Value("sgrad", 1, 0, piece)).nbytes == gradient[piece]
     full = costs_of(plan, 3, (4, 4), side=False)
-    assert full.nbytes(Value("act", 0, 1, 0)) == output[0]
-    assert full.nbytes(Value("grad", 1, 1, 0)) == gradient[0]
-    assert costs.nbytes(Value("tap", 0, 0, 0)) == 2 * 3 * (LENGTH * 4 + 2)
-    assert costs.nbytes(Value("ctx", 1, 0, 2)) == 3 * 4 * (LENGTH * 30 + 3)
-    assert costs.nbytes(Value("tokens", -1, 0)) == costs.nbytes(Value("loss", 1, 0, 2)) == 0
+    assert full.spec(Value("act", 0, 1, 0)).nbytes == output[0]
+    assert full.spec(Value("grad", 1, 1, 0)).nbytes == gradient[0]
+    assert costs.spec(Value("tap", 0, 0, 0)).nbytes == 2 * 3 * (LENGTH * 4 + 2)
+    assert costs.spec(Value("ctx", 1, 0, 2)).nbytes == 3 * 4 * (LENGTH * 30 + 3)
+    assert costs.spec(Value("tokens", -1, 0)).nbytes == costs.spec(Value("loss", 1, 0, 2)).nbytes == 0
 
 
 @pytest.mark.parametrize("side", [True, False])
@@ -97,7 +98,9 @@ def test_one_device_takes_the_sum_of_its_operations(side) -> None:
     plan = plan_of((2,), layers=(3,))
     profile, cluster = made(plan, 1, side=side)
     schedule = insert_transfers((hybrid_1f1b if side else one_f_one_b)(plan, (2, 2, 2)))
-    timeline = simulate(schedule, PlanCosts(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), device_names=["d0"])
+    timeline = simulate(
+        Program(schedule=schedule, costs=PlanCosts(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), devices=("d0",))
+    )
     assert timeline.makespan_s == pytest.approx(3 * 3 * (1.2 + 2.4) + 3 * 0.5)
     tap = 2 * 3 * (LENGTH * 4 + 2) if side else 0
     assert timeline.peak_bytes(0) == 3000 + 4 * 33 + 2 * 3 * (LENGTH * 30 + 3) + tap
@@ -110,7 +113,7 @@ def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
     without = insert_transfers(backpropagation(plan, (2, 2)))
     sizes, lengths = (2, 2), (LENGTH, LENGTH)
     costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
-    spans = [simulate(one, costs, device_names=["d0", "d1"]) for one in (schedule, without)]
+    spans = [simulate(Program(schedule=one, costs=costs, devices=("d0", "d1"))) for one in (schedule, without)]
     assert sum(spans[0].bytes_sent(rank) - spans[1].bytes_sent(rank) for rank in range(2)) == 2 * 700
     # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of one.
     assert spans[0].makespan_s - spans[1].makespan_s == pytest.approx(0.5 + 0.7 + 0.5)
@@ -121,11 +124,11 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     profile, cluster = made(workers.pipelines[0], 5, side=False)
     costs = VirtualWorkerCosts(profile, cluster, workers, sequence_length=LENGTH)
     # Stages: 0 (layers 0-2), 1 (3), 2 (0-1), 3 (2-3).  Shards: 0-1, 2, 3.
-    assert costs.nbytes(Value("weight", 0, -1, 1)) == 10 + 11 + 12
-    assert [costs.nbytes(Value("push", shard, 0, 0)) for shard in range(3)] == [21, 12, 13]
-    assert costs.nbytes(Value("act", 2, 1)) == 2 * (LENGTH * 101 + 7)
-    assert costs.nbytes(Value("grad", 3, 1)) == 2 * (LENGTH * 21 + 5)
-    assert costs.nbytes(Value("ctx", 3, 1)) == 2 * 2 * (LENGTH * 30 + 3)
+    assert costs.spec(Value("weight", 0, -1, 1)).nbytes == 10 + 11 + 12
+    assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [21, 12, 13]
+    assert costs.spec(Value("act", 2, 1)).nbytes == 2 * (LENGTH * 101 + 7)
+    assert costs.spec(Value("grad", 3, 1)).nbytes == 2 * (LENGTH * 21 + 5)
+    assert costs.spec(Value("ctx", 3, 1)).nbytes == 2 * 2 * (LENGTH * 30 + 3)
     assert costs.resident_bytes(0) == 3000 + 3 * 33
     assert costs.resident_bytes(4) == 0
     assert costs.seconds(0, Op("F", 0, 0)) == pytest.approx(3 * 1.2)
@@ -133,7 +136,7 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     assert costs.seconds(3, Op("MERGE", 1, 0)) == pytest.approx(0.5)
     assert costs.seconds(0, Op("PUSH", 0, 0)) == 0
     schedule = insert_transfers(hetpipe(workers, 3, world_size=5))
-    timeline = simulate(schedule, costs, device_names=[f"d{rank}" for rank in range(5)])
+    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(5))))
     sent = sum(span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global"))
     assert sent == 3 * 2 * (21 + 12 + 13)
 
@@ -144,7 +147,9 @@ def test_faster_links_shorten_the_step() -> None:
     quick = replace(cluster, devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices))
     schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
     spans = [
-        simulate(schedule, PlanCosts(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), device_names=["d0", "d1"]).makespan_s
+        simulate(
+            Program(schedule=schedule, costs=PlanCosts(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), devices=("d0", "d1"))
+        ).makespan_s
         for one in (cluster, quick)
     ]
     assert spans[1] < spans[0]

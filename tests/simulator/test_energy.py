@@ -9,6 +9,7 @@ import pytest
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ConfigError
+from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.simulator import energy, simulate
 
@@ -32,7 +33,7 @@ SCHEDULE = Schedule.from_text("""
 
 def test_busy_and_idle() -> None:
     """Two streams at once burn no more than one; communication counts as idle."""
-    timeline = simulate(SCHEDULE, TableCosts(seconds_by_kind={"F": 2.0, "SEND": 3.0}), device_names=["a", "b"])
+    timeline = simulate(Program(schedule=SCHEDULE, costs=TableCosts(seconds_by_kind={"F": 2.0, "SEND": 3.0}), devices=("a", "b")))
     result = energy(timeline, CLUSTER)
     assert result.busy_joules == (2 * 5.0, 2 * 10.0)
     assert result.idle_joules == (5 * 1.0, 5 * 1.0)
@@ -42,7 +43,7 @@ def test_busy_and_idle() -> None:
 
 def test_unknown_power_and_another_cluster() -> None:
     """No figure is made up."""
-    timeline = simulate(SCHEDULE, TableCosts(seconds_by_kind={}), device_names=["a", "b"])
+    timeline = simulate(Program(schedule=SCHEDULE, costs=TableCosts(seconds_by_kind={}), devices=("a", "b")))
     with pytest.raises(ConfigError, match="'a' has no watts_busy"):
         energy(timeline, replace(CLUSTER, devices=tuple(replace(device, watts_busy=0.0) for device in CLUSTER.devices)))
     with pytest.raises(ConfigError, match="has 1"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
+from workbench.core.program import Program
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
 from workbench.simulator import simulate
@@ -19,7 +20,7 @@ def run(text: str, nbytes: dict[str, int] | None = None, **seconds: float) -> Ti
     """Simulate a schedule given as text."""
     schedule = Schedule.from_text(text)
     costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(schedule, costs, device_names=[f"d{rank}" for rank in range(schedule.world_size)])
+    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size))))
 
 
 def when(timeline: Timeline, label: str, rank: int) -> tuple[float, float]:
@@ -185,7 +186,7 @@ def test_a_collective_is_priced_by_its_first_member() -> None:
     """ranks[0] need not be the lowest: a broadcast names its root first."""
     schedule = Schedule.from_text("rank 0\n0BROADCAST 1+0 () -> (w)\nrank 1\nin w\n0BROADCAST 1+0 (w) -> ()\n")
     costs = TableCosts(seconds_by_kind={"BROADCAST": lambda rank, op: 1.0 + rank + len(op.reads)})
-    assert simulate(schedule, costs, device_names=["a", "b"]).makespan_s == 3.0
+    assert simulate(Program(schedule=schedule, costs=costs, devices=("a", "b"))).makespan_s == 3.0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,9 @@ def test_free_operations_take_no_time() -> None:
 def test_the_timeline_says_what_it_is() -> None:
     """Simulated, with names, title and budgets."""
     schedule = Schedule.from_text("rank 0\n0F () -> ()\n")
-    timeline = simulate(schedule, TableCosts(seconds_by_kind={}), device_names=["pi"], title="One", budget_bytes=(5,), memory=False)
+    timeline = simulate(
+        Program(schedule=schedule, costs=TableCosts(seconds_by_kind={}), devices=("pi",), budget_bytes=(5,)), title="One", memory=False
+    )
     assert (timeline.label, timeline.title, timeline.device_names, timeline.budget_bytes) == ("simulated", "One", ("pi",), (5,))
     assert timeline.memory == ()
 
@@ -216,7 +219,7 @@ def test_the_timeline_says_what_it_is() -> None:
 def test_what_cannot_be_simulated() -> None:
     """The wrong number of devices; a cost that is none."""
     with pytest.raises(ScheduleError, match="2 devices"):
-        simulate(Schedule(ops=((),)), TableCosts(seconds_by_kind={}), device_names=["a", "b"])
+        simulate(Program(schedule=Schedule(ops=((),)), costs=TableCosts(seconds_by_kind={}), devices=("a", "b")))
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ScheduleError, match="Rank 0 was asked to run 0F"):
             run("rank 0\n0F () -> ()\n", F=seconds)
@@ -297,7 +300,7 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     expected = reference(schedule, seconds)
     ready = [expected[rank, i - 1][1] for rank, row in enumerate(ops) for i, op in enumerate(row) if op.kind == SEND]
     costs = TableCosts(seconds_by_kind=dict.fromkeys((op.kind for row in ops for op in row), price))
-    timeline = simulate(schedule, costs, device_names="abcd"[:num_ranks])
+    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple("abcd"[:num_ranks])))
     got = {(span.rank, str(span.op)): (span.start_s, span.end_s) for span in timeline.spans}
     if len(set(ready)) == len(ready):
         assert got == {(rank, str(schedule.ops[rank][index])): span for (rank, index), span in expected.items()}

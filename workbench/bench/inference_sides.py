@@ -20,7 +20,9 @@ from workbench.methods.galaxy_plus.session import Holding, InferenceSession, Ses
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import execute
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
+from workbench.runtime.transport import empty
 
 DTENSOR = "DTensor"
 """The side that is torch's own tensor parallelism."""
@@ -149,7 +151,7 @@ def _answer(session: InferenceSession, holding: Holding, request: Request) -> tu
 
 def _compute(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
     """Run this rank's compute operations alone."""
-    program = session.prepare(holding.plan, request)
+    layout, program = session.prepare(holding.plan, request)
     shard, rank = holding.shard, session.rank
     if shard is None:
         return ()
@@ -160,41 +162,38 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
     inputs = tuple((*whole.inputs[rank], *received) if other == rank else () for other in range(whole.world_size))
     schedule = Schedule(ops=ops, inputs=inputs, outputs=whole.outputs)
     with torch.inference_mode():
-        contents: dict[Value, Any] = {value: torch.zeros(program.spec(value).shape) for value in received}
+        contents: dict[Value, Any] = {value: empty(program.costs.spec(value)).zero_() for value in received}
         contents |= {value: request.ids for value in whole.inputs[rank]}
         run = shard.begin(request.length, None)
         done = execute(
-            schedule,
+            replace(program, schedule=schedule),
             rank,
-            handlers=InferenceHandlers(shard, program.layout, run).table(),
+            handlers=InferenceHandlers(shard, layout, run).table(),
             transport=session.transport,
-            spec=program.spec,
             inputs=contents,
             pacer=session.pacer,
-            full_speed_s=program.full_speed_s,
         )
     return tuple(done.spans)
 
 
 def _communicate(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
     """Run the transfers alone."""
-    program = session.prepare(holding.plan, request)
+    _, program = session.prepare(holding.plan, request)
     schedule, rank = program.schedule, session.rank
     sent = {value for op in schedule.ops[rank] if op.kind in COMMUNICATION for value in op.reads}
-    dummies = {value: torch.zeros(program.spec(value).shape) for value in sent}
+    dummies = {value: empty(program.costs.spec(value)).zero_() for value in sent}
     handlers = {
         op.kind: lambda op, reads: tuple(dummies.get(value) for value in op.writes)
         for op in schedule.ops[rank]
         if op.kind not in COMMUNICATION
     }
     done = execute(
-        schedule,
+        program,
         rank,
         handlers=handlers,
         transport=session.transport,
-        spec=program.spec,
         inputs=dict.fromkeys(schedule.inputs[rank], request.ids),
-        pacer=session.pacer,
+        pacer=Pacer(0.0),
     )
     return tuple(done.spans)
 

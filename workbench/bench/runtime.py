@@ -20,6 +20,8 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile
+from workbench.core.schedule import STEP
+from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankSession
 from workbench.methods.common.steps import plan_steps
 from workbench.methods.pac_plus import launch
@@ -53,7 +55,7 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     stack = load_stack(MODEL)
     adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
     host_layers = tuple(
-        layer.scaled(PACE_MARGIN)
+        _unpaced_step(layer.scaled(PACE_MARGIN))
         for layer in measure_layers(
             stack,
             adapter,
@@ -156,6 +158,11 @@ def _line(point: dict[str, Any]) -> str:
     )
 
 
+def _unpaced_step(layer: LayerProfile) -> LayerProfile:
+    """Return the layer with an optimizer step that takes as long as it does: torch's side does not pace its own."""
+    return replace(layer, times={kind: grid for kind, grid in layer.times.items() if kind != STEP})
+
+
 def _cluster(mbit_per_s: float) -> Cluster:
     laptop = load_cluster("laptop")
     link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=0.0)
@@ -183,7 +190,7 @@ def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[La
         job=Job(model=MODEL, batch_size=count, micro_batches=NUM_MICRO_BATCHES, epochs=1),
         cluster=cluster,
         plan=plan,
-        host_layers=host_layers,
+        profile=scale_to_cluster(host_layers, cluster, model=MODEL),
         adapter=adapter,
         split=split,
         folder=folder,

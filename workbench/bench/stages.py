@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from workbench.core.schedule import Op
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.session import RankSession
 from workbench.methods.common.steps import PlannedStep
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.layout import HybridStep
 from workbench.methods.pac_plus.session import RankJob
 from workbench.models.parallel_adapter import task_loss
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import Batch, collate
 
 
@@ -44,13 +43,12 @@ class Side:
         self.index = bench.rank_job.plan.stage_of(session.rank)
         assert self.index is not None
         stage = bench.rank_job.plan.stages[self.index]
-        assert bench.rank_job.host_layers is not None
-        self.layers = bench.rank_job.host_layers[stage.start : stage.stop]
+        self.layers = bench.rank_job.profile.layers[session.rank][stage.start : stage.stop]
         self.last = len(bench.rank_job.plan.stages) - 1
         self.batches: list[Batch] = [collate(bench.rank_job.split, micro) for micro in bench.planned.samples]
 
     def seconds(self, kind: str) -> float:
-        """Return an operation's seconds on an unslowed core; all micro-batches have one shape."""
+        """Return an operation's seconds on this device; all micro-batches have one shape."""
         shape = self.bench.planned.shape
         return layers_seconds(self.layers, kind, shape.sizes[0], shape.lengths[0])
 
@@ -58,27 +56,27 @@ class Side:
 class Ours(Side):
     """The workbench's executor on the hybrid 1F1B schedule."""
 
+    def __init__(self, bench: PipelineBench, session: RankSession, compute: StageCompute, optimizer: FlatAdamW) -> None:
+        super().__init__(bench, session, compute, optimizer)
+        self._programs = bench.rank_job.programs()
+
     def step(self) -> float:
         """Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
         bench, session = self.bench, self.session
-        step = HybridStep.build(bench.rank_job.plan, bench.planned.shape, session.context.world_size, {})
+        shape = bench.planned.shape
         handlers = HybridHandlers(
             rank=session.rank,
-            step=step,
+            layout=StepLayout(plan=bench.rank_job.plan, sizes=shape.sizes, lengths=shape.lengths),
             batches=self.batches,
             samples=bench.planned.samples,
             compute=self.compute,
             optimizer=self.optimizer,
             tape=None,
             epoch=0,
-            config=bench.rank_job.adapter,
             layers=self.layers,
         )
-        done = session.run(step.schedule, handlers.table(), handlers.spec, self._full_speed_s)
+        done = session.run(self._programs.hybrid(shape), handlers.table())
         return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
-
-    def _full_speed_s(self, op: Op) -> float:
-        return 0.0 if op.kind == "STEP" else self.seconds(op.kind)
 
 
 class Torchs(Side):

@@ -58,7 +58,8 @@ class TensorParallelBert:
     def _pace(self, module: nn.Module, kind: str, units: int, further: str = "") -> None:
         """Let a module's own computing take as long as our operation; its collectives are in hooks around it, and are not touched."""
         assert self._session.setup.host is not None
-        costs: StackCosts = self._session.setup.host.costs[0][0]
+        share = self._session.context.device.host_share or 1.0
+        costs: StackCosts = self._session.setup.host.costs[0][0].scaled(1 / share)
         seconds = costs.seconds(kind, self._length, units)
         if further:
             seconds += costs.seconds(further, self._length**2, units)

@@ -1,23 +1,50 @@
-"""How long an operation takes and how many bytes a value has: what the simulator asks."""
+"""How long an operation takes and what a value is: what a Program knows beside its schedule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from workbench.core.schedule import Op, Value
 
+ITEM_BYTES = {"bytes": 1, "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "float64": 8}
+
+
+class Spec(NamedTuple):
+    """The shape and dtype of a value.  dtype: torch's name, or 'bytes' (shape (n,)) for what is not one tensor, such as a context."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """Return the value's bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def opaque(nbytes: int) -> Spec:
+    """Return the spec of a value of which only the bytes are known."""
+    return Spec((nbytes,), "bytes")
+
+
+TOKEN = opaque(0)
+"""The spec of a value without content, which only orders operations."""
+
 
 class Costs(Protocol):
-    """Prices of one schedule."""
+    """What one schedule's operations cost and what its values are; equal operations of a rank cost the same."""
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of a compute operation on a rank, of a transfer (asked of its SEND), or of a collective."""
         ...
 
-    def nbytes(self, value: Value) -> int:
-        """Return the bytes of a value; 0 for a token that only orders operations."""
+    def spec(self, value: Value) -> Spec:
+        """Return the shape and dtype of a value; TOKEN if it only orders operations."""
         ...
 
     def resident_bytes(self, rank: int) -> int:
@@ -41,9 +68,9 @@ class TableCosts:
         entry = self.seconds_by_kind.get(op.kind, 0.0)
         return entry(rank, op) if callable(entry) else entry
 
-    def nbytes(self, value: Value) -> int:
-        """Return the table's entry for the name; 0 if it has none."""
-        return self.bytes_by_name.get(value.name, 0)
+    def spec(self, value: Value) -> Spec:
+        """Return the table's bytes for the name; 0 if it has none."""
+        return opaque(self.bytes_by_name.get(value.name, 0))
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank; 0 if it has none."""

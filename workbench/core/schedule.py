@@ -128,15 +128,20 @@ class Schedule:
 
     def to_text(self) -> str:
         """Return the schedule as text, one operation a line; `from_text` reads it back unchanged."""
-        lines = []
+        lines: list[str] = []
         for rank, ops in enumerate(self.ops):
-            lines.append(f"rank {rank}")
-            if self.inputs[rank]:
-                lines.append("in " + " ".join(map(str, self.inputs[rank])))
-            lines += map(str, ops)
-            if self.outputs[rank]:
-                lines.append("out " + " ".join(map(str, self.outputs[rank])))
+            lines += [*self.header(rank), *map(str, ops), *self.footer(rank)]
         return "\n".join(lines) + "\n"
+
+    def header(self, rank: int) -> list[str]:
+        """Return the lines of text before a rank's operations."""
+        inputs = self.inputs[rank]
+        return [f"rank {rank}", *(["in " + " ".join(map(str, inputs))] if inputs else [])]
+
+    def footer(self, rank: int) -> list[str]:
+        """Return the lines of text after a rank's operations."""
+        outputs = self.outputs[rank]
+        return ["out " + " ".join(map(str, outputs))] if outputs else []
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -201,11 +206,15 @@ def _index(text: str | None) -> int:
     return NONE if text in (None, "", "_") else int(text)
 
 
-def _value(token: str, number: int) -> Value:
+def value_from_text(token: str) -> Value:
+    """Return the value that str() wrote.  Raises ValueError or TypeError for anything else."""
     name, _, indices = token.partition(":")
-    parts = indices.split(".") if indices else []
+    return Value(name, *map(_index, indices.split(".") if indices else ()))
+
+
+def _value(token: str, number: int) -> Value:
     try:
-        return Value(name, *map(_index, parts))
+        return value_from_text(token)
     except (ValueError, TypeError):
         raise _unreadable(number, token, "a value is written name:stage.microbatch.part") from None
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from workbench.core.costs import Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import RECV, RING, SEND, Op, Value
 from workbench.core.timeline import Span
-from workbench.runtime.transport import Mailbox, PacedLinks, TensorSpec, reduce
+from workbench.runtime.transport import Mailbox, PacedLinks, empty, reduce
 
 WINDOW = 16
 """Receives posted ahead per source: a message whose receive is posted late waits for one more round trip."""
@@ -85,12 +86,12 @@ class DirectTransport:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def expect(self, ops: Iterable[Op], spec: Callable[[Value], TensorSpec], outputs: Iterable[Value] = ()) -> None:
+    def expect(self, ops: Iterable[Op], spec: Callable[[Value], Spec], outputs: Iterable[Value] = ()) -> None:
         """Announce the transfers of a step, in order: what is received appears in the mailbox, what is to be sent waits for its value.
 
         outputs: are kept, too; what nobody reads here and only passes through is not.
         """
-        batches: dict[int, list[tuple[Op, TensorSpec, int]]] = {}
+        batches: dict[int, list[tuple[Op, Spec, int]]] = {}
         wanted = set(outputs)
         for op in ops:
             if op.kind == SEND:
@@ -220,7 +221,7 @@ class DirectTransport:
 
     def _receive_loop(self, source: int) -> None:
         batches, peer = self._receives[source], self._peer(source)
-        coming: deque[tuple[Op, TensorSpec, int]] = deque()
+        coming: deque[tuple[Op, Spec, int]] = deque()
         posted: deque[tuple[Op, torch.Tensor, Any]] = deque()
         try:
             while True:
@@ -231,7 +232,7 @@ class DirectTransport:
                     coming.extend(batch)
                 while coming and len(posted) < self._window:
                     op, spec, number = coming.popleft()
-                    buffer = torch.empty(spec.shape, dtype=spec.dtype)
+                    buffer = empty(spec)
                     posted.append((op, buffer, self._group.recv([buffer], peer, number)))
                 op, buffer, work = posted.popleft()
                 start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Run one rank of a schedule with real tensors: the same object that the simulator replays in virtual time."""
+"""Run one rank of a program with real tensors: the same object that the simulator replays in virtual time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, RING, SEND, Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.runtime.direct_transport import DirectTransport
-from workbench.runtime.transport import TensorSpec, Transport
+from workbench.runtime.transport import Transport
 
 Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
 """What an operation kind does: (operation, contents of op.reads) -> contents of op.writes.
@@ -25,7 +26,10 @@ A collective's handler returns one tensor, which is reduced in place and then wr
 class ComputePacer(Protocol):
     """Makes an operation take as long as the emulated device would."""
 
-    def run(self, function: Callable[[], Any], full_speed_s: float, begin_s: float | None = None) -> tuple[Any, float, float, float]:
+    factor: float
+    """0: run as fast as the host can; 1: take as long as the program says."""
+
+    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> tuple[Any, float, float, float]:
         """Return (result, start, end, late) in monotonic seconds; begin_s: when the device could have begun."""
         ...
 
@@ -40,27 +44,26 @@ class Execution:
 
 
 def execute(
-    schedule: Schedule,
+    program: Program,
     rank: int,
     *,
     handlers: Mapping[str, Handler],
     transport: Transport | DirectTransport,
-    spec: Callable[[Value], TensorSpec],
     inputs: Mapping[Value, Any],
     pacer: ComputePacer,
-    full_speed_s: Callable[[Op], float] = lambda op: 0.0,
     begin_s: float | None = None,
 ) -> Execution:
     """Run the rank's operations in list order; transfers and their waiting overlap with them.
 
-    handlers: by operation kind.  spec: shape and type of every value that this rank receives.  inputs: contents of
-    schedule.inputs[rank].  full_speed_s: what a compute operation costs on the unslowed host.
+    handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.
+    pacer: makes a compute operation take the seconds that the program states.
     begin_s: when the device became free, if that was before this call (monotonic seconds).
     Operations of further compute streams run in list order on the same thread.  With a DirectTransport a value is sent as soon as it is
     there, one that only passes through without this thread, and the sums of stream RING are added, unpaced, by the thread that brings the
     last term.
     Raises DeviceLostError when a peer dies or falls silent.
     """
+    schedule, spec = program.schedule, program.costs.spec
     ops = schedule.ops[rank]
     mailbox = transport.mailbox
     direct = transport if isinstance(transport, DirectTransport) else None
@@ -108,7 +111,8 @@ def execute(
             free_s = time.monotonic()
         else:
             begin_s = max((arrival.time_s for arrival in arrivals), default=free_s)
-            results, start, end, late = pacer.run(partial(handlers[op.kind], op, contents), full_speed_s(op), max(begin_s, free_s))
+            duration_s = program.seconds(rank, index) if pacer.factor else 0.0
+            results, start, end, late = pacer.run(partial(handlers[op.kind], op, contents), duration_s, max(begin_s, free_s))
             free_s = end
             done.spans.append(Span(rank, op, start, end, 0, late))
             _write(op, results, present, live)

@@ -25,17 +25,20 @@ class Paced(NamedTuple, Generic[T]):
 
 
 class Pacer:
-    """Runs operations as slowly as a device that has `share` of one core of the host.
+    """Makes operations take as long as an emulated device would.
 
-    An operation of full-speed cost c ends no earlier than c / share after it began.  Sleeps end a little after their
-    deadline; that overshoot is credit for the next deadline, so that it does not add up over thousands of operations.
+    An operation of c seconds ends no earlier than factor * c after it began: factor 1 on a healthy device, 4 on one that is four times
+    slower than its program says, 0 to run as fast as the host can.  Sleeps end a little after their deadline; that overshoot is credit for
+    the next deadline, so that it does not add up over thousands of operations.
     Not for use by several threads at once: give each compute stream its own.
     """
 
-    def __init__(self, share: float, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
-        if not share > 0:
-            raise ConfigError(f"A device with host_share = {share} was asked for.", "It must be above 0.", "Set host_share, such as 0.5.")
-        self.share = share
+    def __init__(
+        self, factor: float = 1.0, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        if not 0 <= factor < float("inf"):
+            raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be 0 or more.", "Give a factor such as 4, or 1 for none.")
+        self.factor = factor
         self._clock = clock
         self._sleep = sleep
         self.reset()
@@ -47,8 +50,8 @@ class Pacer:
         self._paced_s = 0.0
         self._num_late = 0
 
-    def run(self, function: Callable[[], T], full_speed_s: float, begin_s: float | None = None) -> Paced[T]:
-        """Call `function`, whose cost at full speed is `full_speed_s`, and return at its deadline or when it ends, if later.
+    def run(self, function: Callable[[], T], duration_s: float, begin_s: float | None = None) -> Paced[T]:
+        """Call `function`, which takes the device `duration_s` at factor 1; return at its deadline, or when it ends, if later.
 
         begin_s: when the emulated device could have begun (its inputs were there and it was free). What the host spent
         since then on bookkeeping is hidden in the operation's time, as the device would not have spent it.
@@ -57,7 +60,7 @@ class Pacer:
         start_s = now_s if begin_s is None else min(begin_s, now_s)
         result = function()
         done_s = self._clock()
-        duration_s = full_speed_s / self.share
+        duration_s *= self.factor
         deadline_s = start_s + duration_s - self._credit_s
         if done_s < deadline_s:
             end_s = self.wait_until(deadline_s)

@@ -17,18 +17,12 @@ import torch
 
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.costs import Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
 from workbench.core.timeline import Span
 
 _SEE_FIRST = "See the first device that failed."
-
-
-class TensorSpec(NamedTuple):
-    """What a receiver must know beforehand."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class Arrival(NamedTuple):
@@ -151,7 +145,7 @@ class Transport:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def expect(self, ops: Iterable[Op], spec: Callable[[Value], TensorSpec]) -> None:
+    def expect(self, ops: Iterable[Op], spec: Callable[[Value], Spec]) -> None:
         """Announce the RECVs of a step, in order; their values appear in the mailbox."""
         for op in ops:
             if op.kind != RECV:
@@ -224,7 +218,7 @@ class Transport:
                     if item is None:
                         return
                     op, spec = item
-                    buffer = torch.empty(spec.shape, dtype=spec.dtype)
+                    buffer = empty(spec)
                     posted.append((op, buffer, self._group.recv([buffer], source, tag)))
                     tag += 1
                 op, buffer, work = posted.pop(0)
@@ -236,6 +230,11 @@ class Transport:
                 self._spans.append(Span(self._rank, op, start, end, nbytes))
         except BaseException as error:  # handed to the compute thread, which raises it
             self.mailbox.fail(error)
+
+
+def empty(spec: Spec) -> torch.Tensor:
+    """Return an uninitialized tensor of a spec."""
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
 
 
 def reduce(op: Op, content: torch.Tensor, group: torch.distributed.ProcessGroup, rank: int, paced_links: PacedLinks | None) -> Span:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from workbench.core.costs import Spec
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Schedule, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.runtime.executor import Handler
-from workbench.runtime.transport import TensorSpec
 from workbench.schedules.hetpipe import PUSH
 
 Call = Callable[..., Tensor]
@@ -39,7 +39,7 @@ class VirtualWorkerStage:
         compute: Compute,
         *,
         step: Callable[[Tensor, Tensor], Tensor],
-        boundary: Callable[[Value], TensorSpec],
+        boundary: Callable[[Value], Spec],
     ) -> None:
         self._layers, self._compute, self._step, self._boundary = list(layers), compute, step, boundary
         start = next(stage.start for plan in workers.pipelines for stage in plan.stages if rank in stage.ranks)
@@ -65,11 +65,11 @@ class VirtualWorkerStage:
                 contents[value] = self._first[self._shards[value.stage]].clone() if value.name == "global" else None
         return contents
 
-    def spec(self, value: Value) -> TensorSpec:
+    def spec(self, value: Value) -> Spec:
         """Return the shape and type of a value that this rank receives."""
         if value.name in ("push", "global"):
             shard = self._shards[value.stage]
-            return TensorSpec((shard.stop - shard.start,), self._first.dtype)
+            return Spec((shard.stop - shard.start,))
         return self._boundary(value)
 
     def handlers(self) -> Mapping[str, Handler]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Stage
+from workbench.core.schedule import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,48 @@ def boundary_pieces(stage_a: Stage, stage_b: Stage, size: int) -> tuple[Piece, .
             taker += 1
         pieces.append(Piece(index, first, end, givers[giver][2], takers[taker][2]))
     return tuple(pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLayout:
+    """Which samples of a mini-batch each rank computes, and in which pieces they cross from stage to stage.
+
+    sizes[m]: samples of micro-batch m.  lengths[m]: its padded sequence length in tokens.
+    """
+
+    plan: Plan
+    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
+    _pieces: dict[tuple[int, int], tuple[Piece, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """Return the samples of the mini-batch."""
+        return sum(self.sizes)
+
+    def samples(self, rank: int, microbatch: int) -> tuple[int, int]:
+        """Return the range (first, end) of the micro-batch's samples that the rank computes."""
+        index = self.plan.stage_of(rank)
+        assert index is not None, f"rank {rank} is idle in this plan"
+        stage = self.plan.stages[index]
+        return stage.split(self.sizes[microbatch])[stage.ranks.index(rank)]
+
+    def pieces(self, boundary: int, microbatch: int) -> tuple[Piece, ...]:
+        """Return the pieces in which activations cross from stage `boundary` to the next."""
+        key = (boundary, self.sizes[microbatch])
+        if key not in self._pieces:
+            stages = self.plan.stages
+            self._pieces[key] = boundary_pieces(stages[boundary], stages[boundary + 1], key[1])
+        return self._pieces[key]
+
+    def piece(self, value: Value) -> Piece:
+        """Return the samples that a piece of an activation or of a gradient covers."""
+        return self.pieces(boundary_of(value), value.microbatch)[value.part]
+
+
+def boundary_of(value: Value) -> int:
+    """Return the stage behind which an activation (act, side) or a gradient (grad, sgrad) crosses."""
+    return value.stage - 1 if value.name in ("grad", "sgrad") else value.stage
 
 
 def divide(stages: tuple[Stage, ...], size: int) -> Division:

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec, opaque
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, MERGE, NONE, PULL, SEND, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import PUSH
-from workbench.schedules.pieces import Piece, boundary_pieces
+from workbench.schedules.pieces import StepLayout, boundary_of
 
 SIDE_KINDS = ("SF", "SB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What crosses the boundary behind a stage for a token: a hidden state in `dtype`, and a side network's in float32 (width 0: none).
+
+    num_encoder_layers, target_length: of an encoder-decoder, where the encoder's output goes on next to the decoder's states.
+    """
+
+    hidden_size: int
+    dtype: str = "float32"
+    side_width: int = 0
+    num_encoder_layers: int | None = None
+    target_length: int = 0
+
+    def tokens(self, layers: int, length: int) -> int:
+        """Return the tokens of a hidden state that `layers` layers have computed."""
+        in_decoder = self.num_encoder_layers is not None and layers > self.num_encoder_layers
+        return length + self.target_length * in_decoder
 
 
 class PlanCosts:
     """Costs of hybrid_1f1b, gpipe, one_f_one_b and others that `pipeline.assemble` makes: a core.costs.Costs.
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m.  shared_bytes[p]: the gradient of parameter p that stages share
-    (backpropagation.py).
+    sizes[m], lengths[m]: samples and tokens of micro-batch m.  shared_bytes[p]: the float32 gradient of parameter p that stages share
+    (backpropagation.py).  crossing: None where a model is only priced; its messages' bytes are the profile's then.
     With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's, the rest.
     """
 
@@ -34,12 +54,12 @@ class PlanCosts:
         sizes: Sequence[int],
         lengths: Sequence[int],
         shared_bytes: Sequence[int] = (),
+        crossing: Crossing | None = None,
     ) -> None:
-        self._shared_bytes = tuple(shared_bytes)
+        self._shared_bytes, self._crossing = tuple(shared_bytes), crossing
         self._profile, self._cluster, self._plan = profile, cluster, plan
-        self._sizes, self._lengths = tuple(sizes), tuple(lengths)
+        self.layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
         self._has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
-        self._pieces = lru_cache(maxsize=None)(self._cut)
 
     def layers(self, rank: int) -> tuple[LayerProfile, ...]:
         """Return the layers that a rank holds; none if the plan leaves it idle."""
@@ -52,54 +72,47 @@ class PlanCosts:
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
         if op.kind == SEND:
-            return self._cluster.link(*op.ranks).transfer_s(self.nbytes(op.reads[0]))
+            return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         if op.kind == ALLREDUCE:
             return ring_allreduce_s(self._cluster, op.ranks, trainable_bytes(self.layers(rank)))
         if op.kind == STEP:
             return sum(layer.seconds(STEP, 1, 1) for layer in self.layers(rank))
         if op.microbatch == NONE:
-            return 0.0  # hands on what is there
-        samples, length = self._samples(rank, op.microbatch), self._lengths[op.microbatch]
-        return sum(layer.seconds(op.kind, samples, length) for layer in self.layers(rank))
+            return 0.0  # it only copies
+        first, end = self.layout.samples(rank, op.microbatch)
+        length = self.layout.lengths[op.microbatch]
+        return sum(layer.seconds(op.kind, end - first, length) for layer in self.layers(rank))
 
-    def nbytes(self, value: Value) -> int:
-        """Return the bytes of a value (see Costs)."""
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs)."""
         name, number = value.name, value.microbatch
         if name == "gsum":
-            return trainable_bytes(self.layers(value.part))
+            return opaque(trainable_bytes(self.layers(value.part)))
         if name == "shared":
-            return self._shared_bytes[value.part]
+            return Spec((self._shared_bytes[value.part] // 4,))
         if name in ("tap", "ctx"):
-            samples, length = self._samples(value.part, number), self._lengths[number]
+            first, end = self.layout.samples(value.part, number)
             kept = LayerProfile.tap_bytes if name == "tap" else LayerProfile.context_bytes
-            return sum(kept(layer, samples, length) for layer in self.layers(value.part))
-        if name in ("act", "side"):
-            behind = value.stage
-        elif name in ("grad", "sgrad"):
-            behind = value.stage - 1
-        else:
-            return 0
-        piece = self._pieces(behind, self._sizes[number])[value.part]
-        layer = self._profile.layers[piece.source][self._plan.stages[behind].stop - 1]
-        samples, length = piece.end - piece.first, self._lengths[number]
+            return opaque(sum(kept(layer, end - first, self.layout.lengths[number]) for layer in self.layers(value.part)))
+        if name not in ("act", "side", "grad", "sgrad"):
+            return TOKEN
+        piece, length = self.layout.piece(value), self.layout.lengths[number]
+        samples, layers = piece.end - piece.first, self._plan.stages[boundary_of(value)].stop
+        if self._crossing is not None:
+            crossing = self._crossing
+            shape = (samples, crossing.tokens(layers, length))
+            if name == "act":
+                return Spec((*shape, crossing.hidden_size), crossing.dtype)
+            return Spec((*shape, crossing.side_width or crossing.hidden_size))
+        layer = self._profile.layers[piece.source][layers - 1]
         gradient = layer.gradient_bytes(samples, length)
         if name == "act":
-            return layer.output_bytes(samples, length) - (gradient if self._has_side else 0)
-        return gradient
+            return opaque(layer.output_bytes(samples, length) - (gradient if self._has_side else 0))
+        return opaque(gradient)
 
     def resident_bytes(self, rank: int) -> int:
         """Return weights, gradients and optimizer state in bytes."""
         return resident_bytes(self._profile, self.layers(rank))
-
-    def _samples(self, rank: int, number: int) -> int:
-        index = self._plan.stage_of(rank)
-        assert index is not None, f"rank {rank} is idle in this plan"
-        stage = self._plan.stages[index]
-        first, end = stage.split(self._sizes[number])[stage.ranks.index(rank)]
-        return end - first
-
-    def _cut(self, behind: int, size: int) -> tuple[Piece, ...]:
-        return boundary_pieces(self._plan.stages[behind], self._plan.stages[behind + 1], size)
 
 
 def trainable_bytes(layers: Sequence[LayerProfile]) -> int:
@@ -112,6 +125,15 @@ def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
     trainable = trainable_bytes(layers)
     frozen = sum(layer.frozen_bytes for layer in layers)
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
+
+
+def plan_resident_bytes(profile: Profile, plan: Plan, rank: int) -> int:
+    """Return the bytes that stay on a rank: weights, gradients, optimizer state; 0 for one that the plan leaves idle."""
+    index = plan.stage_of(rank)
+    if index is None:
+        return 0
+    stage = plan.stages[index]
+    return resident_bytes(profile, profile.layers[rank][stage.start : stage.stop])
 
 
 class VirtualWorkerCosts:
@@ -135,7 +157,7 @@ class VirtualWorkerCosts:
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
         if op.kind == SEND:
-            return self._cluster.link(*op.ranks).transfer_s(self.nbytes(op.reads[0]))
+            return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         if op.kind == PUSH:
             return 0.0
         if op.kind in (STEP, PULL):
@@ -145,20 +167,20 @@ class VirtualWorkerCosts:
         samples = self._stages[op.stage][0].micro_batch_size
         return sum(layer.seconds(op.kind, samples, self._length) for layer in self.layers(op.stage))
 
-    def nbytes(self, value: Value) -> int:
-        """Return the bytes of a value (see Costs)."""
+    def spec(self, value: Value) -> Spec:
+        """Return a value's bytes (see Costs); a profile knows no shapes."""
         if value.name in ("push", "global"):
-            return trainable_bytes(self._shard(value.stage))
+            return opaque(trainable_bytes(self._shard(value.stage)))
         if value.name == "weight":
-            return trainable_bytes(self.layers(value.stage))
+            return opaque(trainable_bytes(self.layers(value.stage)))
         if value.name not in ("act", "grad", "ctx"):
-            return 0
+            return TOKEN
         samples = self._stages[value.stage][0].micro_batch_size
         if value.name == "ctx":
-            return sum(layer.context_bytes(samples, self._length) for layer in self.layers(value.stage))
+            return opaque(sum(layer.context_bytes(samples, self._length) for layer in self.layers(value.stage)))
         if value.name == "act":
-            return self.layers(value.stage)[-1].output_bytes(samples, self._length)
-        return self.layers(value.stage - 1)[-1].gradient_bytes(samples, self._length)
+            return opaque(self.layers(value.stage)[-1].output_bytes(samples, self._length))
+        return opaque(self.layers(value.stage - 1)[-1].gradient_bytes(samples, self._length))
 
     def resident_bytes(self, rank: int) -> int:
         """Return frozen parameters, gradients and optimizer state in bytes; the weights come as values."""

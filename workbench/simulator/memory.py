@@ -17,7 +17,7 @@ from workbench.core.timeline import MemorySample, Span
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
     """Return each rank's bytes in use: samples at the times where they change.  The spans may be simulated or measured."""
-    steps = _steps(schedule, spans, costs.nbytes)
+    steps = _steps(schedule, spans, lambda value: costs.spec(value).nbytes)
     return tuple(_accumulate(steps[rank], costs.resident_bytes(rank)) for rank in range(schedule.world_size))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
 from workbench.core.collector import paused_collector
 from workbench.core.costs import Costs
 from workbench.core.errors import ScheduleError
+from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Schedule
 from workbench.core.timeline import Span, Timeline
 from workbench.simulator.interfaces import Interfaces
@@ -16,37 +16,23 @@ from workbench.simulator.memory import memory_over_time
 
 
 @paused_collector()
-def simulate(
-    schedule: Schedule,
-    costs: Costs,
-    *,
-    device_names: Sequence[str],
-    title: str = "",
-    memory: bool = True,
-    budget_bytes: Sequence[int] = (),
-) -> Timeline:
-    """Return what happens when the schedule runs at these costs, in seconds from 0.
+def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timeline:
+    """Return what happens when the program runs, in seconds from 0.
 
     Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source, its SEND) and
     occupies the sender's egress and the receiver's ingress; of those that wait for an interface, the one that was ready first goes
     first.  A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
-    memory: also compute the bytes in use over time.  budget_bytes[rank]: passed on to the Timeline.
+    memory: also compute the bytes in use over time.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
-    if len(device_names) != schedule.world_size:
-        raise ScheduleError(
-            f"Simulating {schedule.world_size} ranks on {len(device_names)} devices was asked for.",
-            f"The devices are {', '.join(device_names) or 'none'}.",
-            "Name one device per rank.",
-        )
-    graph = activities(schedule)
-    spans = _spans(schedule, graph, costs)
+    graph = activities(program.schedule)
+    spans = _spans(program.schedule, graph, program.costs)
     return Timeline(
         source="simulated",
-        device_names=tuple(device_names),
+        device_names=program.devices,
         spans=tuple(spans),
-        memory=memory_over_time(schedule, costs, spans) if memory else (),
-        budget_bytes=tuple(budget_bytes),
+        memory=memory_over_time(program.schedule, program.costs, spans) if memory else (),
+        budget_bytes=program.budget_bytes,
         title=title,
     )
 
@@ -80,7 +66,7 @@ def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
             (source, index), (destination, other_index) = members[activity]
             op = ops[source][index]
             end_s = now_s + _checked(costs.seconds(source, op), source, op)
-            nbytes = costs.nbytes(op.reads[0])
+            nbytes = costs.spec(op.reads[0]).nbytes
             spans.append(Span(source, op, now_s, end_s, nbytes))
             spans.append(Span(destination, ops[destination][other_index], now_s, end_s, nbytes))
             heappush(ending, (end_s, activity))
@@ -125,7 +111,7 @@ def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
     """
     size = len(op.ranks)
     if op.kind == BROADCAST:
-        return (size - 1) * sum(map(costs.nbytes, op.reads)) if rank == op.ranks[0] else 0
-    nbytes = sum(map(costs.nbytes, op.reads if op.kind == REDUCESCATTER else op.writes))
+        return (size - 1) * sum(costs.spec(value).nbytes for value in op.reads) if rank == op.ranks[0] else 0
+    nbytes = sum(costs.spec(value).nbytes for value in (op.reads if op.kind == REDUCESCATTER else op.writes))
     steps = {ALLREDUCE: 2 * (size - 1), ALLGATHER: size - 1, REDUCESCATTER: size - 1}[op.kind]
     return steps * nbytes // size

@@ -11,6 +11,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
@@ -120,7 +121,7 @@ class InferenceProblem:
         layout = InferenceLayout.build(made, self.profile.stacks, self.lengths)
         schedule = inference_schedule(layout, self.cluster.world_size)
         costs = InferenceCosts(self.profile, self.cluster, layout)
-        return simulate(schedule, costs, device_names=[device.name for device in self.cluster.devices], title=title, memory=False)
+        return simulate(Program.on(self.cluster, schedule, costs), title=title, memory=False)
 
     def seconds(self, made: InferencePlan) -> float:
         """Return the latency of one sequence under a plan: simulated, of many alike layers some."""

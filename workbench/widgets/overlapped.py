@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
+from workbench.core.program import Program
 from workbench.core.spread import Spread
 from workbench.plots import OverlapCell
 from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, inference_schedule
@@ -45,8 +46,8 @@ def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, len
         made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
         layout = InferenceLayout.build(made, stacks, lengths)
         costs = InferenceCosts(replace(profile, stacks=stacks), cluster, layout, message_s=message_s)
-        names = [device.name for device in cluster.devices]
-        seconds.append(simulate(inference_schedule(layout, cluster.world_size), costs, device_names=names, memory=False).makespan_s)
+        program = Program.on(cluster, inference_schedule(layout, cluster.world_size), costs)
+        seconds.append(simulate(program, memory=False).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 

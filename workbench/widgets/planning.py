@@ -10,6 +10,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
@@ -130,7 +131,7 @@ class PlanningProblem:
         sizes = [made.micro_batch_size] * made.num_micro_batches
         costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=[self.sequence_length] * made.num_micro_batches)
         schedule = insert_transfers(hybrid_1f1b(made, sizes, world_size=self.cluster.world_size))
-        return simulate(schedule, costs, device_names=[device.name for device in self.cluster.devices], title=title, memory=False)
+        return simulate(Program.on(self.cluster, schedule, costs), title=title, memory=False)
 
     def step_s(self, made: Plan) -> float:
         """Return the simulated seconds of one mini-batch under a plan."""

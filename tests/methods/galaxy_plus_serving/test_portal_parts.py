@@ -70,10 +70,10 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
         nonlocal now_s
         now_s += seconds
 
-    def compute(stage: int, full_speed_s: float, host_s: float = 0.0) -> None:
-        pacer.run(partial(lambda op, reads: sleep(host_s), Op(kind="UP", stage=stage), ()), full_speed_s)
+    def compute(stage: int, duration_s: float, host_s: float = 0.0) -> None:
+        pacer.run(partial(lambda op, reads: sleep(host_s), Op(kind="UP", stage=stage), ()), duration_s)
 
-    pacer = ReportingPacer(0.5, is_emulated=True, every_s=0.03, tell=told.append, clock=lambda: now_s, sleep=sleep)
+    pacer = ReportingPacer(2.0, is_emulated=True, every_s=0.03, tell=told.append, clock=lambda: now_s, sleep=sleep)
     for block in range(8):
         compute(block, 0.004)
         compute(block, 0.004)
@@ -83,7 +83,7 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
     seconds = {block: [report[block] for report in told if block in report] for block in range(8)}
     assert seconds == {block: [pytest.approx(2 * 0.004 / 0.5)] for block in range(8)}  # each once, and whole
     # An injected slow-down shows in what is reported; by what a busy host is late does not.
-    pacer.share = 0.25
+    pacer.factor = 4.0
     compute(0, 0.004, host_s=0.05)
     pacer.tell()
     assert told[-1] == {0: pytest.approx(0.016)}

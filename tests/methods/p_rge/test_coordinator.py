@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from methods.conftest import four_devices
-from methods.p_rge.worlds import Q, chain, made_up_layers, prepared_job, profile_for, shared, with_options
+from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
@@ -138,13 +138,13 @@ class ReckonedDevices:
     def _busy_s(self, rank: int, train: m.Train) -> float:
         job, place = train.job, train.members.index(rank)
         step = QueryStep.build(job.plan, job.passings, len(train.members))
-        total = layers_seconds(job.host_layers or (), STEP, job.estimator.queries, 1)
+        total = layers_seconds(job.profile.layers[place], STEP, job.estimator.queries, 1)
         for op in step.schedule.ops[place]:
             if op.kind == "F":
                 queries = len(step.queries(op.part))
                 count, parts = job.passings[place].passes(queries)
-                total += count * layers_seconds(job.host_layers or (), "F", parts * job.change.setting.batch_size, 1)
-                total += layers_seconds(job.host_layers or (), STEP, queries, 1)
+                total += count * layers_seconds(job.profile.layers[place], "F", parts * job.change.setting.batch_size, 1)
+                total += layers_seconds(job.profile.layers[place], STEP, queries, 1)
         return self._factors.get(rank, 1.0) * total
 
 
@@ -156,14 +156,13 @@ def coordinate(tmp_path: Path) -> Iterator[Callable[..., tuple[Done, History]]]:
         prepared = with_options(prepared_job(), **{"steps": 16} | options)
         cluster = four_devices(memory_bytes)
         profile = profile_for(prepared, cluster, ROW_S)
-        layers = made_up_layers(prepared, ROW_S)
         opened = Run(
             prepared,
             cluster,
             tmp_path,
             prepared.setting,
             profile_of=lambda precision: profile,
-            host_of=lambda precision: layers,
+            is_real=False,
             resume=False,
             notify=lambda event: None,
         )

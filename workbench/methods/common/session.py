@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,15 +16,15 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
-from workbench.core.schedule import Op, Schedule, Value
+from workbench.core.program import Program
+from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DeviceReporter
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Handler, execute
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import PacedLinks, TensorSpec, Transport
+from workbench.runtime.transport import PacedLinks, Transport
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -100,8 +99,8 @@ class TrainingJob(Protocol):
         ...
 
     @property
-    def host_layers(self) -> tuple[LayerProfile, ...] | None:
-        """Return the seconds of every layer on one unslowed core, None to run as fast as can be."""
+    def is_paced(self) -> bool:
+        """Return whether emulated devices take as long as their programs say, or run as fast as they can."""
         ...
 
     @property
@@ -141,9 +140,8 @@ class RankSession(Generic[AJob]):
         # A rank that a plan leaves idle waits here for whole epochs: a dead peer still fails it at once, a long epoch must not.
         self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
         self.progress = DeviceReporter(context, budget)
-        share = context.device.host_share or 1.0
-        self.slows_down = rank_job.host_layers is not None and context.fidelity != "real"
-        self.pacer = Pacer(share if self.slows_down else 1.0, clock=time.monotonic)
+        self.slows_down = rank_job.is_paced and context.fidelity != "real"
+        self.pacer = Pacer(1.0 if self.slows_down else 0.0)
         paced = context.fidelity == "paced" and self.slows_down
         self.transport = Transport(
             group,
@@ -159,25 +157,16 @@ class RankSession(Generic[AJob]):
     def __exit__(self, *exc: object) -> None:
         self.transport.close()
 
-    def run(
-        self,
-        schedule: Schedule,
-        handlers: dict[str, Handler],
-        spec: Callable[[Value], TensorSpec],
-        full_speed_s: Callable[[Op], float],
-        inputs: dict[Value, Any] | None = None,
-    ) -> Execution:
-        """Run this rank's part of a schedule; inputs that are not given are tokens."""
-        contents = {value: None for value in schedule.inputs[self.rank]} | (inputs or {})
+    def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
+        """Run this rank's part of a program; inputs that are not given are tokens."""
+        contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
         done = execute(
-            schedule,
+            program,
             self.rank,
             handlers=handlers,
             transport=self.transport,
-            spec=spec,
             inputs=contents,
             pacer=self.pacer,
-            full_speed_s=full_speed_s if self.slows_down else _free,
             begin_s=self._free_s,
         )
         self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)
@@ -210,10 +199,6 @@ class RankSession(Generic[AJob]):
 
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         return self._subgroups[tuple(sorted(ranks))]
-
-
-def _free(op: Op) -> float:
-    return 0.0
 
 
 def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:

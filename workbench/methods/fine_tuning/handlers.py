@@ -13,12 +13,11 @@ from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, Op, Value
 from workbench.methods.common.layers import context_bytes
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext, Targets
-from workbench.methods.fine_tuning.layout import BackpropagationStep, boundary_tokens
-from workbench.models.loading import ModelFacts
+from workbench.methods.fine_tuning.layout import SharedParameter
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.runtime.transport import TensorSpec
 from workbench.schedules.backpropagation import SHARE
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import Batch
 
 
@@ -27,12 +26,12 @@ class BackpropagationHandlers:
     """One step's operations on one rank.  batches[m]: the whole micro-batch m.  layers: the stage's, for what is not measured."""
 
     rank: int
-    step: BackpropagationStep
+    layout: StepLayout
+    shared: tuple[SharedParameter, ...]
     batches: Sequence[Batch]
     compute: StageCompute
     optimizer: FlatAdamW
     epoch: int
-    facts: ModelFacts
     layers: tuple[LayerProfile, ...] = ()
 
     def table(self) -> dict[str, Handler]:
@@ -45,35 +44,26 @@ class BackpropagationHandlers:
             "STEP": self._update,
         }
 
-    def spec(self, value: Value) -> TensorSpec:
-        """Return shape and type of a value that arrives from another rank."""
-        if value.name == "shared":
-            return TensorSpec((self.step.shared[value.part].numel,), torch.float32)
-        piece = self.step.piece(value)
-        layers = self.step.plan.stages[self.step.boundary(value)].stop
-        tokens = boundary_tokens(self.facts, layers, self.step.shape.lengths[value.microbatch])
-        return TensorSpec((piece.end - piece.first, tokens, self.facts.hidden_size), torch.float32)
-
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, end = self.step.samples(self.rank, op.microbatch)
+        first, end = self.layout.samples(self.rank, op.microbatch)
         batch = self.batches[op.microbatch]
         pieces = _named(op, reads, "act")
         source = torch.cat(pieces) if pieces else batch.input_ids[first:end]
-        is_last = op.stage == len(self.step.plan.stages) - 1
+        is_last = op.stage == len(self.layout.plan.stages) - 1
         targets = (
-            Targets(labels=batch.labels[first:end], sample_ids=batch.sample_ids[first:end], epoch=self.epoch, total=self.step.shape.samples)
+            Targets(labels=batch.labels[first:end], sample_ids=batch.sample_ids[first:end], epoch=self.epoch, total=self.layout.num_samples)
             if is_last
             else None
         )
         context = self.compute.forward(source, batch.attention_mask[first:end], targets)
-        context.nbytes = context_bytes(self.layers, end - first, self.step.shape.lengths[op.microbatch])
+        context.nbytes = context_bytes(self.layers, end - first, self.layout.lengths[op.microbatch])
         results = {"ctx": context, "loss": context.output.detach()}
         return tuple(
             results[value.name] if value.name in results else self._piece(value, context.output.detach(), first) for value in op.writes
         )
 
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, _ = self.step.samples(self.rank, op.microbatch)
+        first, _ = self.layout.samples(self.rank, op.microbatch)
         context: StageContext = _named(op, reads, "ctx")[0]
         pieces = _named(op, reads, "grad")
         gradient = self.compute.backward(context, torch.cat(pieces) if pieces else None)
@@ -81,7 +71,7 @@ class BackpropagationHandlers:
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         arrived = {value: content for value, content in zip(op.reads, reads, strict=True) if value.name == "shared"}
-        for part, parameter in enumerate(self.step.shared):
+        for part, parameter in enumerate(self.shared):
             if op.stage in parameter.stages:
                 own = self._gradient(part)
                 # In the order of the stages, on each of them: every copy gets the very same sum.
@@ -93,13 +83,13 @@ class BackpropagationHandlers:
         return (None,) * len(op.writes)
 
     def _gradient(self, part: int) -> Tensor:
-        gradient = self.compute.model.shared[self.step.shared[part].name].grad
+        gradient = self.compute.model.shared[self.shared[part].name].grad
         assert gradient is not None
         return gradient
 
     def _piece(self, value: Value, whole: Tensor | None, first: int) -> Tensor:
         assert whole is not None
-        piece = self.step.piece(value)
+        piece = self.layout.piece(value)
         return whole[piece.first - first : piece.end - first]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Profile
 from workbench.core.serial import to_json
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.fine_tuning.prepare import PreparedJob
@@ -27,7 +27,7 @@ def rank_job(
     prepared: PreparedJob,
     cluster: Cluster,
     plan: Plan,
-    host_layers: tuple[LayerProfile, ...] | None,
+    profile: Profile,
     *,
     folder: Path,
     start_epoch: int = 0,
@@ -38,7 +38,7 @@ def rank_job(
         job=prepared.job,
         cluster=cluster,
         plan=plan,
-        host_layers=host_layers,
+        profile=profile,
         config=prepared.config,
         facts=prepared.facts,
         split=prepared.train,

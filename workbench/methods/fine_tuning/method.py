@@ -26,7 +26,6 @@ from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.planning import plan_job, typical_steps
 from workbench.methods.fine_tuning.predict import predict, predictor_of
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_shape, prepare, require_known
-from workbench.methods.fine_tuning.prices import resident_bytes
 from workbench.methods.fine_tuning.sweep import RankSweep, run_sweep
 from workbench.methods.fine_tuning.worker import run_rank
 from workbench.models.loading import load_stack
@@ -39,6 +38,7 @@ from workbench.profiler.analytic import LayerCost, TechniqueSizes, analytic_prof
 from workbench.profiler.cache import cached_profile
 from workbench.runtime.context import RankContext
 from workbench.runtime.work_folder import full_disk_told
+from workbench.schedules.plan_costs import plan_resident_bytes
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
@@ -166,9 +166,8 @@ class FineTuning:
         finished = finished_epochs(folder, identity, job.epochs, **sizes) if resume else None
         if finished is None:
             begin_folder(folder, identity)
-        host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
-        message = rank_job(prepared, cluster, plan, host_layers, folder=folder, start_epoch=finished or 0, resumes=finished is not None)
+        message = rank_job(prepared, cluster, plan, profile, folder=folder, start_epoch=finished or 0, resumes=finished is not None)
         # A peer counts as silent when it takes far longer than a step should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         message = replace(message, timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s))
@@ -181,7 +180,7 @@ class FineTuning:
         for left in (folder / CHECKPOINTS).glob("moments-*"):
             left.unlink()
         paced = 0.0 if is_real else sum(result.paced_s for result in results)  # a real device has no deadlines to miss
-        resident = [resident_bytes(profile, plan, rank) for rank in range(cluster.world_size)]
+        resident = [plan_resident_bytes(profile, plan, rank) for rank in range(cluster.world_size)]
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
@@ -234,7 +233,7 @@ class FineTuning:
             point = SweepPoint(name=name, plan=plan, predicted_s=median(predicted), num_steps=num_steps)
             if engines is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                message = rank_job(prepared, cluster, plan, self.host_layers(prepared, ignore), folder=folder)
+                message = rank_job(prepared, cluster, plan, profile, folder=folder)
                 results = engines.run(run_sweep, [RankSweep(rank_job=message, steps=steps)] * cluster.world_size)
                 records = measured_steps(results, records_of(steps, predicted))
                 paced = sum(result.paced_s for result in results)

@@ -6,31 +6,26 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
-from workbench.methods.fine_tuning.layout import BackpropagationStep, PlannedStep, SharedParameter, planned_epoch, shared_parameters
+from workbench.methods.common.steps import PlannedStep
+from workbench.methods.fine_tuning.layout import planned_epoch, shared_parameters
 from workbench.methods.fine_tuning.prepare import PreparedJob
-from workbench.methods.fine_tuning.prices import BackpropagationCosts
+from workbench.methods.fine_tuning.programs import Programs
 from workbench.simulator import simulate
 
 
 class Predictor:
-    """Prices steps of one plan on one cluster; equal shapes are simulated once."""
+    """Simulates steps; equal shapes are simulated once."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, shared: tuple[SharedParameter, ...]) -> None:
-        self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
-        self._names = tuple(device.name for device in cluster.devices)
-        self._budgets = tuple(device.memory_bytes for device in cluster.devices)
-        self._schedules: dict[tuple[int, ...], Schedule] = {}
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
         self._seconds: dict[object, float] = {}
 
     def timeline(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of a step."""
-        step = BackpropagationStep.build(self._plan, planned.shape, self._cluster.world_size, self._schedules, self._shared)
-        costs = BackpropagationCosts(self._profile, self._cluster, step)
-        return simulate(step.schedule, costs, device_names=self._names, title=title, memory=memory, budget_bytes=self._budgets)
+        return simulate(self._programs.step(planned.shape), title=title, memory=memory)
 
     def seconds(self, planned: PlannedStep) -> float:
         """Return the seconds of a step."""
@@ -40,8 +35,8 @@ class Predictor:
 
 
 def predictor_of(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Predictor:
-    """Return what prices the job's steps under a plan."""
-    return Predictor(profile, cluster, plan, shared_parameters(prepared.facts, prepared.config.technique, plan))
+    """Return what simulates the job's steps under a plan."""
+    return Predictor(Programs(profile, cluster, plan, prepared.facts, shared_parameters(prepared.facts, prepared.config.technique, plan)))
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.fine_tuning.layout import PlannedStep
+from workbench.methods.common.steps import PlannedStep
 from workbench.methods.fine_tuning.session import RankJob
 from workbench.methods.fine_tuning.worker import build_stage, prepare_imports, train_epoch
 from workbench.runtime.context import RankContext

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from workbench.core.schedule import Op, Schedule
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.common.folder import steps_path
-from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
-from workbench.methods.common.steps import PAD_TO_MULTIPLE
+from workbench.methods.common.steps import PAD_TO_MULTIPLE, PlannedStep
 from workbench.methods.common.stepwise import EpochLog
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.folder import moments_path, restore_stage, save_stage
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
-from workbench.methods.fine_tuning.layout import BackpropagationStep, PlannedStep, planned_epoch
+from workbench.methods.fine_tuning.layout import planned_epoch
 from workbench.methods.fine_tuning.session import RankJob
 from workbench.models.loading import import_family, load_stage
 from workbench.models.lora import require_peft
@@ -26,7 +24,7 @@ from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.process_group import group
 from workbench.runtime.work_folder import full_disk_told
-from workbench.schedules.backpropagation import SHARE
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import collate
 
 JOURNAL_BYTES = 32_000_000
@@ -152,32 +150,20 @@ def train_epoch(
     index = rank_job.plan.stage_of(session.rank)
     if index is None or compute is None or optimizer is None:
         return []
-    stage, shared = rank_job.plan.stages[index], rank_job.shared
-    layers = rank_job.host_layers[stage.start : stage.stop] if rank_job.host_layers else ()
-    schedules: dict[tuple[int, ...], Schedule] = {}
+    stage, programs = rank_job.plan.stages[index], rank_job.programs()
     traces = []
     for number, planned in list(enumerate(steps))[begin:]:
-        step = BackpropagationStep.build(rank_job.plan, planned.shape, session.context.world_size, schedules, shared)
         handlers = BackpropagationHandlers(
             rank=session.rank,
-            step=step,
+            layout=StepLayout(plan=rank_job.plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
+            shared=rank_job.shared,
             batches=[collate(rank_job.split, micro, PAD_TO_MULTIPLE) for micro in planned.samples],
             compute=compute,
             optimizer=optimizer,
             epoch=epoch,
-            facts=rank_job.facts,
-            layers=layers,
+            layers=rank_job.layers[stage.start : stage.stop],
         )
-
-        def full_speed_s(op: Op, step: BackpropagationStep = step) -> float:
-            if op.kind == SHARE:
-                return 0.0
-            if op.kind == "STEP":
-                return layers_seconds(layers, "STEP", 1, 1)
-            first, end = step.samples(session.rank, op.microbatch)
-            return layers_seconds(layers, op.kind, end - first, step.shape.lengths[op.microbatch])
-
-        done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
+        done = session.run(programs.step(planned.shape), handlers.table())
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
         session.progress.step(trace, len(steps), cached=False)
         traces.append(trace)

@@ -6,6 +6,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
@@ -23,8 +24,6 @@ class Predictor:
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan, *, exchange: Exchange = "direct") -> None:
         self._profile, self._cluster, self._plan, self._exchange = profile, cluster, plan, exchange
-        self._names = tuple(device.name for device in cluster.devices)
-        self._budgets = tuple(device.memory_bytes for device in cluster.devices)
         self._seconds: dict[tuple[int, ...], float] = {}
 
     def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
@@ -55,14 +54,9 @@ class Predictor:
 
     def _simulated(self, layout: InferenceLayout, title: str, memory: bool, *, decodes: bool = False) -> Timeline:
         size = self._cluster.world_size
-        return simulate(
-            decode_schedule(layout, size, exchange=self._exchange) if decodes else inference_schedule(layout, size),
-            InferenceCosts(self._profile, self._cluster, layout),
-            device_names=self._names,
-            title=title,
-            memory=memory,
-            budget_bytes=self._budgets,
-        )
+        schedule = decode_schedule(layout, size, exchange=self._exchange) if decodes else inference_schedule(layout, size)
+        program = Program.on(self._cluster, schedule, InferenceCosts(self._profile, self._cluster, layout))
+        return simulate(program, title=title, memory=memory)
 
 
 def shown_request(prepared: PreparedJob) -> int:

@@ -17,7 +17,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.control import ControlChannel
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
-from workbench.methods.galaxy_plus.programs import Program, Programs
+from workbench.methods.galaxy_plus.programs import Prepared, Programs
 from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
@@ -99,8 +99,7 @@ class InferenceSession:
         self.stacks = stack_shapes(self.layout)
         self._source: WeightSource | None = None
         self.is_paced = setup.host is not None and context.fidelity != "real"
-        self._share = (context.device.host_share or 1.0) if self.is_paced else 1.0
-        self.pacer = Pacer(self._share, clock=time.monotonic)
+        self.pacer = Pacer(1.0 if self.is_paced else 0.0)
         self.transport = DirectTransport(
             group,
             self.rank,
@@ -110,14 +109,7 @@ class InferenceSession:
             peers=self._peers,
         )
         self.control = ControlChannel(group, self.rank, self._peers)
-        first = self.layout.parts[0]
-        self.programs = Programs(
-            self.rank,
-            setup.cluster,
-            self.stacks,
-            setup.host if self.is_paced else None,
-            kv_width=2 * first.num_units * first.head_size,
-        )
+        self.programs = Programs(setup.cluster, self.stacks, setup.host if self.is_paced else None)
 
     def __enter__(self) -> InferenceSession:
         return self
@@ -167,7 +159,7 @@ class InferenceSession:
 
     # Requests.
 
-    def prepare(self, plan: InferencePlan, request: Request) -> Program:
+    def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
         """Return what runs a plan on a sequence of the request's length; made once for each length."""
         return self.programs.sequence(plan, request.lengths)
 
@@ -181,14 +173,14 @@ class InferenceSession:
             now = time.monotonic()
             return Answer(None, now, now)
         check_request(request, self.layout)
-        program = self.prepare(holding.plan, request)
+        prepared = self.prepare(holding.plan, request)
         with torch.inference_mode():
             run = shard.begin(request.length, request.mask, target_length=max(1, request.decoder_length), cache=cache)
             handlers = InferenceHandlers(
-                shard, program.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None
+                shard, prepared.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None
             )
             ids = [request.ids, request.decoder_ids]
-            return self._run(program, handlers, ids)
+            return self._run(prepared, handlers, ids)
 
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> Generated:
         """Continue a text greedily by `num_tokens` tokens, every device keeping the keys and values of its own units.
@@ -220,28 +212,19 @@ class InferenceSession:
 
     def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
         memory_length = request.length if request.decoder_length else 0
-        program = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length, exchange=self.setup.exchange)
+        prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length, exchange=self.setup.exchange)
         with torch.inference_mode():
             step: Step = shard.step(cache)
-            handlers = InferenceHandlers(shard, program.layout, None, what="last", step=step)
-            answer = self._run(program, handlers, [torch.tensor(last)] * len(self.stacks))
+            handlers = InferenceHandlers(shard, prepared.layout, None, what="last", step=step)
+            answer = self._run(prepared, handlers, [torch.tensor(last)] * len(self.stacks))
         cache.advance()
         return answer
 
-    def _run(self, program: Program, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
+    def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
         begin = time.monotonic()
-        blocks = program.layout.blocks
-        inputs: dict[Value, object] = {value: ids[blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
-        done = execute(
-            program.schedule,
-            self.rank,
-            handlers=handlers.table(),
-            transport=self.transport,
-            spec=program.spec,
-            inputs=inputs,
-            pacer=self.pacer,
-            full_speed_s=program.full_speed_s,
-        )
+        layout, program = prepared
+        inputs: dict[Value, object] = {value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
+        done = execute(program, self.rank, handlers=handlers.table(), transport=self.transport, inputs=inputs, pacer=self.pacer)
         computed = [span for span in done.spans if not span.op.is_communication]
         output = next(iter(done.outputs.values()), None)
         return Answer(
@@ -258,7 +241,8 @@ class InferenceSession:
         """Make this emulated device `factor` times slower than it is, from the next operation on; 1 makes it what it was."""
         if not factor > 0:
             raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be above 0.", "Give a factor such as 4, or 1 for none.")
-        self.pacer.share = self._share / factor
+        if self.is_paced:
+            self.pacer.factor = factor
 
     def barrier(self) -> None:
         """Wait for all devices of the group, however long they take."""

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import DivergedError
-from workbench.core.schedule import STEP, Op, Value
+from workbench.core.schedule import STEP, Op
 from workbench.core.seeds import query_seed
-from workbench.methods.p_rge.compute import StageCompute, shape_of
+from workbench.methods.p_rge.compute import StageCompute
 from workbench.methods.p_rge.layout import QueryStep
 from workbench.methods.p_rge.session import RankJob
 from workbench.models.zeroth_order import StepLog, gradients_of
 from workbench.runtime.executor import Handler
-from workbench.runtime.transport import TensorSpec
 from workbench.tasks.prompts import PromptBatch
 
 
@@ -47,18 +46,6 @@ class QueryHandlers:
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
         return {"F": self._forward, STEP: self._update}
-
-    def spec(self, value: Value) -> TensorSpec:
-        """Return shape and type of a value that arrives from another rank."""
-        queries = self._step.queries(value.part)
-        if value.name == "loss":
-            return TensorSpec((2 * len(queries) + 1,), torch.float32)
-        model, batch = self._compute.model, self._batch
-        rows, tokens = shape_of(model, batch)
-        border = model.backbone.num_encoder_layers
-        if border is not None and self._job.plan.stages[value.stage].stop > border:
-            tokens += (batch.targets if batch.decoder_ids is None else batch.decoder_ids).shape[1]
-        return TensorSpec((2 * len(queries) * rows, tokens, model.backbone.hidden_size), model.dtype)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         queries = self._step.queries(op.part)

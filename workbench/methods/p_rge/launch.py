@@ -10,7 +10,7 @@ from pathlib import Path
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Profile
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
 from workbench.methods.p_rge.devices import Generation
 from workbench.methods.p_rge.history import History
@@ -28,8 +28,8 @@ SHORTEST_TIMEOUT_S = 20.0
 class Launcher:
     """Makes the jobs of one run.
 
-    profile_of: what every layer costs on every device of the cluster, with weights of a precision; host_of: on one unslowed core of this
-    host, None for real devices, which then get REAL_TIMEOUT_S.
+    profile_of: what every layer costs on every device of the cluster, with weights of a precision.  is_real: devices that are not
+    emulated are not slowed down, and get REAL_TIMEOUT_S.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Launcher:
         folder: Path,
         *,
         profile_of: Callable[[Precision], Profile],
-        host_of: Callable[[Precision], tuple[LayerProfile, ...] | None],
+        is_real: bool,
     ) -> None:
         self._prepared, self._cluster, self._history, self._folder = prepared, cluster, history, folder
-        self._profile_of, self._host_of = profile_of, host_of
+        self._profile_of, self._is_real = profile_of, is_real
         self._length = lru_cache(maxsize=None)(self._find_length)
 
     @property
@@ -99,24 +99,23 @@ class Launcher:
             ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
         own = renumbered(plan)
         predictor = self.predictor(ranks, factors, own)
-        return Generation(number, ranks, own, self.rank_job(part_of_cluster(self._cluster, ranks), own, predictor), predictor)
+        return Generation(number, ranks, own, self.rank_job(ranks, own, predictor), predictor)
 
     def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan) -> Predictor:
         """Return what prices the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
         profile = self._profile(self.setting.precision, ranks, factors)
         return Predictor(self._prepared, profile, part_of_cluster(self._cluster, ranks), plan, self.setting)
 
-    def rank_job(self, cluster: Cluster, plan: Plan, predictor: Predictor) -> RankJob:
+    def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor) -> RankJob:
         """Return the message that starts every rank."""
         prepared, history = self._prepared, self._history
-        host_layers = self._host_of(self.setting.precision)
         patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.seconds(prepared.longest))
         return RankJob(
             job=prepared.job,
-            cluster=cluster,
+            cluster=part_of_cluster(self._cluster, ranks),
             plan=plan,
             passings=predictor.passings,
-            host_layers=host_layers,
+            profile=self._profile(self.setting.precision, ranks, {}),
             train=prepared.train,
             trainable=prepared.trainable,
             compute_dtype=prepared.options.compute_dtype,
@@ -126,7 +125,7 @@ class Launcher:
             last_step=prepared.num_steps,
             steps_per_epoch=prepared.steps_per_epoch,
             folder=self._folder,
-            timeout_s=REAL_TIMEOUT_S if host_layers is None else patience_s,
+            timeout_s=REAL_TIMEOUT_S if self._is_real else patience_s,
         )
 
     def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Plan:

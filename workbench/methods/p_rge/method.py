@@ -213,7 +213,7 @@ class PRGE:
             folder,
             self._settled(prepared, profile, cluster, plan)[0],
             profile_of=self._profile_of(prepared, profile, cluster),
-            host_of=lambda precision: None if is_real else self.host_layers(prepared, precision),
+            is_real=is_real,
             resume=resume,
             notify=notify,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
@@ -24,14 +25,12 @@ class Predictor:
         self._profile, self._cluster, self._setting = profile, cluster, setting
         self.passings = chosen_passings(profile, cluster, plan, prepared.size(setting))
         self.step = QueryStep.build(plan, self.passings, cluster.world_size)
-        self._names = tuple(device.name for device in cluster.devices)
-        self._budgets = tuple(device.memory_bytes for device in cluster.devices)
         self._timelines: dict[int, Timeline] = {}
 
     def timeline(self, length: int, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of a step of some padded length."""
         costs = QueryCosts(self._profile, self._cluster, self.step, Shape(self._setting, length))
-        return simulate(self.step.schedule, costs, device_names=self._names, title=title, memory=memory, budget_bytes=self._budgets)
+        return simulate(Program.on(self._cluster, self.step.schedule, costs), title=title, memory=memory)
 
     def seconds(self, length: int) -> float:
         """Return the seconds of a step."""

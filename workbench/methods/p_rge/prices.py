@@ -6,19 +6,26 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import TOKEN, Spec, opaque
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import SEND, STEP, Op, Value
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.p_rge.layout import QueryStep
 from workbench.planners.adaptive import Setting
-from workbench.planners.query_costs import LOSS_BYTES
+from workbench.schedules.plan_costs import Crossing
 
 
 class Shape(NamedTuple):
-    """A step's setting, and for how many tokens each of its rows is computed."""
+    """A step's setting, and for how many tokens each of its rows is computed.
+
+    rows, tokens: of one part's hidden states; crossing: what they are.  None where a step is only priced.
+    """
 
     setting: Setting
     length: int
+    rows: int = 0
+    tokens: int = 0
+    crossing: Crossing | None = None
 
 
 class QueryCosts:
@@ -35,7 +42,7 @@ class QueryCosts:
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
         if op.kind == SEND:
-            return self._cluster.link(*op.ranks).transfer_s(self.nbytes(op.reads[0]))
+            return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         layers, shape = self._layers[rank], self._shape
         if op.kind == STEP:
             return layers_seconds(layers, STEP, shape.setting.queries, 1)
@@ -44,15 +51,19 @@ class QueryCosts:
         rows = parts * shape.setting.batch_size
         return count * layers_seconds(layers, "F", rows, shape.length) + layers_seconds(layers, STEP, queries, 1)
 
-    def nbytes(self, value: Value) -> int:
-        """Return the bytes of a value (see Costs): of losses also the word that may ask for a pause."""
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs): with the losses travels a word that may ask for a pause."""
+        if value.name not in ("loss", "act"):
+            return TOKEN
+        parts = 2 * len(self._step.queries(value.part))
         if value.name == "loss":
-            return LOSS_BYTES * (2 * len(self._step.queries(value.part)) + 1)
-        if value.name == "act":
-            stage = self._step.plan.stages[value.stage]
-            rows = 2 * len(self._step.queries(value.part)) * self._shape.setting.batch_size
-            return self._profile.layers[stage.ranks[0]][stage.stop - 1].output_bytes(rows, self._shape.length)
-        return 0
+            return Spec((parts + 1,))
+        stage, shape = self._step.plan.stages[value.stage], self._shape
+        if shape.crossing is not None:
+            tokens = shape.crossing.tokens(stage.stop, shape.tokens)
+            return Spec((parts * shape.rows, tokens, shape.crossing.hidden_size), shape.crossing.dtype)
+        layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
+        return opaque(layer.output_bytes(parts * shape.setting.batch_size, shape.length))
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes of what a device keeps: frozen weights, trained values and one query's noise."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
 from workbench.methods.base import Engines, Notify
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.compute import load_model
@@ -24,7 +22,7 @@ from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.session import RankPart, StepDone
 from workbench.methods.p_rge.worker import run_rank
 from workbench.models.zeroth_order import warn_of_rounding
-from workbench.planners.adaptive import Precision, Setting
+from workbench.planners.adaptive import Setting
 from workbench.runtime.engines import EngineCluster
 
 
@@ -42,7 +40,7 @@ class Run:
         setting: Setting,
         *,
         profile_of: ProfileOf,
-        host_of: Callable[[Precision], tuple[LayerProfile, ...] | None],
+        is_real: bool,
         resume: bool,
         notify: Notify,
     ) -> None:
@@ -57,7 +55,7 @@ class Run:
         self.history = History(folder, prepared, self.model, resume=resume)
         if not self.history.records and setting != self.history.changes[-1].setting:
             self.history.change(setting)
-        self.launcher = Launcher(prepared, cluster, self.history, folder, profile_of=profile_of, host_of=host_of)
+        self.launcher = Launcher(prepared, cluster, self.history, folder, profile_of=profile_of, is_real=is_real)
 
     def __enter__(self) -> Run:
         return self
@@ -78,7 +76,7 @@ class Run:
             return done
         everyone = tuple(range(self.cluster.world_size))
         predictor = self.launcher.predictor(everyone, {}, plan)
-        job = self.launcher.rank_job(self.cluster, plan, predictor)
+        job = self.launcher.rank_job(everyone, plan, predictor)
         done.predicted_s = {step: predictor.seconds(self.launcher.length(step)) for step in range(len(history.records), total)}
         progress = Progress(plan, self.notify)
 

@@ -54,6 +54,7 @@ class _Server:
         self._generation = -1
         self._paused = threading.Event()
         self._job: RankJob | None = None
+        self._place = 0  # the rank that this device has in the job
         self._jobs: queue.SimpleQueue[Train | Probe | Stop] = queue.SimpleQueue()
         self._listener = CommandListener(context, setup.address, self._take)
         context.publish(Ready())
@@ -74,7 +75,7 @@ class _Server:
             if isinstance(command, Stop):
                 return
             if isinstance(command, Train):
-                self._job = command.job
+                self._job, self._place = command.job, command.members.index(self._context.rank)
                 self._context.publish(Ended(command.generation, self._train(command)))
             elif self._job is not None and self._compute is not None:
                 self._context.publish(Probed(self._slowness(self._job, self._compute)))
@@ -101,7 +102,7 @@ class _Server:
     def _slow_down(self) -> None:
         session = self._session
         if session is not None and session.slows_down:
-            session.pacer.share = (self._context.device.host_share or 1.0) / self._factor
+            session.pacer.factor = self._factor
 
     def _slowness(self, job: RankJob, compute: StageCompute) -> float:
         """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
@@ -110,16 +111,15 @@ class _Server:
         incoming = None
         if not compute.model.is_first:
             incoming = torch.zeros(2 * rows, tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
-        layers = (job.host_layers or ())[compute.start : compute.stop]
-        full_s = layers_seconds(layers, "F", 2 * len(batch), -(-rows * tokens // len(batch))) + layers_seconds(layers, STEP, 1, 1)
-        if not full_s:
+        layers = job.profile.layers[self._place][compute.start : compute.stop]
+        expected_s = layers_seconds(layers, "F", 2 * len(batch), -(-rows * tokens // len(batch))) + layers_seconds(layers, STEP, 1, 1)
+        if not expected_s:
             return 1.0
-        share = self._context.device.host_share or 1.0
-        paced = Pacer(share / self._factor).run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), full_s)
-        return (paced.end_s - paced.start_s - paced.late_s) * share / full_s
+        paced = Pacer(self._factor).run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
+        return (paced.end_s - paced.start_s - paced.late_s) / expected_s
 
     def _train(self, command: Train) -> RankPart:
-        job, rank = command.job, command.members.index(self._context.rank)
+        job, rank = command.job, self._place
         context = replace(self._context, rank=rank, world_size=len(command.members), cluster=job.cluster)
         try:
             with (

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Profile
 from workbench.methods.common.session import StepTrace
 from workbench.methods.p_rge.layout import Change
 from workbench.models.quantization import FloatType
@@ -23,8 +23,9 @@ from workbench.tasks.prompts import EncodedPrompts
 class RankJob:
     """Some steps of a run, under one plan and one setting; the same on every rank.
 
-    cluster, plan, passings: of the devices that take part.  host_layers: seconds of every layer on one unslowed core, for pacing; None
-    runs as fast as it can.  train: the prompts.  compute_dtype: as in PRGEOptions.  change: the setting, from which step and sample on.
+    cluster, plan, passings, profile: of the devices that take part, as fast as they are when nothing slows them down.
+    is_paced: emulated devices take as long as the profile says.  train: the prompts.  compute_dtype: as in PRGEOptions.
+    change: the setting, from which step and sample on.
     records: the steps that are done; theta is made from them.  last_step: the first that is not to be done.
     steps_per_epoch: for counting only.  trace_steps: steps of each epoch kept span by span.
     """
@@ -33,7 +34,7 @@ class RankJob:
     cluster: Cluster
     plan: Plan
     passings: Mapping[int, Passing]
-    host_layers: tuple[LayerProfile, ...] | None
+    profile: Profile
     train: EncodedPrompts
     trainable: TrainableConfig
     compute_dtype: FloatType | None
@@ -45,6 +46,7 @@ class RankJob:
     folder: Path
     trace_steps: int = 3
     timeout_s: float = 20.0
+    is_paced: bool = True
 
     @property
     def split(self) -> Any:

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import SEND, STEP, Op
+from workbench.core.program import Program
+from workbench.core.schedule import SEND
 from workbench.core.timeline import Span
-from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, StepTrace
 from workbench.methods.p_rge.compute import StageCompute, shape_of
 from workbench.methods.p_rge.handlers import QueryHandlers
 from workbench.methods.p_rge.layout import QueryStep, samples_of
+from workbench.methods.p_rge.prices import QueryCosts, Shape
 from workbench.methods.p_rge.session import RankJob, RankPart, StepDone
 from workbench.models.loading import import_family
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.process_group import group
+from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import PromptBatch, collate_prompts
 
 TRAINING = "training"
@@ -86,7 +88,7 @@ class Training:
             batch = batch_of(job, step)
             handlers = QueryHandlers(session.rank, job, self._step, self._compute, batch, step, wants_pause=self._wants_pause)
             try:
-                done = session.run(self._step.schedule, handlers.table(), handlers.spec, self._full_speed(batch))
+                done = session.run(self._program(batch), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
                 if not is_loss(error):
                     raise
@@ -105,24 +107,21 @@ class Training:
         part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": self._sent}
         return part
 
-    def _full_speed(self, batch: PromptBatch) -> Callable[[Op], float]:
-        job, index = self._job, self._stage
-        assert index is not None and self._compute is not None
-        stage = job.plan.stages[index]
-        layers = job.host_layers[stage.start : stage.stop] if job.host_layers else ()
-        passing = job.passings.get(self._session.rank)
-        rows, tokens = shape_of(self._compute.model, batch)
-        length = -(-rows * tokens // len(batch))  # on average
-
-        def seconds(op: Op) -> float:
-            if op.kind == STEP:
-                return layers_seconds(layers, STEP, job.change.setting.queries, 1)
-            assert passing is not None
-            queries = len(self._step.queries(op.part))
-            count, parts = passing.passes(queries)
-            return count * layers_seconds(layers, "F", parts * len(batch), length) + layers_seconds(layers, STEP, queries, 1)
-
-        return seconds
+    def _program(self, batch: PromptBatch) -> Program:
+        """Return the program of one step on a batch."""
+        job = self._job
+        assert self._compute is not None
+        model = self._compute.model
+        rows, tokens = shape_of(model, batch)
+        target = batch.targets if batch.decoder_ids is None else batch.decoder_ids
+        crossing = Crossing(
+            hidden_size=model.backbone.hidden_size,
+            dtype=str(model.dtype).removeprefix("torch."),
+            num_encoder_layers=model.backbone.num_encoder_layers,
+            target_length=target.shape[1],
+        )
+        shape = Shape(job.change.setting, -(-rows * tokens // len(batch)), rows, tokens, crossing)
+        return Program.on(job.cluster, self._step.schedule, QueryCosts(job.profile, job.cluster, self._step, shape))
 
     def _told(self, record: StepLog, busy_s: float) -> None:
         """Tell of a step that is made; its record is enough to make it anew."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.plan import Stage
-from workbench.core.schedule import Op
-from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.session import RankSession, StepTrace, trace_of
 from workbench.methods.common.steps import PAD_TO_MULTIPLE
 from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches, TapSource
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import CachedHandlers
-from workbench.methods.pac_plus.layout import CachedStep
+from workbench.methods.pac_plus.programs import CachedStep
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 from workbench.tasks.tokenize import collate, padded_length
@@ -62,7 +60,7 @@ def train_cached_epoch(
     if session.rank not in stage.ranks:
         return []
     rank_job, rank = session.rank_job, session.rank
-    layers = rank_job.host_layers or ()
+    programs = rank_job.programs()
     steps = cached_steps(stage, owners, session.split.lengths, session.context.world_size, seed=rank_job.job.seed, epoch=epoch)
     own = [(per_rank[rank], step.lengths[rank]) for step, per_rank in steps[begin:] if per_rank[rank]]
     traces = []
@@ -79,16 +77,10 @@ def train_cached_epoch(
                 optimizer=optimizer,
                 cache=batches,
                 epoch=epoch,
-                layers=layers,
+                layers=rank_job.layers,
             )
-
-            def full_speed_s(op: Op, step: CachedStep = step) -> float:
-                if op.kind == "STEP":
-                    return layers_seconds(layers, "STEP", 1, 1)
-                return layers_seconds(layers, op.kind, step.sizes[rank], step.lengths[rank])
-
-            done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
-            trace = trace_of(session, done, epoch, number, len(steps), step.samples)
+            done = session.run(programs.cached(step), handlers.table())
+            trace = trace_of(session, done, epoch, number, len(steps), step.num_samples)
             session.progress.step(trace, len(steps), cached=True)
             traces.append(trace)
             if note is not None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.plan import Plan
-from workbench.core.schedule import Op, Schedule
-from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.session import RankSession, StepTrace, trace_of
 from workbench.methods.common.steps import PAD_TO_MULTIPLE, PlannedStep
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.layout import HybridStep
 from workbench.methods.pac_plus.taps import stage_taps
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import collate
 
 
@@ -70,32 +68,21 @@ def train_first_epoch(
     index = rank_job.plan.stage_of(session.rank)
     if index is None or compute is None or optimizer is None:
         return []
-    stage = rank_job.plan.stages[index]
-    layers = rank_job.host_layers[stage.start : stage.stop] if rank_job.host_layers else ()
-    schedules: dict[tuple[int, ...], Schedule] = {}
+    stage, programs = rank_job.plan.stages[index], rank_job.programs()
     traces = []
     for number, planned in list(enumerate(steps))[begin:]:
-        step = HybridStep.build(rank_job.plan, planned.shape, session.context.world_size, schedules, backbone_only=backbone_only)
         handlers = HybridHandlers(
             rank=session.rank,
-            step=step,
+            layout=StepLayout(plan=rank_job.plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
             batches=[collate(session.split, micro, PAD_TO_MULTIPLE) for micro in planned.samples],
             samples=planned.samples,
             compute=compute,
             optimizer=optimizer,
             tape=tape,
             epoch=epoch,
-            config=rank_job.adapter,
-            layers=layers,
+            layers=rank_job.layers[stage.start : stage.stop],
         )
-
-        def full_speed_s(op: Op, step: HybridStep = step) -> float:
-            if op.kind == "STEP":
-                return layers_seconds(layers, "STEP", 1, 1)
-            first, end = step.samples(session.rank, op.microbatch)
-            return layers_seconds(layers, op.kind, end - first, step.shape.lengths[op.microbatch])
-
-        done = session.run(step.schedule, handlers.table(), handlers.spec, full_speed_s)
+        done = session.run(programs.hybrid(planned.shape, backbone_only=backbone_only), handlers.table())
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
         session.progress.step(trace, len(steps), cached=False, trains=not backbone_only)
         traces.append(trace)

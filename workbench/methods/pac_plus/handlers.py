@@ -15,13 +15,11 @@ from workbench.methods.common.layers import context_bytes
 from workbench.methods.common.targets import Targets
 from workbench.methods.pac_plus.cached_batches import CachedBatches
 from workbench.methods.pac_plus.compute import SideContext, StageCompute
-from workbench.methods.pac_plus.layout import CachedStep, HybridStep
-from workbench.methods.pac_plus.taps import boundary_tokens
-from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.methods.pac_plus.programs import CachedStep
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.runtime.transport import TensorSpec
+from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import Batch
 
 
@@ -34,14 +32,13 @@ class HybridHandlers:
     """
 
     rank: int
-    step: HybridStep
+    layout: StepLayout
     batches: Sequence[Batch]
     samples: Sequence[Sequence[int]]
     compute: StageCompute
     optimizer: FlatAdamW
     tape: ActivationCache | None
     epoch: int
-    config: ParallelAdapterConfig
     layers: tuple[LayerProfile, ...] = ()
 
     def table(self) -> dict[str, Handler]:
@@ -54,20 +51,12 @@ class HybridHandlers:
             "STEP": self._update,
         }
 
-    def spec(self, value: Value) -> TensorSpec:
-        """Return shape and type of a value that arrives from another rank."""
-        width = self.config.hidden_size if value.name == "act" else self.config.width
-        layers = self.step.plan.stages[self.step.boundary(value)].stop
-        tokens = boundary_tokens(self.config, layers, self.step.shape.lengths[value.microbatch])
-        dtype = self.compute.hidden_dtype if value.name == "act" else torch.float32
-        return TensorSpec((self.step.num_samples(value), tokens, width), dtype)
-
     def _mask(self, microbatch: int) -> Tensor:
-        first, end = self.step.samples(self.rank, microbatch)
+        first, end = self.layout.samples(self.rank, microbatch)
         return self.batches[microbatch].attention_mask[first:end]
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, end = self.step.samples(self.rank, op.microbatch)
+        first, end = self.layout.samples(self.rank, op.microbatch)
         pieces = _named(op, reads, "act")
         batch = self.batches[op.microbatch]
         source = torch.cat(pieces) if pieces else batch.input_ids[first:end]
@@ -78,19 +67,19 @@ class HybridHandlers:
         return tuple(taps if value.name == "tap" else self._piece(value, value.stage, output, first) for value in op.writes)
 
     def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, end = self.step.samples(self.rank, op.microbatch)
+        first, end = self.layout.samples(self.rank, op.microbatch)
         batch = self.batches[op.microbatch]
         pieces = _named(op, reads, "side")
-        last = op.stage == len(self.step.plan.stages) - 1
+        last = op.stage == len(self.layout.plan.stages) - 1
         targets = (
-            Targets(labels=batch.labels[first:end], sample_ids=batch.sample_ids[first:end], epoch=self.epoch, total=self.step.shape.samples)
+            Targets(labels=batch.labels[first:end], sample_ids=batch.sample_ids[first:end], epoch=self.epoch, total=self.layout.num_samples)
             if last
             else None
         )
         context = self.compute.side_forward(
             torch.cat(pieces) if pieces else None, _named(op, reads, "tap")[0], self._mask(op.microbatch), targets
         )
-        context.nbytes = context_bytes(self.layers, end - first, self.step.shape.lengths[op.microbatch])
+        context.nbytes = context_bytes(self.layers, end - first, self.layout.lengths[op.microbatch])
         results = {"ctx": context, "loss": context.output.detach()}
         return tuple(
             results[value.name] if value.name in results else self._piece(value, value.stage, context.output.detach(), first)
@@ -98,7 +87,7 @@ class HybridHandlers:
         )
 
     def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, _ = self.step.samples(self.rank, op.microbatch)
+        first, _ = self.layout.samples(self.rank, op.microbatch)
         context: SideContext = _named(op, reads, "ctx")[0]
         pieces = _named(op, reads, "sgrad")
         gradient = self.compute.side_backward(context, torch.cat(pieces) if pieces else None)
@@ -110,7 +99,7 @@ class HybridHandlers:
 
     def _piece(self, value: Value, boundary: int, whole: Tensor | None, first: int) -> Tensor:
         assert whole is not None
-        piece = self.step.pieces(boundary, value.microbatch)[value.part]
+        piece = self.layout.pieces(boundary, value.microbatch)[value.part]
         return whole[piece.first - first : piece.end - first]
 
 
@@ -138,10 +127,6 @@ class CachedHandlers:
             "STEP": self._update,
         }
 
-    def spec(self, value: Value) -> TensorSpec:
-        """Raise: nothing but gradients crosses devices in a cached step."""
-        raise AssertionError(f"{value} is not expected in a cached step")
-
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self.batch is not None
         return (self.cache.batch(self.samples, self.batch.attention_mask.shape[1]),) * len(op.writes)
@@ -149,7 +134,7 @@ class CachedHandlers:
     def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self.batch is not None
         batch = self.batch
-        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.step.samples)
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.step.num_samples)
         context = self.compute.side_forward(None, _named(op, reads, "tap")[0], batch.attention_mask, targets)
         context.nbytes = context_bytes(self.layers, *batch.attention_mask.shape)
         return tuple(context if value.name == "ctx" else context.output.detach() for value in op.writes)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Profile
 from workbench.core.serial import to_json
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import INITIAL
@@ -36,7 +36,7 @@ def rank_job(
     prepared: PreparedJob,
     cluster: Cluster,
     plan: Plan,
-    host_layers: tuple[LayerProfile, ...] | None,
+    profile: Profile,
     *,
     folder: Path,
     identity: str,
@@ -48,7 +48,7 @@ def rank_job(
         job=prepared.job,
         cluster=cluster,
         plan=plan,
-        host_layers=host_layers,
+        profile=profile,
         adapter=prepared.adapter,
         split=prepared.train,
         folder=folder,

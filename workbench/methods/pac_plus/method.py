@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -28,7 +29,7 @@ from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.planning import plan_job
 from workbench.methods.pac_plus.predict import predict
 from workbench.methods.pac_plus.prepare import PreparedJob, check_shape, prepare, require_known
-from workbench.methods.pac_plus.prices import resident_bytes
+from workbench.methods.pac_plus.programs import adapter_bytes
 from workbench.methods.pac_plus.sweep_plans import sweep_plans
 from workbench.methods.pac_plus.worker import run_rank
 from workbench.models.evaluation import Predictions
@@ -44,6 +45,7 @@ from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import RankContext
 from workbench.runtime.kept_caches import require_fits
 from workbench.runtime.work_folder import full_disk_told
+from workbench.schedules.plan_costs import plan_resident_bytes
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches
 
@@ -203,10 +205,9 @@ class PacPlus:
             launch.save_initial(initial_adapter(prepared, stack, notify), folder)
         else:
             quantize(stack, prepared.options.quantization)
-        host_layers = profile.layers[0] if is_real else self.host_layers(prepared, ignore)
         prediction = predict(prepared, profile, cluster, plan)
         message = launch.rank_job(
-            prepared, cluster, plan, host_layers, folder=folder, identity=identity, start_epoch=finished or 0, resumes=finished is not None
+            prepared, cluster, plan, profile, folder=folder, identity=identity, start_epoch=finished or 0, resumes=finished is not None
         )
         # A peer counts as silent when it takes far longer than a step should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
@@ -238,7 +239,8 @@ class PacPlus:
         shutil.rmtree(folder / JOURNALS, ignore_errors=True)  # emptied by the ranks
         paced = 0.0 if is_real else sum(result.paced_s for result in results)  # a real device has no deadlines to miss
         ranks = range(cluster.world_size)
-        resident = {cached: [resident_bytes(profile, plan, rank, cached=cached) for rank in ranks] for cached in (False, True)}
+        stays = partial(plan_resident_bytes, profile, plan)
+        resident = {cached: [of(rank) for rank in ranks] for cached, of in ((False, stays), (True, partial(adapter_bytes, profile)))}
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
@@ -272,7 +274,6 @@ class PacPlus:
             engines,
             num_steps=num_steps,
             folder=folder,
-            host_layers=self.host_layers(prepared, ignore) if engines is not None else None,
         )
 
 

@@ -59,7 +59,7 @@ def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> P
     (step,) = sweep_steps(prepared, 1)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(profile, cluster, plan).hybrid_s(step)
+        return Predictor(prepared.programs(profile, cluster, plan)).hybrid_s(step)
 
     best = min(found, key=simulated_s)
     return refine(best, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)

@@ -8,42 +8,33 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
 from workbench.methods.common.steps import PlannedStep, plan_steps
 from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
-from workbench.methods.pac_plus.layout import CachedStep, HybridStep
 from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.prices import CachedCosts, HybridCosts, RedistributionCosts
-from workbench.methods.pac_plus.redistribution import chunks_of, redistribution_schedule, rounds_of
-from workbench.schedules.cached import adapter_broadcast
+from workbench.methods.pac_plus.programs import CachedStep, Programs
+from workbench.methods.pac_plus.redistribution import chunks_of, round_program, rounds_of
 from workbench.simulator import simulate
 from workbench.tasks.batching import epoch_batches
 
 
 class Predictor:
-    """Prices steps on one cluster; equal shapes are simulated once."""
+    """Simulates steps; equal shapes are simulated once."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
-        self._profile, self._cluster, self._plan = profile, cluster, plan
-        self._names = tuple(device.name for device in cluster.devices)
-        self._budgets = tuple(device.memory_bytes for device in cluster.devices)
-        self._schedules: dict[tuple[int, ...], Schedule] = {}
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
         self._hybrid_s: dict[object, float] = {}
         self._cached_s: dict[object, float] = {}
 
     def hybrid(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of a step of the first epoch."""
-        step = HybridStep.build(self._plan, planned.shape, self._cluster.world_size, self._schedules)
-        costs = HybridCosts(profile=self._profile, cluster=self._cluster, step=step)
-        return simulate(step.schedule, costs, device_names=self._names, title=title, memory=memory, budget_bytes=self._budgets)
+        return simulate(self._programs.hybrid(planned.shape), title=title, memory=memory)
 
     def cached(self, step: CachedStep, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of a step from the cache."""
-        costs = CachedCosts(profile=self._profile, cluster=self._cluster, step=step)
-        return simulate(step.schedule, costs, device_names=self._names, title=title, memory=memory, budget_bytes=self._budgets)
+        return simulate(self._programs.cached(step), title=title, memory=memory)
 
     def hybrid_s(self, planned: PlannedStep) -> float:
         """Return the seconds of a step of the first epoch."""
@@ -62,7 +53,8 @@ class Predictor:
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
     """Return every step's simulated seconds, the timeline of a middle step of each kind, and the redistribution's seconds."""
     job, lengths = prepared.job, prepared.train.lengths
-    predictor = Predictor(profile, cluster, plan)
+    programs = prepared.programs(profile, cluster, plan)
+    predictor = Predictor(programs)
     first_cached = 0 if prepared.from_kept else 1
     steps: list[StepRecord] = []
     timelines: dict[str, Timeline] = {}
@@ -79,11 +71,11 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         assert plan.cached is not None, "a plan without shares for cached epochs"
         owners = shard_owners(plan.cached, lengths, cluster.world_size, job.seed)
         if first_cached:
-            phases |= _redistribution_s(prepared, profile, cluster, plan, first, owners)
+            phases |= _redistribution_s(prepared, programs, cluster.world_size, plan, first, owners)
         for epoch in range(first_cached, job.epochs):
             cached = cached_steps(plan.cached, owners, lengths, cluster.world_size, seed=job.seed, epoch=epoch)
             steps += [
-                StepRecord(epoch=epoch, step=number, samples=step.samples, cached=True, predicted_s=predictor.cached_s(step))
+                StepRecord(epoch=epoch, step=number, samples=step.num_samples, cached=True, predicted_s=predictor.cached_s(step))
                 for number, (step, _) in enumerate(cached)
             ]
             if epoch == first_cached:
@@ -106,11 +98,8 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
 
 
 def _redistribution_s(
-    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, steps: Sequence[PlannedStep], owners: Sequence[int]
+    prepared: PreparedJob, programs: Programs, world_size: int, plan: Plan, steps: Sequence[PlannedStep], owners: Sequence[int]
 ) -> dict[str, float]:
-    world_size = cluster.world_size
-    names = tuple(device.name for device in cluster.devices)
-    adapter_bytes = tuple(3 * sum(layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop]) for stage in plan.stages)
     chunks = chunks_of(
         plan,
         steps,
@@ -120,13 +109,5 @@ def _redistribution_s(
         layout=prepared.record_layout,
         num_encoder_layers=prepared.adapter.num_encoder_layers,
     )
-    broadcast = RedistributionCosts(cluster=cluster, chunk_bytes=(), adapter_bytes=adapter_bytes)
-    schedule = adapter_broadcast(plan.stages, range(world_size), world_size=world_size)
-    seconds = 0.0
-    for turn in rounds_of(chunks):
-        costs = RedistributionCosts(cluster=cluster, chunk_bytes=tuple(chunk.nbytes for chunk in turn), adapter_bytes=adapter_bytes)
-        seconds += simulate(redistribution_schedule(turn, world_size), costs, device_names=names, memory=False).makespan_s
-    return {
-        "sharing the adapter": simulate(schedule, broadcast, device_names=names, memory=False).makespan_s,
-        "sharing the activations": seconds,
-    }
+    seconds = sum(simulate(round_program(programs, turn), memory=False).makespan_s for turn in rounds_of(chunks))
+    return {"sharing the adapter": simulate(programs.adapter_broadcast(), memory=False).makespan_s, "sharing the activations": seconds}

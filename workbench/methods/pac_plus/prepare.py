@@ -11,7 +11,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.methods.options import read_options
+from workbench.methods.pac_plus.programs import Programs
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
@@ -96,6 +98,10 @@ class PreparedJob:
     activation_key: str = ""
     from_kept: bool = False
     notes: tuple[str, ...] = ()
+
+    def programs(self, profile: Profile, cluster: Cluster, plan: Plan) -> Programs:
+        """Return the programs of this job under a plan."""
+        return Programs(profile, cluster, plan, self.adapter, hidden_dtype=self.options.quantization.compute)
 
     @property
     def typical_length(self) -> int:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from workbench.core.plan import Plan
-from workbench.core.schedule import BROADCAST, Schedule, Value
+from workbench.core.program import Program
+from workbench.core.schedule import BROADCAST, Value
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankSession
 from workbench.methods.common.steps import PlannedStep
 from workbench.methods.pac_plus.first_epoch import taped_samples
+from workbench.methods.pac_plus.programs import Programs
 from workbench.methods.pac_plus.taps import StageTaps, rank_taps
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.runtime.transport import TensorSpec
-from workbench.schedules.cached import adapter_broadcast, redistribution
 
 CHUNK_BYTES = 2_000_000
 
@@ -36,7 +36,7 @@ class Chunk:
 
 
 def share_adapter(
-    session: RankSession, optimizer: FlatAdamW | None, slots: Sequence[Mapping[str, torch.Size]]
+    session: RankSession, programs: Programs, optimizer: FlatAdamW | None, slots: Sequence[Mapping[str, torch.Size]]
 ) -> tuple[dict[str, Tensor], list[Span]]:
     """Return the whole adapter's parameters and moments by name, on every rank, and the spans of the exchange.
 
@@ -51,9 +51,7 @@ def share_adapter(
             buffers[index] = torch.cat([own[name].reshape(-1) for name in shapes])
         else:
             buffers[index] = torch.empty(sum(shape.numel() for shape in shapes.values()))
-    world_size = session.context.world_size
-    schedule = adapter_broadcast(plan.stages, range(world_size), world_size=world_size)
-    done = session.run(schedule, {BROADCAST: lambda op, reads: (buffers[op.stage],)}, _unexpected, lambda op: 0.0)
+    done = session.run(programs.adapter_broadcast(), {BROADCAST: lambda op, reads: (buffers[op.stage],)})
     tensors = {}
     for index, shapes in enumerate(slots):
         at = 0
@@ -106,13 +104,14 @@ def rounds_of(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, ...]]:
         yield tuple(queue[turn] for queue in queues.values() if turn < len(queue))
 
 
-def redistribution_schedule(turn: Sequence[Chunk], world_size: int) -> Schedule:
-    """Return one round's transfers as a schedule; chunk i of the round is the value cache:_.i."""
-    return redistribution(tuple((chunk.source, chunk.destination, index) for index, chunk in enumerate(turn)), world_size)
+def round_program(programs: Programs, turn: Sequence[Chunk]) -> Program:
+    """Return one round's transfers; chunk i of the round is the value cache:_.i."""
+    return programs.redistribution(tuple((chunk.source, chunk.destination) for chunk in turn), tuple(chunk.nbytes for chunk in turn))
 
 
 def share_cache(
     session: RankSession,
+    programs: Programs,
     chunks: Sequence[Chunk],
     tape: ActivationCache | None,
     cache: ActivationCache,
@@ -132,17 +131,12 @@ def share_cache(
             if sample in owned:
                 cache.raw_taps(sample, taps[rank].first, taps[rank].total).copy_(tape.raw(sample))
     for turn in rounds_of(chunks):
-        schedule = redistribution_schedule(turn, session.context.world_size)
         inputs: dict[Value, Any] = {
             Value("cache", microbatch=index): torch.cat([tape.raw(sample).reshape(-1) for sample in chunk.samples])
             for index, chunk in enumerate(turn)
             if chunk.source == rank and tape is not None
         }
-
-        def spec(value: Value, turn: tuple[Chunk, ...] = turn) -> TensorSpec:
-            return TensorSpec((turn[value.microbatch].nbytes,), torch.uint8)
-
-        done = session.run(schedule, {}, spec, lambda op: 0.0, inputs)
+        done = session.run(round_program(programs, turn), {}, inputs)
         spans += done.spans
         for value, content in done.outputs.items():
             chunk = turn[value.microbatch]
@@ -157,7 +151,3 @@ def _unpack(cache: ActivationCache, chunk: Chunk, content: Tensor, taps: StageTa
         part = cache.raw_taps(sample, taps.first, taps.total)
         part.copy_(content[at : at + part.numel()].view(part.shape))
         at += part.numel()
-
-
-def _unexpected(value: Value) -> TensorSpec:
-    raise AssertionError(f"{value} is not expected while the adapter is shared")

@@ -9,7 +9,7 @@ from statistics import median
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines
 from workbench.methods.common.folder import begin_folder
@@ -31,9 +31,8 @@ def sweep_plans(
     *,
     num_steps: int,
     folder: Path,
-    host_layers: tuple[LayerProfile, ...] | None,
 ) -> tuple[SweepPoint, ...]:
-    """Return a point for each plan (see Method.sweep).  host_layers: of one unslowed core, where engines are to run."""
+    """Return a point for each plan (see Method.sweep)."""
     for plan in plans.values():
         check_shape(prepared, cluster, plan)
     steps = sweep_steps(prepared, num_steps)
@@ -43,11 +42,11 @@ def sweep_plans(
         begin_folder(folder, "sweep")
         launch.save_initial(initial_adapter(prepared, stack), folder)
     for name, plan in plans.items():
-        predictor = Predictor(profile, cluster, plan)
+        predictor = Predictor(prepared.programs(profile, cluster, plan))
         predicted = [predictor.hybrid_s(step) for step in steps]
         point = SweepPoint(name=name, plan=plan, predicted_s=median(predicted), num_steps=num_steps)
         if engines is not None:
-            message = launch.rank_job(prepared, cluster, plan, host_layers, folder=folder, identity="sweep", start_epoch=0)
+            message = launch.rank_job(prepared, cluster, plan, profile, folder=folder, identity="sweep", start_epoch=0)
             results = engines.run(run_sweep, [RankSweep(rank_job=message, steps=steps)] * cluster.world_size)
             records = measured_steps(results, records_of(steps, predicted))
             paced = sum(result.paced_s for result in results)

@@ -144,7 +144,7 @@ class _Run:
         session.barrier()
         session.progress.phase("sharing the adapter")
         with self._phase("sharing the adapter"):
-            tensors, spans = share_adapter(session, optimizer, stage_slots(config, plan))
+            tensors, spans = share_adapter(session, rank_job.programs(), optimizer, stage_slots(config, plan))
         self._result.redistribution += spans
         self._finish_epoch(log, 0, traces, tensors if session.rank == plan.stages[0].ranks[0] else None)
         self._release(compute)
@@ -231,7 +231,9 @@ class _Run:
         session.barrier()
         session.progress.phase("sharing the activations")
         with self._phase("sharing the activations"):
-            self._result.redistribution += share_cache(session, chunks, tape, cache, num_encoder_layers=rank_job.adapter.num_encoder_layers)
+            self._result.redistribution += share_cache(
+                session, rank_job.programs(), chunks, tape, cache, num_encoder_layers=rank_job.adapter.num_encoder_layers
+            )
             session.barrier()
         cache.finish()
         self._result.nbytes["activation cache"] = cache.manifest.nbytes

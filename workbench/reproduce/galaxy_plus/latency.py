@@ -8,6 +8,7 @@ from itertools import groupby
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
 from workbench.simulator import simulate
@@ -20,8 +21,7 @@ def timeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, l
     """Return the simulated timeline of one sequence, all layers.  What a message costs is in the links' latency."""
     layout = InferenceLayout.build(plan, profile.stacks, lengths)
     costs = InferenceCosts(profile, cluster, layout, message_s=0.0)
-    names = [device.name for device in cluster.devices]
-    return simulate(inference_schedule(layout, cluster.world_size), costs, device_names=names)
+    return simulate(Program.on(cluster, inference_schedule(layout, cluster.world_size), costs))
 
 
 def sequence_s(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> float:

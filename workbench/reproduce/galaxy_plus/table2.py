@@ -62,7 +62,7 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
     sent = flops = 0.0
     for op in inference_schedule(layout).ops[count - 1]:
         if op.kind == SEND:
-            sent += prices.nbytes(op.reads[0])
+            sent += prices.spec(op.reads[0]).nbytes
         elif op.kind in sizes.kinds:
             start, stop = layout.span(op)
             pairs = (stop - start) * (TOKENS if op.kind == "ATT" else 1)

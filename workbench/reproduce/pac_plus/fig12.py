@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
+from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.baselines import asteroid, homogeneous
 from workbench.planners.hetpipe import hetpipe as plan_hetpipe
@@ -16,7 +17,7 @@ from workbench.reproduce.drawing import stacked
 from workbench.reproduce.pac_plus.fig3 import flops
 from workbench.reproduce.pac_plus.sensitivity import sensitivity
 from workbench.reproduce.pac_plus.steps import pac_plus_hours, pipelines, seconds_per_sample
-from workbench.reproduce.pac_plus.testbed import MODELS, PAPER, Constants, device_names, environment_b, load_constants, profile
+from workbench.reproduce.pac_plus.testbed import MODELS, PAPER, Constants, environment_b, load_constants, profile
 from workbench.reproduce.result import OOM, Check, Comparison, Number, Result, Settings, Table
 from workbench.reproduce.values import lookup, paper_values
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
@@ -82,7 +83,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
     )
     schedule = insert_transfers(schedule_hetpipe(workers, WAVES))
     costs = VirtualWorkerCosts(costs_of, cluster, workers, sequence_length=length)
-    timeline = simulate(schedule, costs, device_names=device_names(cluster), memory=False)
+    timeline = simulate(Program.on(cluster, schedule, costs), memory=False)
     seconds = timeline.makespan_s / (WAVES * workers.wave_samples)
     words = "; ".join(
         f"ranks {[rank for stage in plan.stages for rank in stage.ranks]} layers {plan.partition()}" for plan in workers.pipelines

@@ -12,13 +12,14 @@ from workbench.core.costs import TableCosts
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.schedule import BROADCAST, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.planners import candidates, standalone
 from workbench.planners.cached import plan_cached
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique
-from workbench.reproduce.pac_plus.testbed import Constants, device_names, nanos, profile
+from workbench.reproduce.pac_plus.testbed import Constants, nanos, profile
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
@@ -49,7 +50,7 @@ def step_timeline(
     else:
         schedule = full_pipeline(plan, sizes, order, world_size=cluster.world_size)
     costs = PlanCosts(costs_of, cluster, plan, sizes=sizes, lengths=(sequence_length,) * len(sizes))
-    return simulate(insert_transfers(schedule), costs, device_names=device_names(cluster), memory=memory)
+    return simulate(Program.on(cluster, insert_transfers(schedule), costs), memory=memory)
 
 
 def seconds_per_sample(costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int) -> float:
@@ -110,7 +111,7 @@ def cached_timeline(constants: Constants, costs_of: Profile, cluster: Cluster) -
     plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=constants.mini_batch, num_micro_batches=1)
     schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=cluster.world_size)
     costs = PlanCosts(costs_of, cluster, plan, sizes=(constants.mini_batch,), lengths=(length,))
-    return simulate(schedule, costs, device_names=device_names(cluster), memory=False), stage
+    return simulate(Program.on(cluster, schedule, costs), memory=False), stage
 
 
 def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, plan: Plan, cached: Stage, samples: int) -> float:
@@ -142,7 +143,7 @@ def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, 
 
     costs = TableCosts(seconds_by_kind={SEND: transfer, BROADCAST: broadcast})
     schedules = [redistribution(transfers, cluster.world_size), adapter_broadcast(plan.stages, cached.ranks, world_size=cluster.world_size)]
-    return sum(simulate(schedule, costs, device_names=device_names(cluster), memory=False).makespan_s for schedule in schedules)
+    return sum(simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s for schedule in schedules)
 
 
 def pac_plus_hours(

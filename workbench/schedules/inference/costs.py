@@ -6,6 +6,7 @@ from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec, opaque
 from workbench.core.inference import InferenceProfile, StackCosts
 from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
 from workbench.schedules.inference.layout import Block, InferenceLayout
@@ -13,7 +14,7 @@ from workbench.schedules.inference.layout import Block, InferenceLayout
 MESSAGE_S = 1e-4
 """What a message costs beside latency and bytes: about 0.1 ms with gloo on Linux, measured."""
 
-IDS_BYTES = 8
+_FLOATS = {2: "float16", 4: "float32"}
 _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
 
 
@@ -35,13 +36,13 @@ class InferenceCosts:
         """Return the seconds of an operation (see Costs)."""
         kind = op.kind
         if kind == SEND:
-            return self._link(*op.ranks).transfer_s(self.nbytes(op.reads[0])) + self._message_s
+            return self._link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + self._message_s
         if kind == ALLREDUCE:
             messages = 2 * (len(op.ranks) - 1)
-            return ring_allreduce_s(self._cluster, op.ranks, self.nbytes(op.writes[0])) + messages * self._message_s
+            return ring_allreduce_s(self._cluster, op.ranks, self.spec(op.writes[0]).nbytes) + messages * self._message_s
         if kind == BROADCAST:
             messages = (len(op.ranks) - 1).bit_length()
-            return broadcast_s(self._cluster, op.ranks, self.nbytes(op.writes[0])) + messages * self._message_s
+            return broadcast_s(self._cluster, op.ranks, self.spec(op.writes[0]).nbytes) + messages * self._message_s
         layout = self._layout
         start, stop = layout.span(op)
         tokens = stop - start
@@ -58,30 +59,41 @@ class InferenceCosts:
             return costs.seconds(kind, tokens)
         return self._piece_s(costs, kind, block, tokens, layout.width(block, self._position(rank)))
 
-    def nbytes(self, value: Value) -> int:
-        """Return the bytes of a value (see Costs)."""
+    def spec(self, value: Value) -> Spec:
+        """Return the shape and dtype of a value (see Costs): the tokens of a tile or of a whole sequence, or a tile's keys and values."""
         layout, name = self._layout, value.name
         if name in _WIDE:
-            stack = layout.stack_of(value.stage)
-            if name == "mem":
-                stack = 0
-            tiles = layout.tiles[stack]
-            tokens = tiles[value.part].tokens if tiles else 0
-            return tokens * layout.stacks[stack].hidden_bytes
+            stack = 0 if name == "mem" else layout.stack_of(value.stage)
+            return self._hidden(stack, self._tokens(stack, value.part))
         if name == "kv" and layout.plan.paradigm == "sequence" and layout.blocks[value.stage].kind == "attention":
             stack = layout.blocks[value.stage].stack
             shape = layout.stacks[stack]
-            return layout.tiles[stack][value.part].tokens * (shape.kv_unit_bytes * shape.num_units or 2 * shape.hidden_bytes)
+            per_token = shape.kv_unit_bytes * shape.num_units or 2 * shape.hidden_bytes
+            return self._wide(stack, self._tokens(stack, value.part), per_token)
         if name == "lay":
             stack = len(layout.stacks) - 1
             if value.stage in self._of_layer:
                 stack = self._of_layer[value.stage][0].stack
-            return layout.lengths[stack] * layout.stacks[stack].hidden_bytes
+            return self._hidden(stack, layout.lengths[stack])
         if name == "ids":
-            return layout.lengths[layout.stack_of(value.stage)] * IDS_BYTES
-        if name == "out":
-            return layout.lengths[-1] * layout.stacks[-1].hidden_bytes
-        return 0
+            return Spec((layout.lengths[layout.stack_of(value.stage)],), "int64")
+        return self._hidden(len(layout.stacks) - 1, layout.lengths[-1]) if name == "out" else TOKEN
+
+    def _tokens(self, stack: int, part: int) -> int:
+        """Return the tokens of a tile; of a stack that is not divided into tiles: all."""
+        tiles = self._layout.tiles[stack]
+        return tiles[part].tokens if tiles else self._layout.lengths[stack]
+
+    def _hidden(self, stack: int, tokens: int) -> Spec:
+        return self._wide(stack, tokens, self._layout.stacks[stack].hidden_bytes)
+
+    def _wide(self, stack: int, tokens: int, bytes_per_token: int) -> Spec:
+        """Return the spec of a sequence of one; opaque where the profile's bytes are of no dtype."""
+        shape = self._layout.stacks[stack]
+        item = shape.hidden_bytes // shape.hidden_size if shape.hidden_size else 0
+        if item * shape.hidden_size != shape.hidden_bytes or item not in _FLOATS:
+            return opaque(tokens * bytes_per_token)
+        return Spec((1, tokens, bytes_per_token // item), _FLOATS[item])
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes of a device's weights and of its working memory."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
@@ -77,13 +78,8 @@ class InferencePrices:
 
     def _simulated(self, plan: InferencePlan, stacks: Sequence[StackShape], *, memory: bool = False, title: str = "") -> Timeline:
         layout = self._layout(plan, stacks)
-        return self.simulate(
-            self.build(layout, self.cluster.world_size),
-            InferenceCosts(self.profile, self.cluster, layout, message_s=self.message_s),
-            device_names=[device.name for device in self.cluster.devices],
-            memory=memory,
-            title=title,
-        )
+        costs = InferenceCosts(self.profile, self.cluster, layout, message_s=self.message_s)
+        return self.simulate(Program.on(self.cluster, self.build(layout, self.cluster.world_size), costs), memory=memory, title=title)
 
 
 def _runs(schemes: Sequence[int]) -> list[tuple[int, int]]:

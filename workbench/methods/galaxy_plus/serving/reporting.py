@@ -20,7 +20,7 @@ class ReportingPacer(Pacer):
 
     def __init__(
         self,
-        share: float,
+        factor: float,
         *,
         is_emulated: bool,
         every_s: float,
@@ -28,14 +28,14 @@ class ReportingPacer(Pacer):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(share, clock=clock, sleep=sleep)
+        super().__init__(factor, clock=clock, sleep=sleep)
         self._is_emulated, self._every_s, self._tell = is_emulated, every_s, tell
         self._blocks: dict[int, float] = {}
         self._told_s = clock()
 
-    def run(self, function: Callable[[], Any], full_speed_s: float, begin_s: float | None = None) -> Paced[Any]:
+    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
         """See Pacer.run."""
-        done = super().run(function, full_speed_s, begin_s)
+        done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
             block = function.args[0].stage
             seconds = done.end_s - done.start_s - (done.late_s if self._is_emulated else 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.program import Program
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Times
 from workbench.planners.galaxy_plus import plan as make_plan
 from workbench.planners.galaxy_plus import replan, slowed
@@ -60,7 +61,6 @@ def without(planner: Planner, left_out: Collection[int]) -> Planner:
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
     """Return what a request costs by simulation of the plan's schedule; each plan and state of the devices is simulated once."""
     known: dict[tuple[InferencePlan, tuple[tuple[int, float], ...]], BlockTimes] = {}
-    names = tuple(device.name for device in cluster.devices)
 
     def times(plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
         own = {rank: factor for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0}
@@ -68,19 +68,16 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
         if key not in known:
             if len(known) > 256:
                 known.clear()
-            known[key] = _simulated(plan, slowed(profile, own), cluster, lengths, names)
+            known[key] = _simulated(plan, slowed(profile, own), cluster, lengths)
         return known[key]
 
     return times
 
 
-def _simulated(
-    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], names: tuple[str, ...]
-) -> BlockTimes:
+def _simulated(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> BlockTimes:
     layout = InferenceLayout.build(plan, profile.stacks, lengths)
-    timeline = simulate(
-        inference_schedule(layout, cluster.world_size), InferenceCosts(profile, cluster, layout), device_names=names, memory=False
-    )
+    program = Program.on(cluster, inference_schedule(layout, cluster.world_size), InferenceCosts(profile, cluster, layout))
+    timeline = simulate(program, memory=False)
     blocks: dict[int, dict[int, float]] = {}
     for span in timeline.spans:
         if not span.op.is_communication:

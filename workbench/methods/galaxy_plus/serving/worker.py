@@ -75,7 +75,6 @@ class _Worker:
         self._context, self._setup = context, setup
         self._layout = model_layout(setup.session.model)
         self._is_paced = setup.session.host is not None and context.fidelity != "real"
-        self._share = (context.device.host_share or 1.0) if self._is_paced else 1.0
         self._slow_down = setup.slow_down
         self._session: InferenceSession | None = None
         self._epoch = self._given_up = -1
@@ -84,19 +83,13 @@ class _Worker:
         self._source: Any = None
         self._loading = threading.Lock()
         self._wanted = -1
-        first = self._layout.parts[0]
-        self._programs = Programs(  # outlive the groups
-            context.rank,
-            setup.session.cluster,
-            self._layout.stacks,
-            setup.session.host if self._is_paced else None,
-            kv_width=2 * first.num_units * first.head_size,
-        )
+        # They outlive the groups.
+        self._programs = Programs(setup.session.cluster, self._layout.stacks, setup.session.host if self._is_paced else None)
         self._fastest_probe_s: float | None = None
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._serving: Serve | None = None
         self._busy_since_s: float | None = None
-        self._pacer = ReportingPacer(self._share, is_emulated=self._is_paced, every_s=setup.report_every_s, tell=self._report)
+        self._pacer = ReportingPacer(float(self._is_paced), is_emulated=self._is_paced, every_s=setup.report_every_s, tell=self._report)
         self._listener = CommandListener(context, setup.address, self._take)
         context.publish(Ready())
 
@@ -272,14 +265,14 @@ class _Worker:
         hidden = torch.rand(command.tokens, shape.hidden_size)
         up = torch.rand(shape.hidden_size, shape.columns)
         host = self._setup.session.host
-        full_s = 0.0
+        expected_s = 0.0
         if self._is_paced and host is not None:
-            costs = host.costs[0][0]
-            full_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
-        pacer = Pacer(self._share / self._slow_down)
-        rounds = [pacer.run(lambda: (hidden @ up) @ up.T, full_s) for _ in range(_PROBE_ROUNDS)]
+            costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
+            expected_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
+        pacer = Pacer(self._slow_down)
+        rounds = [pacer.run(lambda: (hidden @ up) @ up.T, expected_s) for _ in range(_PROBE_ROUNDS)]
         seconds = rounds[-1].end_s - rounds[0].start_s
-        if full_s > 0:
-            return Probed((seconds - pacer.late_s) * self._share / (_PROBE_ROUNDS * full_s))
+        if expected_s > 0:
+            return Probed((seconds - pacer.late_s) / (_PROBE_ROUNDS * expected_s))
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return Probed(seconds / self._fastest_probe_s)

@@ -1,0 +1,193 @@
+"""A program: a schedule, what its operations cost and what its values are.  It alone is simulated, and it alone is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec
+from workbench.core.errors import ScheduleError
+from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """devices: names, one for each rank.  budget_bytes: what each device may use; empty if nobody limits it.
+
+    Raises ScheduleError for another number of devices than the schedule has ranks.
+    """
+
+    schedule: Schedule
+    costs: Costs
+    devices: tuple[str, ...]
+    budget_bytes: tuple[int, ...] = ()
+    _seconds: dict[int, list[float | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != self.schedule.world_size:
+            raise ScheduleError(
+                f"A program of {self.schedule.world_size} ranks on {len(self.devices)} devices was asked for.",
+                f"The devices are {', '.join(self.devices) or 'none'}.",
+                "Name one device per rank.",
+            )
+
+    @classmethod
+    def on(cls, cluster: Cluster, schedule: Schedule, costs: Costs) -> Program:
+        """Return the program on a cluster's devices, with their memory as the budgets."""
+        return cls(
+            schedule=schedule,
+            costs=costs,
+            devices=tuple(device.name for device in cluster.devices),
+            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
+        )
+
+    def seconds(self, rank: int, index: int) -> float:
+        """Return the seconds of a rank's operation by its index; asked of the costs once, since a program may run many times."""
+        known = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
+        found = known[index]
+        if found is None:
+            found = known[index] = self.costs.seconds(rank, self.schedule.ops[rank][index])
+        return found
+
+    def values(self) -> list[Value]:
+        """Return every value, in the order in which the ranks first name them."""
+        found: dict[Value, None] = {}
+        for rank, ops in enumerate(self.schedule.ops):
+            found.update(dict.fromkeys(self.schedule.inputs[rank]))
+            for op in ops:
+                found.update(dict.fromkeys(op.reads))
+                found.update(dict.fromkeys(op.writes))
+        return list(found)
+
+    def to_text(self) -> str:
+        """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text` reads it back."""
+        lines = []
+        for rank, name in enumerate(self.devices):
+            device: dict[str, object] = {"name": name, "resident_bytes": self.costs.resident_bytes(rank)}
+            if self.budget_bytes:
+                device["budget_bytes"] = self.budget_bytes[rank]
+            lines.append(f"device {json.dumps(device)}")
+        for rank, ops in enumerate(self.schedule.ops):
+            lines += self.schedule.header(rank)
+            for op in ops:
+                lines.append(f"{op} = {float(self.costs.seconds(rank, op))!r}" if _has_seconds(rank, op) else str(op))
+            lines += self.schedule.footer(rank)
+        for value in self.values():
+            spec = self.costs.spec(value)
+            if spec != TOKEN:
+                lines.append(f"value {value} = {spec}")
+        return "\n".join(lines) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Return what tells this program from another: the SHA-256 of its text."""
+        return hashlib.sha256(self.to_text().encode()).hexdigest()
+
+    @classmethod
+    def from_text(cls, text: str) -> Program:
+        """Return the program that `to_text` wrote.  Raises ScheduleError naming the line."""
+        devices: list[dict] = []
+        specs: dict[Value, Spec] = {}
+        listed: list[tuple[int, float | None]] = []  # (rank, seconds) of each operation
+        schedule_lines: list[str] = []
+        rank = -1
+        for number, line in enumerate(text.splitlines(), start=1):
+            body, separator, amount = line.rpartition(" = ")
+            word = line.partition(" ")[0]
+            kept = ""
+            try:
+                if word == "device":
+                    devices.append(_device(line.removeprefix("device ")))
+                elif word == "value":
+                    specs[value_from_text(body.removeprefix("value "))] = _spec(amount)
+                else:
+                    kept = body if separator else line
+                    rank += word == "rank"
+                    if line.strip() and word not in ("rank", "in", "out"):
+                        listed.append((rank, float(amount) if separator else None))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ScheduleError(f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE) from error
+            schedule_lines.append(kept)
+        schedule = Schedule.from_text("\n".join(schedule_lines))
+        seconds: dict[tuple[int, Op], float] = {}
+        for (of_rank, amount_s), op in zip(listed, (op for ops in schedule.ops for op in ops), strict=True):
+            if amount_s is not None:
+                seconds[of_rank, op] = amount_s
+        resident = tuple(int(device["resident_bytes"]) for device in devices)
+        return cls(
+            schedule=schedule,
+            costs=WrittenCosts(seconds_of=seconds, specs=specs, resident=resident),
+            devices=tuple(device["name"] for device in devices),
+            budget_bytes=tuple(device["budget_bytes"] for device in devices if "budget_bytes" in device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCosts:
+    """Costs that stand in a program's text: a Costs."""
+
+    seconds_of: dict[tuple[int, Op], float] = field(repr=False)
+    specs: dict[Value, Spec] = field(repr=False)
+    resident: tuple[int, ...]
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds that were written behind the operation."""
+        return self.seconds_of.get((rank, op), 0.0)
+
+    def spec(self, value: Value) -> Spec:
+        """Return the spec that was written, TOKEN if there is none."""
+        return self.specs.get(value, TOKEN)
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the bytes that were written for the rank's device."""
+        return self.resident[rank]
+
+
+def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> None:
+    """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both sides.
+
+    ranks: which ranks made them.
+    """
+    if text == other:
+        return
+    mine, theirs = text.splitlines(), other.splitlines()
+    at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    begins = [i for i in range(min(at + 1, len(mine))) if mine[i].startswith("rank ")]
+    place = "before the schedule"
+    if begins:
+        rank = mine[begins[-1]].removeprefix("rank ")
+        ops = sum(not line.startswith(("rank ", "in ", "out ")) for line in mine[begins[-1] : at])
+        place = f"rank {rank}, operation {ops}"
+    sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
+    raise ScheduleError(
+        f"Ranks {ranks[0]} and {ranks[1]} were to run one program.",
+        f"At {place} rank {ranks[0]} has '{sides[0]}', rank {ranks[1]} has '{sides[1]}'.",
+        "Give every device the same job, plan, profile and version of the workbench.",
+    )
+
+
+def _has_seconds(rank: int, op: Op) -> bool:
+    """Return whether an operation's seconds are its own: a transfer's stand at its SEND, a collective's at its first member."""
+    return op.kind != RECV and (op.kind not in COLLECTIVES or op.ranks[0] == rank)
+
+
+_SEE = "See Program.to_text."
+_SPEC = re.compile(r"^(\w+)\[([\d,]*)\]$")
+
+
+def _device(text: str) -> dict:
+    found = json.loads(text)
+    if not isinstance(found, dict) or not isinstance(found["name"], str):
+        raise ValueError("a device is written as a JSON object with its name")
+    return {**found, "resident_bytes": int(found["resident_bytes"])}
+
+
+def _spec(text: str) -> Spec:
+    match = _SPEC.match(text)
+    if match is None or match.group(1) not in ITEM_BYTES:
+        raise ValueError("a value is written name = dtype[shape]")
+    return Spec(tuple(int(size) for size in match.group(2).split(",") if size), match.group(1))

@@ -1,0 +1,161 @@
+"""The programs of a PAC+ run: built alike by the driver, which simulates them, and by every rank, which executes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.core.cluster import Cluster
+from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.plan import Plan, Stage
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.program import Program
+from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
+from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.steps import StepShape
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
+from workbench.schedules.hybrid import hybrid_1f1b
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedStep:
+    """A step of the later epochs: data parallel from the activation cache (section V-B).
+
+    sizes[rank], lengths[rank]: samples and padded length of each rank; 0 samples: the rank only takes part in the all-reduce.
+    """
+
+    stage: Stage
+    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Return the samples of the mini-batch."""
+        return sum(self.sizes)
+
+
+class Programs:
+    """Programs of one plan on one cluster.  hidden_dtype: in which the backbone computes.  Schedules are built once for each shape."""
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, plan: Plan, config: ParallelAdapterConfig, *, hidden_dtype: str = "float32"
+    ) -> None:
+        self._profile, self._cluster, self._plan = profile, cluster, plan
+        self._crossing = Crossing(
+            hidden_size=config.hidden_size,
+            dtype=hidden_dtype,
+            side_width=config.width,
+            num_encoder_layers=config.num_encoder_layers,
+            target_length=config.target_length,
+        )
+        self._schedules: dict[object, Schedule] = {}
+
+    def hybrid(self, shape: StepShape, *, backbone_only: bool = False) -> Program:
+        """Return a step of the first epoch (section V-A).  backbone_only: leave out all training, to fill the activation cache again."""
+        key = (shape.sizes, backbone_only)
+        if key not in self._schedules:
+            whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size))
+            self._schedules[key] = _backbone_part(whole) if backbone_only else whole
+        costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
+        return Program.on(self._cluster, self._schedules[key], costs)
+
+    def cached(self, step: CachedStep) -> Program:
+        """Return a step from the cache (section V-B)."""
+        key = (step.stage, step.sizes)
+        if key not in self._schedules:
+            sizes = [step.sizes[rank] for rank in step.stage.ranks]
+            self._schedules[key] = cached_step(step.stage, sizes, world_size=len(step.sizes))
+        return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, step=step))
+
+    def adapter_broadcast(self) -> Program:
+        """Return what brings every stage's adapter, with its optimizer state, to all devices."""
+        world_size = self._cluster.world_size
+        return self._moves(adapter_broadcast(self._plan.stages, range(world_size), world_size=world_size), ())
+
+    def redistribution(self, transfers: tuple[tuple[int, int], ...], nbytes: tuple[int, ...]) -> Program:
+        """Return a round of transfers (source, destination): number i moves the value cache:_.i of nbytes[i]."""
+        numbered = tuple((source, destination, number) for number, (source, destination) in enumerate(transfers))
+        return self._moves(redistribution(numbered, self._cluster.world_size), nbytes)
+
+    def _moves(self, schedule: Schedule, chunk_bytes: tuple[int, ...]) -> Program:
+        stages = self._plan.stages
+        adapters = tuple(3 * trainable_bytes(self._profile.layers[0][stage.start : stage.stop]) for stage in stages)
+        return Program.on(self._cluster, schedule, MoveCosts(cluster=self._cluster, chunk_bytes=chunk_bytes, adapter_bytes=adapters))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedCosts:
+    """Costs of a CachedStep: a core.costs.Costs."""
+
+    profile: Profile
+    cluster: Cluster
+    step: CachedStep
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        layers = self.profile.layers[rank]
+        if op.kind == ALLREDUCE:
+            return ring_allreduce_s(self.cluster, op.ranks, trainable_bytes(layers))
+        if op.kind == "STEP":
+            return layers_seconds(layers, "STEP", 1, 1)
+        return layers_seconds(layers, op.kind, self.step.sizes[rank], self.step.lengths[rank])
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's bytes (see Costs); none of it crosses devices by itself."""
+        if value.name == "gsum":
+            return opaque(trainable_bytes(self.profile.layers[value.part]))
+        if value.name not in ("tap", "ctx"):
+            return TOKEN
+        kept = LayerProfile.tap_bytes if value.name == "tap" else LayerProfile.context_bytes
+        samples, length = self.step.sizes[value.part], self.step.lengths[value.part]
+        return opaque(sum(kept(layer, samples, length) for layer in self.profile.layers[value.part]))
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the adapter, its gradients and its optimizer state in bytes; the backbone is released."""
+        return adapter_bytes(self.profile, rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """Costs of moving adapters and cached activations after the first epoch (section V-B): a core.costs.Costs.
+
+    chunk_bytes: of every cache value, by its number.  adapter_bytes[stage]: weights and optimizer state.
+    """
+
+    cluster: Cluster
+    chunk_bytes: tuple[int, ...]
+    adapter_bytes: tuple[int, ...]
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        if op.kind in (SEND, RECV):
+            return self.cluster.link(*op.ranks).transfer_s(self.spec((op.reads or op.writes)[0]).nbytes)
+        return broadcast_s(self.cluster, op.ranks, self.adapter_bytes[op.stage]) if op.kind == BROADCAST else 0.0
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs): a chunk travels as the bytes that lie on the disk."""
+        if value.name == "cache":
+            return Spec((self.chunk_bytes[value.microbatch],), "uint8")
+        return opaque(self.adapter_bytes[value.stage]) if value.name == "adapter" else TOKEN
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return 0: what stays is not counted here."""
+        return 0
+
+
+def adapter_bytes(profile: Profile, rank: int) -> int:
+    """Return what the whole adapter keeps on a rank: its weights, gradients and optimizer state."""
+    layers = profile.layers[rank]
+    return resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
+
+
+def _backbone_part(schedule: Schedule) -> Schedule:
+    """Return the schedule with nothing but backbone forward passes and the transfers between them."""
+
+    def belongs(op: Op) -> bool:
+        return op.kind == "F" or (op.kind in (SEND, RECV) and (op.reads or op.writes)[0].name == "act")
+
+    return Schedule(ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops), inputs=schedule.inputs)
