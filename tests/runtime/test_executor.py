@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from gloo_pairs import cluster_of_two, on_two_ranks, program
 
 from workbench.core import Plan, Share, Stage
 from workbench.core.costs import Spec, TableCosts
+from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
-from workbench.runtime.executor import Execution, execute, nbytes
+from workbench.runtime.executor import Execution, execute, nbytes, require_one_program
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import PacedLinks, Transport
 from workbench.schedules import insert_transfers, one_f_one_b
@@ -162,3 +164,21 @@ def test_memory_goes_back_to_what_stays() -> None:
 def test_bytes_of_contents() -> None:
     assert nbytes((torch.zeros(3), [torch.zeros(2, dtype=torch.bfloat16)])) == 16
     assert nbytes(None) == 0
+
+
+def test_ranks_with_different_programs_do_not_begin() -> None:
+    """Both are told which operation differs; equal programs go on."""
+    same, other = (program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S) for schedule in (pipeline(), group_of_two()))
+    slower = program(pipeline(), lambda value: Spec((SAMPLES, WIDTH)), F=2 * FORWARD_S)
+
+    def work(programs: tuple[Program, Program], rank: int, transport: Transport) -> str:
+        try:
+            require_one_program(transport._group, programs[rank])
+        except ScheduleError as error:
+            return error.found
+        return ""
+
+    assert on_two_ranks(partial(work, (same, same))) == ["", ""]
+    for programs, named in (((same, slower), "F0"), ((same, other), "rank 0")):
+        first, second = on_two_ranks(partial(work, programs))
+        assert first == second and named in first and "rank 1 has" in first

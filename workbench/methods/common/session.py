@@ -21,7 +21,7 @@ from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DeviceReporter
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Execution, Handler, execute
+from workbench.runtime.executor import Execution, Handler, execute, require_one_program
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import PacedLinks, Transport
@@ -177,9 +177,11 @@ class RankSession(Generic[AJob]):
         first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
         return first <= step < first + self.rank_job.trace_steps
 
-    def barrier(self) -> None:
-        """Wait for all ranks, however long they take."""
+    def barrier(self, program: Program | None = None) -> None:
+        """Wait for all ranks, however long they take.  program: of the next step; raises ScheduleError if the ranks' programs differ."""
         self.sum(torch.zeros(1))
+        if program is not None:
+            require_one_program(self._group, program)
         self._free_s = None
 
     def sum(self, tensor: torch.Tensor) -> None:

@@ -76,7 +76,7 @@ class _Run:
                 restore_stage(rank_job.folder, start - 1, self._index, optimizer, start * steps_per_epoch)
             self._result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
             session.progress.phase(WAITING)
-            session.barrier()
+            session.barrier(rank_job.programs().step(self._steps(start)[0].shape))
             for epoch in range(start, epochs):
                 self._epoch(epoch, compute, optimizer)
             release_free_memory()

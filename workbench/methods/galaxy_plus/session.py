@@ -14,6 +14,7 @@ import torch.distributed as dist
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.control import ControlChannel
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
@@ -37,7 +38,7 @@ from workbench.models.sharding import (
 from workbench.models.sharding.weights import FileWeights
 from workbench.runtime.context import RankContext
 from workbench.runtime.direct_transport import DirectTransport
-from workbench.runtime.executor import execute
+from workbench.runtime.executor import execute, require_one_program
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import PacedLinks
@@ -244,9 +245,11 @@ class InferenceSession:
         if self.is_paced:
             self.pacer.factor = factor
 
-    def barrier(self) -> None:
-        """Wait for all devices of the group, however long they take."""
+    def barrier(self, program: Program | None = None) -> None:
+        """Wait for all devices of the group, however long they take.  program: of the next request; raises ScheduleError if they differ."""
         self._patient.allreduce([torch.zeros(1)]).wait()
+        if program is not None:
+            require_one_program(self.group, program)
 
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """Return the group of some devices; made by its members alone when it is first used."""

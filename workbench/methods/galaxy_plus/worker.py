@@ -124,10 +124,10 @@ class _Run:
         release_free_memory()
         result.nbytes["weights"] = holding.nbytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
-        for number in sorted({len(ids) for ids in job.requests.ids}):
-            session.prepare(job.plan, self._request(job.requests.lengths.index(number)))
+        lengths = sorted({len(ids) for ids in job.requests.ids})
+        programs = [session.prepare(job.plan, self._request(job.requests.lengths.index(number))).program for number in lengths]
         self._tell(WAITING)
-        session.barrier()
+        session.barrier(programs[0])
         count = len(job.requests)
         for number in range(min(job.warmup, count)):
             self._answer(holding, number)

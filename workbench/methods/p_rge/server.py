@@ -18,7 +18,7 @@ from workbench.methods.common.session import RankSession
 from workbench.methods.p_rge.compute import StageCompute, shape_of
 from workbench.methods.p_rge.messages import Abort, Ended, Pause, Probe, Probed, Ready, Slow, Stop, Train
 from workbench.methods.p_rge.session import RankJob, RankPart
-from workbench.methods.p_rge.worker import Training, batch_of, is_loss, ready_compute
+from workbench.methods.p_rge.worker import Training, batch_of, is_loss, priced_program, ready_compute
 from workbench.models.loading import import_family
 from workbench.planners.query_costs import Passing
 from workbench.runtime.context import RankContext
@@ -133,7 +133,7 @@ class _Server:
                 assert index is not None, "only members of the plan are told to train"
                 self._compute = ready_compute(job, index, self._compute)
                 session.progress.phase(WAITING)
-                session.barrier()
+                session.barrier(priced_program(job))
                 return Training(session, job, self._compute, wants_pause=self._paused.is_set).steps()
         except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
             if not isinstance(error, RuntimeSetupError) and not is_loss(error):

@@ -40,7 +40,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         session.progress.phase(LOADING)
         compute = None if index is None else ready_compute(rank_job, index, None)
         session.progress.phase(WAITING)
-        session.barrier()
+        session.barrier(priced_program(rank_job))
         part = Training(session, rank_job, compute, wants_pause=context.should_stop).steps()
         if part.error:
             raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
@@ -147,6 +147,13 @@ class Training:
         )
         session.progress.step(trace, min(per_epoch, self._job.last_step - epoch * per_epoch), cached=False)
         self._part.steps.append(trace)
+
+
+def priced_program(rank_job: RankJob) -> Program:
+    """Return the program of a step of the longest prompts, before any layer is loaded: what all ranks must agree on."""
+    step = QueryStep.build(rank_job.plan, rank_job.passings, rank_job.cluster.world_size)
+    shape = Shape(rank_job.change.setting, max(rank_job.train.lengths))
+    return Program.on(rank_job.cluster, step.schedule, QueryCosts(rank_job.profile, rank_job.cluster, step, shape))
 
 
 def batch_of(rank_job: RankJob, step: int) -> PromptBatch:

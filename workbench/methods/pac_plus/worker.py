@@ -18,7 +18,7 @@ from workbench.methods.common.session import RankResult, RankSession, StepTrace,
 from workbench.methods.common.steps import PlannedStep, plan_steps
 from workbench.methods.common.stepwise import EpochLog
 from workbench.methods.pac_plus.building import build_stage, make_adapter, make_optimizer, stage_slots
-from workbench.methods.pac_plus.cached_epochs import shard_owners, train_cached_epoch
+from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners, train_cached_epoch
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import tape_manifest, train_first_epoch
 from workbench.methods.pac_plus.folder import checkpoint_path
@@ -77,7 +77,8 @@ class _Run:
             self._result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
             compute, optimizer = self._whole_adapter(tensors, start)
             session.progress.phase(WAITING)
-            session.barrier()
+            step, _ = cached_steps(cached_stage, owners, self._lengths, session.context.world_size, seed=rank_job.job.seed, epoch=start)[0]
+            session.barrier(rank_job.programs().cached(step))
             for epoch in range(start, self._epochs):
                 session.progress.phase(CACHED_EPOCH if session.rank in cached_stage.ranks else IDLE, epoch)
                 is_writer = session.rank == cached_stage.ranks[0]
@@ -126,7 +127,7 @@ class _Run:
         log = self._log(0, optimizer, stage=-1 if index is None else index, writes_journal=is_writer)
         tape, begin = self._first_tape(log)
         session.progress.phase(WAITING)
-        session.barrier()
+        session.barrier(rank_job.programs().hybrid(self._steps[0].shape))
         session.progress.phase(IDLE if index is None else FIRST_EPOCH, 0)
         traces = train_first_epoch(
             session,
