@@ -1,15 +1,24 @@
 # Two commands: `make quickstart` and `make test`.  Everything is installed into .venv at the versions of constraints.txt.
 #   PYTHON=python3.12                  another interpreter (3.11 or newer)
-#   PIP_ARGS="--extra-index-url ..."   further options for pip, such as an index of CPU builds of torch (see README.md)
+#   PIP_ARGS="--extra-index-url ..."   further options for uv and pip, such as an index of CPU builds of torch (see README.md)
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := test,quantization,pruning,executorch
+# uv installs several times faster than pip, but does not read pip's settings, so those are passed on.
+SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt; \
+	setting() { "$(BIN)/python" -m pip config get "global.$$1" 2>/dev/null || true; }; \
+	export UV_INDEX_STRATEGY=unsafe-best-match UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$(setting index-url)}}"; \
+	export UV_INDEX="$${UV_INDEX:-$${PIP_EXTRA_INDEX_URL:-$$(setting extra-index-url)}}"; \
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$(setting find-links)}}"; \
+	export SSL_CERT_FILE="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; \
+	for name in UV_DEFAULT_INDEX UV_INDEX UV_FIND_LINKS SSL_CERT_FILE; do eval "[ -n \"\$$$$name\" ]" || unset $$name; done
 # The .venv's own kernels and widgets win over those of the user's home folder.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help quickstart test lab bench setup fetch clean distclean
+.PHONY: help quickstart test lab bench setup lock fetch clean distclean
 
 help:
 	@echo "make quickstart  set up, then fine-tune a real model on four emulated devices; figures in figures/quickstart/"
@@ -66,11 +75,25 @@ $(STAMP): pyproject.toml constraints.txt
 		exit 2; \
 	fi
 	@echo "Installing the versions of constraints.txt; the first time takes some minutes"
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -e ".[test,quantization,pruning,executorch]"
-	@# Without what it asks for: torchao changes how peft and transformers load.  Where there is no wheel, all but its programs works.
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --only-binary executorch \
-		$(PIP_ARGS) executorch || echo "ExecuTorch has no wheel for this machine; 'workbench export' and 'workbench train' are left out" >&2
+	@$(SETTINGS); set -e; \
+	uv() { "$(BIN)/uv" pip install --quiet --python $(BIN)/python "$$@"; }; \
+	pip() { "$(BIN)/python" -m pip install --disable-pip-version-check --quiet "$$@"; }; \
+	if pip --only-binary uv $(PIP_ARGS) uv 2>/dev/null && uv $(PIP_ARGS) -e ".[$(EXTRAS)]"; then install=uv; \
+	else echo "Installing with pip, which takes longer: uv has no wheel for this machine or could not install" >&2; \
+		pip $(PIP_ARGS) -e ".[$(EXTRAS)]"; install=pip; fi; \
+	$$install --no-deps --only-binary executorch $(PIP_ARGS) executorch \
+		|| echo "ExecuTorch has no wheel for this machine; 'workbench export' and 'workbench train' are left out" >&2
+	@# executorch without what it asks for: torchao changes how peft and transformers load.
 	@touch $(STAMP)
+
+# Pins for Python 3.11.0 and later, on Linux and macOS, x86-64 and aarch64.  What still fits stays; LOCK_ARGS=--upgrade takes newer versions.
+# The libraries of torch's GPU builds are left out: torch itself pins them.
+lock: $(STAMP)
+	@$(SETTINGS); unset UV_CONSTRAINT UV_BUILD_CONSTRAINT UV_FIND_LINKS; set -e; \
+	printf 'editables\nexecutorch\nhatchling\nuv\n' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11.0 --all-extras \
+		--no-annotate --no-header --no-emit-index-url $(LOCK_ARGS) --output-file constraints.txt pyproject.toml -; \
+	sed --regexp-extended --in-place '/^(nvidia|cuda|triton)\b/d' constraints.txt; \
+	sed --in-place '1i # Every version that the Makefile installs.  Refresh: make lock' constraints.txt
 
 clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

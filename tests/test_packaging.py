@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -26,7 +28,19 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
 
 DIRECT = by_name(PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra])
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
-PINNED = by_name([line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")])
+OLDEST = "3.11.0"
+LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+NOT_INSTALLED = {("soupsieve", "2.10"): ">=3.8"}
+"""What older Pythons than this one get, with the Requires-Python of that release."""
+
+
+def pins_of(python: str = platform.python_version(), **environment: str) -> dict[str, Requirement]:
+    """Return the pins that apply to a Python."""
+    named = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2]), "implementation_version": python}
+    return by_name([str(pin) for pin in LOCK if pin.marker is None or pin.marker.evaluate(named | environment)])
+
+
+PINNED = pins_of()
 
 
 def test_environment_yml_repeats_pyproject() -> None:
@@ -84,6 +98,42 @@ def test_constraints_pin_everything_that_gets_installed() -> None:
     # torch's GPU builds bring libraries that torch itself pins to one version.
     unpinned = {name for name in closure() if name not in PINNED and not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert unpinned == set()
+
+
+def excluded(pins: dict[str, Requirement], python: str) -> set[str]:
+    """Return the pins whose release does not allow a Python; known of what is installed, and of what NOT_INSTALLED names."""
+    found = set()
+    for name, pin in pins.items():
+        [specifier] = pin.specifier
+        try:
+            distribution = metadata(name)
+        except PackageNotFoundError:
+            continue  # of another machine
+        if distribution["Version"].split("+")[0] == specifier.version:
+            allowed = distribution["Requires-Python"] or ""
+        else:
+            assert (name, specifier.version) in NOT_INSTALLED, (
+                f"{name}=={specifier.version} applies to {python}; which Pythons does it allow?"
+            )
+            allowed = NOT_INSTALLED[name, specifier.version]
+        if Version(python) not in SpecifierSet(allowed):
+            found.add(name)
+    return found
+
+
+def test_no_pin_excludes_the_oldest_python() -> None:
+    assert Version(OLDEST) in SpecifierSet(PROJECT["requires-python"])
+    assert excluded(pins_of(OLDEST), OLDEST) == set()
+    assert excluded(pins_of(OLDEST) | by_name(["soupsieve==4.1.1"]), OLDEST) == {"soupsieve"}, "what once kept Debian 12 out"
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "arm64"])
+@pytest.mark.parametrize("python", [OLDEST, "3.11.5", "3.12.0", "3.13.0", "3.14.0"])
+def test_every_python_and_machine_gets_one_pin_of_each_direct_dependency(python: str, machine: str) -> None:
+    system = {"sys_platform": "darwin", "platform_system": "Darwin"} if machine == "arm64" else {"sys_platform": "linux"}
+    pins = pins_of(python, platform_machine=machine, **system)
+    wanted = {name for name, requirement in DIRECT.items() if requirement.marker is None or requirement.marker.evaluate(system)}
+    assert wanted <= set(pins) and {"executorch", "soupsieve", "uv"} <= set(pins)
 
 
 def test_build_backend_is_pinned() -> None:
