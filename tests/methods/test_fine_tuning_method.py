@@ -21,6 +21,7 @@ from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.layout import SharedParameter, planned_epoch, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.predict import Predictor
+from workbench.methods.fine_tuning.programs import Programs
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import load_trained
@@ -155,7 +156,7 @@ def test_paper_scale_from_the_catalogue(technique: str) -> None:
         plan = planner(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
         shared = (SharedParameter("words", (0, len(plan.stages) - 1), 32128 * 768),) if technique == "full" else ()
         (step,) = planned_epoch(lengths, plan, seed=0, epoch=0)
-        assert 1 < Predictor(profile, cluster, plan, shared).seconds(step) < 200
+        assert 1 < Predictor(Programs(profile, cluster, plan, None, shared)).seconds(step) < 200
 
 
 def test_which_stages_share_parameters() -> None:

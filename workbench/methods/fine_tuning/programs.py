@@ -18,11 +18,20 @@ FP32_BYTES = 4
 
 
 class Programs:
-    """Programs of one plan on one cluster; schedules are built once for each shape."""
+    """Programs of one plan on one cluster; schedules are built once for each shape.
 
-    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, facts: ModelFacts, shared: tuple[SharedParameter, ...] = ()) -> None:
+    facts: None for a model that is only priced.
+    """
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, plan: Plan, facts: ModelFacts | None, shared: tuple[SharedParameter, ...] = ()
+    ) -> None:
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
-        self._crossing = Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH)
+        self._crossing = None
+        if facts is not None:
+            self._crossing = Crossing(
+                hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH
+            )
         self._schedules: dict[tuple[int, ...], Schedule] = {}
 
     def step(self, shape: StepShape) -> Program:
