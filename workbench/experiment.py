@@ -19,15 +19,13 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report, SweepPoint
 from workbench.core.serial import to_json
+from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
 from workbench.methods import load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
-
-BUSY_OVERRUN_SHARE = 0.05
-"""Above this share of late time, emulated times mean nothing: the host was too busy to keep the devices' deadlines."""
 
 
 def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Plan:

@@ -234,7 +234,12 @@ def test_each_probe_gives_a_finding_with_what_to_do(probe) -> None:
 
 
 def test_summary_says_what_is_invalid() -> None:
-    assert "host too busy: 23%" in summary(report(valid=False))
+    busy = summary(report(valid=False))
+    assert "(!) Host too busy: 23%" in busy
+    step = "1000 ms (!) measured (emulated, kernel links, host too busy)"
+    assert all(measured in busy for measured in ("2.0 s (!)", "0.2 s (!)", "8.0 times shorter (!)", step, "5.0% (!)"))
+    assert "800 ms predicted (simulated)" in busy and "accuracy 0.800" in busy
+    assert "(!)" not in summary(report())
     lines = summary(report()).splitlines()
     assert "Step        1000 ms measured" not in lines
     assert any("800 ms predicted (simulated), 1000 ms measured (emulated, kernel links), first epoch" in line for line in lines)

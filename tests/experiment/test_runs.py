@@ -12,9 +12,7 @@ from tiny_job import EPOCHS
 
 from tests.experiment.running import KEPT_AFTER_A_RUN, run
 from workbench.core import Job, Report
-from workbench.core.errors import (
-    ConfigError,
-)
+from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.serial import from_json, to_json
 
 
@@ -49,7 +47,7 @@ print(compute(task.metrics, predicted.answers(task.kind), predicted.references()
 
 
 def test_diverged_training_is_told(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learning_rate = 1e\+06.*loss is (nan|inf) in step \d of epoch 1"):
+    with pytest.raises(DivergedError, match=r"learning_rate = 1e\+06.*loss is (nan|inf) in step \d of epoch 1"):
         run(replace(job, learning_rate=1e6), tmp_path)
 
 

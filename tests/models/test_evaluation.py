@@ -1,10 +1,13 @@
 """Calibration, prediction and the plain training loop."""
 
+import math
+
 import pytest
 import torch
 
+from workbench.core.errors import DivergedError
 from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.evaluation import ActivationMemory, predict
+from workbench.models.evaluation import ActivationMemory, Predictions, predict
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
@@ -81,3 +84,13 @@ def test_learning_rate_warms_up_and_decays_to_above_zero():
     assert rates.index(max(rates)) == 6
     assert rates[6:] == sorted(rates[6:], reverse=True) and rates[-1] == pytest.approx(1 / 94)
     assert learning_rate_at(0, 1, 1.0, 0.06) == 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_outputs_that_are_no_numbers_are_no_answers(kind, value):
+    outputs = 1 if kind == "regression" else 2
+    logits = [torch.zeros(2, outputs), torch.full((1, outputs), value)]
+    predictions = Predictions(logits, [torch.zeros(2), torch.zeros(1)], [torch.arange(2), torch.tensor([2])])
+    with pytest.raises(DivergedError, match=r"no numbers.*Lower the learning rate"):
+        predictions.answers(kind)

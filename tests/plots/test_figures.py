@@ -6,7 +6,7 @@ import pytest
 from made_up_report import cluster, report, timeline
 
 from workbench.core import Cluster, Device, Link, MemorySample
-from workbench.plots import breakdown, curves, epoch_times, memory, predicted_against_measured, style, time_by_class
+from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
 
@@ -76,6 +76,25 @@ def test_simulated_run_has_nothing_to_compare() -> None:
 def test_invalid_run_carries_the_note(figure) -> None:
     assert "Host too busy: 23%" in figure(report(valid=False)).layout.title.subtitle.text
     assert "busy" not in (figure(report()).layout.title.subtitle.text or "")
+
+
+def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
+    busy, quiet = report(valid=False), report()
+    bars = [trace.text for trace in epoch_times(busy).data if trace.text]
+    assert bars == [("2 s (!)",), ("0.25 s (!)", "0.25 s (!)")]
+    figure = predicted_against_measured(busy)
+    assert list(named(figure, "plan")[0].text) == ["[6] (!)", "[3, 3] (!)", "[2, 4] (!)"]
+    assert set(named(figure, "plan")[0].marker.symbol) == {"circle-open"}
+    assert "deviation 5.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
+    late = replace(quiet, sweep=(replace(quiet.sweep[0], overrun_share=0.2), *quiet.sweep[1:]))
+    assert list(named(predicted_against_measured(late), "plan")[0].text) == ["[6] (!)", "[3, 3]", "[2, 4]"]
+    note = style.busy_note(busy)
+    chart = gantt(busy.timelines["first epoch, measured"], note=note)
+    assert "10 s (!) in all" in chart.layout.title.subtitle.text and chart.layout.xaxis.title.text == "time (s) (!)"
+    panels = breakdown(busy.timelines, note=note).layout
+    assert (panels.xaxis.title.text, panels.xaxis2.title.text) == ("time (s)", "time (s) (!)")
+    for figure in (epoch_times(quiet), predicted_against_measured(quiet), gantt(quiet.timelines["first epoch, measured"])):
+        assert "(!)" not in figure.to_json()
 
 
 def test_curves_show_every_step_and_epochs_from_one() -> None:

@@ -1,5 +1,6 @@
 """Metrics agree with scikit-learn and scipy, and load through `evaluate` without network."""
 
+import math
 import subprocess
 import sys
 import warnings
@@ -9,7 +10,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import WorkbenchError
 from workbench.tasks.metrics import compute, load_metric, metric_path
 from workbench.tasks.metrics.formulas import FORMULAS
 
@@ -69,9 +70,11 @@ def test_evaluate_load_works_offline(tmp_path):
         (lambda: compute(["bleu"], [1], [1]), "accuracy, f1"),
         (lambda: compute(["f1"], [1], [1, 0]), "1 predictions"),
         (lambda: compute(["f1"], [], []), "0 references"),
+        (lambda: compute(["pearson"], [1.0, math.nan], [1, 0]), "Some predictions are no numbers"),
+        (lambda: compute(["f1"], [1, -math.inf], [1, 0]), "Some predictions are no numbers"),
         (lambda: metric_path("bleu"), "accuracy, f1"),
     ],
 )
 def test_what_cannot_be_computed(call, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(WorkbenchError, match=message):
         call()

@@ -70,3 +70,13 @@ def test_tiny_follows_the_environment(monkeypatch: pytest.MonkeyPatch, value: st
     assert tiny() is expected
     # A test's tiny run must not replace the figures of a real one.
     assert (output_folder("x") == Path("../figures/x")) is not expected
+
+
+def test_measured_times_of_an_invalid_run_are_marked() -> None:
+    valid = make_report(mode="execute")
+    invalid = str(report_table(replace(valid, valid=False, overrun_share=0.3)))
+    for measured in ("8.0 s (!) through", "2.0 s (!) each", "4.0 times shorter (!)", "200 ms (!) measured", "(!) Host too busy: 30%"):
+        assert measured in invalid
+    assert "100 ms simulated" in invalid and "accuracy 0.75" in invalid and "(!)" not in str(report_table(valid))
+    point = SweepPoint(name="a", plan=PLAN, predicted_s=0.1, measured_s=0.2, overrun_share=0.2)
+    assert "200 (!)" in str(sweep_table([point])) and "(!)" not in str(sweep_table([replace(point, overrun_share=0.0)]))

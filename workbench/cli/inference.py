@@ -54,7 +54,7 @@ def plan_words(chosen: InferencePlan) -> str:
 
 def inference_lines(report: Report, chosen: InferencePlan) -> list[str]:
     """Return what a run did: the plan, latencies predicted and measured, the answers' error."""
-    names = [report.cluster.devices[rank].name for rank in chosen.ranks]
+    names, mark = [report.cluster.devices[rank].name for rank in chosen.ranks], report.mark
     lines = [f"Plan        {plan_words(chosen)}"]
     shares = (("heads", chosen.units), ("columns", chosen.columns), ("tokens", _tokens(chosen)), ("layers", chosen.layers))
     parts = [f"{name} {'-'.join(map(str, numbers))}" for name, numbers in shares if numbers]
@@ -62,16 +62,16 @@ def inference_lines(report: Report, chosen: InferencePlan) -> list[str]:
     predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
     measured = [step.measured_s for step in report.steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.1f} ms predicted (simulated)"] if predicted else []
-    words += [f"{median(measured) * 1e3:.1f} ms measured ({report.label})"] if measured else []
+    words += [f"{median(measured) * 1e3:.1f} ms{mark} measured ({report.label})"] if measured else []
     if words:
         lines.append(f"Latency     {', '.join(words)}, median of {len(report.steps)} requests")
     found = report.metrics
     if measured:
-        times = ", ".join(f"{name} {found[f'latency {name} s'] * 1e3:.1f} ms" for name in ("mean", "p50", "p95", "p99"))
-        lines.append(f"            {times}; {found['requests per s']:.3g} requests per s")
+        times = ", ".join(f"{name} {found[f'latency {name} s'] * 1e3:.1f} ms{mark}" for name in ("mean", "p50", "p95", "p99"))
+        lines.append(f"            {times}; {found['requests per s']:.3g}{mark} requests per s")
     if "first token s" in found:
-        further = f", every further one {found['further token s'] * 1e3:.1f} ms" if "further token s" in found else ""
-        lines.append(f"Text        first token after {found['first token s'] * 1e3:.1f} ms{further}")
+        further = f", every further one {found['further token s'] * 1e3:.1f} ms{mark}" if "further token s" in found else ""
+        lines.append(f"Text        first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}")
     if "largest error" in found:
         lines.append(f"Checked     answers differ from the local model's by at most {found['largest error']:.1e} of the largest number")
     if "texts that differ" in found:

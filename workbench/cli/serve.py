@@ -193,7 +193,8 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
     if as_json:
         print_json(summary | {"files": [str(file) for file in files]})
         return
-    rows = ((name, f"{value:.4g}" if isinstance(value, float) else value) for name, value in summary.items())
+    marks = {name: report.mark for name in summary if name.startswith(("answers per", "latency", "queueing"))}
+    rows = ((name, f"{value:.4g}{marks.get(name, '')}" if isinstance(value, float) else value) for name, value in summary.items())
     print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
     for note in report.notes:
         print(note)

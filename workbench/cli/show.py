@@ -11,7 +11,7 @@ from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.report import EpochRecord, Report
-from workbench.plots.style import metrics_text
+from workbench.plots.style import all_notes, metrics_text
 
 
 def show_cluster(cluster: Cluster) -> None:
@@ -70,9 +70,7 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     lines = [f"Devices     {', '.join(_device(report.cluster, rank) for rank in range(report.cluster.world_size))}"]
     inference = report.plan.inference
     lines += _training_lines(report) if inference is None else inference_lines(report, inference)
-    if not report.valid and not any(note.startswith("Host too busy") for note in report.notes):
-        lines.append(f"Invalid     host too busy: {report.overrun_share:.0%} of the paced time was overrun; run again on a quiet machine")
-    lines += [f"Note        {note}" for note in report.notes]
+    lines += [f"Note        {note}" for note in all_notes(report)]
     if "adapter" in report.artifacts:
         lines.append(f"Adapter     {report.artifacts['adapter']}")
     if figures is not None:
@@ -93,10 +91,10 @@ def _training_lines(report: Report) -> list[str]:
     full = [epoch for epoch in report.epochs if not epoch.cached]
     cached = [epoch for epoch in report.epochs if epoch.cached]
     if full:
-        lines.append(f"Epoch       {_seconds(full)} through the backbone ({report.label})")
+        lines.append(f"Epoch       {_seconds(full)}{report.mark} through the backbone ({report.label})")
     if cached:
-        ratio = f", {_mean(full) / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
-        lines.append(f"            {_seconds(cached)} from the activation cache{ratio}")
+        ratio = f", {_mean(full) / _mean(cached):.1f} times shorter{report.mark}" if full and _mean(cached) > 0 else ""
+        lines.append(f"            {_seconds(cached)}{report.mark} from the activation cache{ratio}")
     return lines + _steps(report) + _traffic(report)
 
 
@@ -112,12 +110,13 @@ def _steps(report: Report) -> list[str]:
         predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
         measured = [step.measured_s for step in steps if step.measured_s is not None]
         words = [f"{_median(predicted) * 1e3:.0f} ms predicted (simulated)"] if predicted else []
-        words += [f"{_median(measured) * 1e3:.0f} ms measured ({report.label})"] if measured else []
+        words += [f"{_median(measured) * 1e3:.0f} ms{report.mark} measured ({report.label})"] if measured else []
         if words:
             lines.append(f"Step        {', '.join(words)}, {name}")
     swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
     if swept:
-        lines.append(f"Prediction  median deviation {_median(swept):.1%} over {len(swept)} plans")
+        mark = next((mark for mark in (report.mark, *(point.mark for point in report.sweep)) if mark), "")
+        lines.append(f"Prediction  median deviation {_median(swept):.1%}{mark} over {len(swept)} plans")
     return lines
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
 
 
 class WorkbenchError(Exception):
@@ -64,6 +66,14 @@ class RuntimeSetupError(WorkbenchError):
 
 class GroupNotFormedError(RuntimeSetupError):
     """A group of ranks did not come together; the processes may be in no state to try again."""
+
+
+def require_numbers(scores: Any, what: str) -> Any:
+    """Return a tensor or array of a model's scores.  Raises DivergedError for NaN or +infinity, of which argmax makes an answer."""
+    if not bool((scores < math.inf).all()):
+        found = "The model's output holds values that are no numbers."
+        raise DivergedError(f"{what} were asked for.", found, "Lower the learning rate, or check its weights.")
+    return scores
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:

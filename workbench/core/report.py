@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,8 +12,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.serial import from_json, to_json, write_text
-from workbench.core.timeline import Source, Timeline
+from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Source, Timeline, label_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,11 @@ class SweepPoint:
     num_steps: int = 0
     overrun_share: float = 0.0
 
+    @property
+    def mark(self) -> str:
+        """Return what stands behind its measured number: nothing if the host kept pace."""
+        return f" {INVALID_MARK}" if self.overrun_share > BUSY_OVERRUN_SHARE else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -80,8 +87,13 @@ class Report:
 
     @property
     def label(self) -> str:
-        """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
-        return f"{self.source}, {self.fidelity} links" if self.fidelity else self.source
+        """Return what the numbers are (see label_of)."""
+        return label_of(self.source, self.fidelity, valid=self.valid)
+
+    @property
+    def mark(self) -> str:
+        """Return what stands behind each measured number: nothing if the run is valid."""
+        return "" if self.valid else f" {INVALID_MARK}"
 
     def write(self, path: Path | str) -> Path:
         """Write the report as JSON, whole or not at all, and return its path."""
@@ -91,9 +103,31 @@ class Report:
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
-        """Read a report.  Raises ConfigError if the file is missing or is not a report."""
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"Asked to read the report '{path}'.", f"{error.strerror}.", "Check the path.") from error
-        return from_json(text, cls, source=f"'{path}'")
+        """Read a report.  Raises ConfigError if the file is missing, is no report, or contradicts itself (see faults)."""
+        report = from_json(read_text(path, "the report"), cls, source=f"'{path}'")
+        if fault := next(report.faults(), None):
+            raise ConfigError(f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again.")
+        return report
+
+    def faults(self) -> Iterator[str]:
+        """Yield what cannot be: devices that the cluster does not have, and times, losses, sizes and metrics that are none."""
+        size, plan = self.cluster.world_size, self.plan
+        ranks = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
+        ranks |= {rank for point in self.sweep for stage in point.plan.stages for rank in stage.ranks}
+        ranks |= set(plan.inference.ranks) if plan.inference else set()
+        yield from (f"Its plan names device {rank}; the cluster has {size}" for rank in sorted(ranks) if not 0 <= rank < size)
+        times: list[tuple[str, float | None]] = []
+        for step in self.steps:
+            where = f"of step {step.step + 1} of epoch {step.epoch + 1}"
+            times += [(f"predicted time {where}", step.predicted_s), (f"measured time {where}", step.measured_s)]
+        times += [(f"time of epoch {epoch.epoch + 1}", epoch.seconds) for epoch in self.epochs]
+        times += [(f"predicted time of '{point.name}'", point.predicted_s) for point in self.sweep]
+        times += [(f"measured time of '{point.name}'", point.measured_s) for point in self.sweep]
+        times += [(f"time of '{name}'", seconds) for name, seconds in self.phases_s.items()]
+        times += [(f"number of bytes '{name}'", nbytes) for name, nbytes in self.bytes.items()]
+        yield from (f"The {name} is {value:g}" for name, value in times if value is not None and not 0 <= value < math.inf)
+        yield from (f"The predicted time of '{point.name}' is 0" for point in self.sweep if point.predicted_s == 0)
+        for name, timeline in self.timelines.items():
+            yield from (f"{fault} in its timeline '{name}'" for fault in timeline.faults())
+            if timeline.world_size > size:
+                yield f"Its timeline '{name}' has {timeline.world_size} devices; the cluster has {size}"

@@ -12,7 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
 from workbench.core.serial import from_json, read_text, to_json, write_text
 from workbench.core.serving_settings import Fault, FaultKind, Reaction, ReschedulingSettings, StreamSettings
-from workbench.core.timeline import Source
+from workbench.core.timeline import INVALID_MARK, Source, label_of
 
 __all__ = [
     "DeviceSample",
@@ -146,8 +146,13 @@ class ServingReport:
 
     @property
     def label(self) -> str:
-        """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
-        return f"{self.source}, {self.fidelity} links" if self.fidelity else self.source
+        """Return what the numbers are (see label_of)."""
+        return label_of(self.source, self.fidelity, valid=self.valid)
+
+    @property
+    def mark(self) -> str:
+        """Return what stands behind each measured number: nothing if the run is valid."""
+        return "" if self.valid else f" {INVALID_MARK}"
 
     @property
     def end_s(self) -> float:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
 
 Source = Literal["simulated", "emulated", "real"]
+
+BUSY_OVERRUN_SHARE = 0.05
+"""Above this share of late time, emulated times mean nothing: the host was too busy to keep the devices' deadlines."""
+INVALID_MARK = "(!)"
+"""Stands at every measured number of a run during which the host was too busy."""
+
+
+def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
+    """Return what numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', and whether they mean little."""
+    return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
 
 
 class Span(NamedTuple):
@@ -52,12 +64,26 @@ class Timeline:
     @property
     def label(self) -> str:
         """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
-        return f"{self.source}, {self.fidelity} links" if self.fidelity else self.source
+        return label_of(self.source, self.fidelity)
 
     @property
     def makespan_s(self) -> float:
         """Return the end of the last span."""
         return max((span.end_s for span in self.spans), default=0.0)
+
+    def faults(self) -> Iterator[str]:
+        """Yield what cannot be: ranks that are no device, times and sizes below 0 or without an end, lists of another length."""
+        for span in self.spans:
+            if not 0 <= span.rank < self.world_size:
+                yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
+            if not 0 <= span.start_s <= span.end_s < math.inf or span.nbytes < 0 or not 0 <= span.late_s < math.inf:
+                yield f"Operation {span.op.label} of device {span.rank} lasts from {span.start_s:g} to {span.end_s:g} s"
+        for name, found in (("memory", self.memory), ("budget_bytes", self.budget_bytes)):
+            if found and len(found) != self.world_size:
+                yield f"'{name}' has {len(found)} entries for {self.world_size} devices"
+        for rank, samples in enumerate(self.memory):
+            if any(not 0 <= sample.time_s < math.inf or sample.nbytes < 0 for sample in samples):
+                yield f"The memory of device {rank} has a time or size below 0"
 
     def busy_s(self, rank: int) -> float:
         """Return the seconds in which at least one compute stream of the rank was busy."""

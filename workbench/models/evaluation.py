@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workbench.core.errors import require_numbers
 from workbench.models.calibration import BatchLike
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
 from workbench.models.stack import LayerStack
@@ -40,8 +41,9 @@ class Predictions:
         self.sample_ids, self.labels, self.logits = ids[order], torch.cat(list(labels))[order], torch.cat(list(logits))[order]
 
     def answers(self, kind: str) -> list[int] | list[float]:
-        """Return the predicted classes, or the predicted numbers in regression."""
-        return self.logits.squeeze(1).tolist() if kind == "regression" else self.logits.argmax(dim=1).tolist()
+        """Return the predicted classes, or the predicted numbers in regression.  Raises DivergedError for outputs that are no numbers."""
+        logits = require_numbers(self.logits, "Predictions")
+        return logits.squeeze(1).tolist() if kind == "regression" else logits.argmax(dim=1).tolist()
 
     def references(self) -> list[int] | list[float]:
         """Return the labels."""

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import BLACK, COLOURS, LEGEND_RANK, class_of, empty, finish, shown_ranks, time_unit
+from workbench.plots.style import BLACK, COLOURS, LEGEND_RANK, class_of, empty, finish, mark_of, shown_ranks, time_unit
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
@@ -70,7 +70,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     for index, timeline in enumerate(drawn.values()):
         row, column = index // columns + 1, index % columns + 1
         ranks = shown_ranks(timeline.world_size)
-        unit = time_unit(timeline.makespan_s)
+        unit, mark = time_unit(timeline.makespan_s), mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
         for name, colour in COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
@@ -85,13 +85,15 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                         legendrank=LEGEND_RANK[name],
                         marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
                         customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
-                        hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name} (%{{customdata[1]:.0%}})<extra></extra>",
+                        hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
                     ),
                     row=row,
                     col=column,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(title=f"time ({unit.name})", range=[0, timeline.makespan_s * unit.factor], zeroline=False, row=row, col=column)
+        figure.update_xaxes(
+            title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, row=row, col=column
+        )
         figure.update_yaxes(
             tickvals=list(range(len(ranks))),
             ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],

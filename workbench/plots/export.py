@@ -20,7 +20,7 @@ from workbench.plots.devices import cluster
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import memory
 from workbench.plots.predicted import predicted_against_measured
-from workbench.plots.style import busy_note, metrics_text
+from workbench.plots.style import all_notes, busy_note, metrics_text
 from workbench.plots.training import curves, epoch_times
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
@@ -143,7 +143,7 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
 
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
-    notes = [note for note in dict.fromkeys((busy_note(report), *report.notes, why_none)) if note]
+    notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
     rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in _facts(report))
     remarks = Markup("\n").join(Markup("<p class='note'>{}</p>").format(note) for note in notes)
     body = Markup("<table>\n{}\n</table>\n{}\n{}").format(rows, remarks, frames(drawn))

@@ -19,6 +19,7 @@ from workbench.plots.style import (
     empty,
     evenly_spaced,
     finish,
+    mark_of,
     number_of,
     time_unit,
 )
@@ -47,13 +48,13 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
 
     Compute takes the upper part of a device's lane (one above the other if it has several compute streams),
     the network the lower: sends above receives, collectives over both; grey is idle.  Numbers of micro-batches (of tiles, in
-    single-shot inference) are written where they fit.  note: shown in the title, such as 'host too busy'.
+    single-shot inference) are written where they fit.  note: shown in the title, such as busy_note's, whose mark then stands at the times.
     """
     title = timeline.title or "What each device does"
     if not timeline.spans:
         return empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)
     ranks, shown, end_s = _shown(timeline)
-    unit = time_unit(end_s)
+    unit, mark = time_unit(end_s), mark_of(note)
     bars = _bars(shown, ranks, unit)
     lane_pixels = next(pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (MAX_DEVICES, 15)) if len(ranks) <= limit)
     figure = go.Figure(_idle(timeline, ranks, unit))
@@ -65,7 +66,7 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
         bargap=0,
         legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(title=f"time ({unit.name})", range=[0, end_s * unit.factor], zeroline=False)
+    figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
     figure.update_yaxes(
         tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
         ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
@@ -74,7 +75,7 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
         zeroline=False,
         tickfont={"size": 12 if len(ranks) <= 32 else 10},
     )
-    subtitle = f"{unit.text(timeline.makespan_s)} in all; idle or waiting (not computing): {timeline.bubble_fraction:.0%}"
+    subtitle = f"{unit.text(timeline.makespan_s)}{mark} in all; idle or waiting (not computing): {timeline.bubble_fraction:.0%}{mark}"
     if timeline.world_size > len(ranks):
         subtitle += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
     if end_s < timeline.makespan_s:

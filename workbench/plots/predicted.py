@@ -19,12 +19,13 @@ NAME_PIXELS = (6.3, 15)  # width of a character, height of a line
 
 
 class Point(NamedTuple):
-    """One plan of a sweep or one step: the simulated and the measured seconds."""
+    """One plan of a sweep or one step: the simulated and the measured seconds.  mark: stands at the measured ones of an invalid run."""
 
     name: str
     group: str
     predicted_s: float
     measured_s: float
+    mark: str = ""
 
     @property
     def deviation(self) -> float:
@@ -34,7 +35,11 @@ class Point(NamedTuple):
 
 def points(report: Report) -> list[Point]:
     """Return the sweep's plans that were measured; without any, the steps that were."""
-    swept = [Point(point.name, "plan", point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
+    swept = [
+        Point(point.name, "plan", point.predicted_s, point.measured_s, point.mark or report.mark)
+        for point in report.sweep
+        if point.measured_s
+    ]
     if swept:
         return swept
     return [
@@ -43,6 +48,7 @@ def points(report: Report) -> list[Point]:
             "step from the cache" if step.cached else "step through the backbone",
             step.predicted_s,
             step.measured_s,
+            report.mark,
         )
         for step in report.steps
         if step.predicted_s and step.measured_s
@@ -96,15 +102,20 @@ def predicted_against_measured(report: Report) -> go.Figure:
                 x=[point.predicted_s * unit.factor for point in members],
                 y=[point.measured_s * unit.factor for point in members],
                 mode="markers+text" if named else "markers",
-                text=["" if named and not places[point] else point.name for point in members],
+                text=["" if named and not places[point] else point.name + point.mark for point in members],
                 hovertext=[point.name for point in members],
                 textposition=[places[point] or "middle right" for point in members],
                 textfont={"size": 11},
-                marker={"size": 11 if named else 7, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
+                marker={
+                    "size": 11 if named else 7,
+                    "color": colour,
+                    "symbol": [f"{symbol}-open" if point.mark else symbol for point in members],
+                    "line": {"width": 2 if report.mark else 1, "color": colour if report.mark else "white"},
+                },
                 name=group,
-                customdata=[[point.deviation] for point in members],
+                customdata=[[point.deviation, point.mark] for point in members],
                 hovertemplate=(
-                    f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}"
+                    f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}%{{customdata[1]}}"
                     "<br>deviation %{customdata[0]:.1%}<extra></extra>"
                 ),
             )
@@ -114,12 +125,13 @@ def predicted_against_measured(report: Report) -> go.Figure:
     figure.update_yaxes(title=f"measured, {report.label} ({unit.name})", zeroline=False, **axis)
     figure.update_layout(legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"})
     within = sum(point.deviation <= BAND for point in found)
+    mark = next((point.mark for point in found if point.mark), "")
     kind = "plans" if report.sweep and found[0].group == "plan" else "steps"
     return finish(
         figure,
-        title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}",
+        title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}{mark}",
         label=f"simulated against {report.label}",
-        subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}",
+        subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}{mark}",
         note=note,
         height=620,
     )
@@ -135,7 +147,7 @@ def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
     places: dict[Point, str] = {}
     for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
         places[point] = ""
-        width, across, up = wide * len(point.name), x * CHART_PIXELS, y * HEIGHT_PIXELS
+        width, across, up = wide * len(point.name + point.mark), x * CHART_PIXELS, y * HEIGHT_PIXELS
         # The upper left and the lower right are clear of the diagonal.
         for place, left, bottom in (
             ("middle right", across + 8, up - high / 2),

@@ -20,8 +20,10 @@ from workbench.plots.style import (
     PURPLE,
     SKY_BLUE,
     VERMILLION,
+    busy_note,
     empty,
     finish,
+    mark_of,
     median,
     time_unit,
 )
@@ -65,7 +67,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     named = {"": reports} if isinstance(reports, ServingReport) else dict(reports)
     shown = {name: report for name, report in named.items() if report.requests}
     label = " and ".join(dict.fromkeys(report.label for report in named.values()))
-    note = note or _busy_note(named)
+    note = note or next(filter(None, map(busy_note, named.values())), "")
     if not shown:
         return empty(title=title, label=label, why="No request was answered.", note=note)
     first = next(iter(shown.values()))
@@ -78,7 +80,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         shared_xaxes=True,
         row_heights=heights,
         vertical_spacing=34 / sum(heights),
-        subplot_titles=["answers per second", *panels, "what the portal found and did"],
+        subplot_titles=[f"answers per second{mark_of(note)}", *panels, "what the portal found and did"],
     )
     for annotation in figure.layout.annotations:
         annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": BLACK})
@@ -97,7 +99,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
 
 def request_latencies(report: ServingReport, *, title: str = "Latency of every request", note: str = "") -> go.Figure:
     """Return a point for each request, coloured by the plan that answered it, with the percentiles as lines."""
-    note = note or _busy_note({"": report})
+    note = note or busy_note(report)
     if not report.requests:
         return empty(title=title, label=report.label, why="No request was answered.", note=note)
     chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
@@ -129,10 +131,10 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
     for share, _ in shares:
         value = report.percentile_s(share)
         figure.add_hline(y=value * unit.factor, line={"color": DARK_GREY, "width": 1.2, "dash": "dot"})
-    words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}" for share, name in shares)
+    words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)
     repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
     figure.update_xaxes(title="arrival (s)", zeroline=False)
-    figure.update_yaxes(title=f"from arrival to answer ({unit.name})", rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title=f"from arrival to answer ({unit.name}){report.mark}", rangemode="tozero", zeroline=False)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     finish(figure, title=title, label=report.label, subtitle=f"{words} (dotted){repeated}", note=note, height=430)
     figure.update_layout(margin_b=105)
@@ -268,13 +270,6 @@ def _summary(reports: Mapping[str, ServingReport]) -> str:
     for name, report in reports.items():
         unit = time_unit(report.percentile_s(0.95))
         lost = f", {report.num_lost} lost" if report.num_lost else ", none lost"
-        half, most = unit.text(report.percentile_s(0.5)), unit.text(report.percentile_s(0.95))
+        half, most = (f"{unit.text(report.percentile_s(share))}{report.mark}" for share in (0.5, 0.95))
         parts.append(f"{name}{': ' * bool(name)}{len(report.requests):,} answers{lost}; half within {half}, 95 % within {most}")
     return "<br>".join(parts)
-
-
-def _busy_note(reports: Mapping[str, ServingReport]) -> str:
-    busy = [report for report in reports.values() if not report.valid]
-    if not busy:
-        return ""
-    return f"Host too busy: {max(report.overrun_share for report in busy):.0%} of the paced time was overrun, so these times mean little."

@@ -10,6 +10,8 @@ import plotly.graph_objects as go
 
 from workbench.core.report import Report
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
+from workbench.core.serving import ServingReport
+from workbench.core.timeline import INVALID_MARK
 
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -117,14 +119,23 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.0f}" if name == "chosen epoch" else f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
 
 
-def busy_note(report: Report) -> str:
-    """Return the note that an invalid run's figures carry, '' for a valid one."""
+def busy_note(report: Report | ServingReport) -> str:
+    """Return the note that an invalid run's figures and summary carry, and what its mark means; '' for a valid one."""
     if report.valid:
         return ""
     said = [note for note in report.notes if note.startswith("Host too busy")]
-    if said:
-        return said[0]
-    return f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
+    usual = f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
+    return f"{INVALID_MARK} {said[0] if said else usual}"
+
+
+def all_notes(report: Report) -> list[str]:
+    """Return a report's notes, that of an invalid run first."""
+    return [note for note in (busy_note(report), *report.notes) if note and not note.startswith("Host too busy")]
+
+
+def mark_of(note: str) -> str:
+    """Return the mark that belongs to each measured number of a figure with such a note (see busy_note)."""
+    return f" {INVALID_MARK}" if note.startswith(INVALID_MARK) else ""
 
 
 _FOREIGN_TAG = re.compile(r"<(?!/?(?:b|br|sub|sup|extra)>)")

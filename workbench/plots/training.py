@@ -128,10 +128,10 @@ def epoch_times(report: Report) -> go.Figure:
                     name=name,
                     marker={"color": colour},
                     width=0.6,
-                    text=[unit.text(epoch.seconds) for epoch in same],
+                    text=[f"{unit.text(epoch.seconds)}{report.mark}" for epoch in same],
                     textposition="outside",
                     cliponaxis=False,
-                    hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>{name}</extra>",
+                    hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}{report.mark}<extra>{name}</extra>",
                 )
             )
     if predicted:
@@ -168,4 +168,4 @@ def _speedup(report: Report) -> str:
     cached = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if not full or not cached or median(cached) <= 0:
         return "" if cached else "no epoch ran from the activation cache"
-    return f"an epoch from the cache is {median(full) / median(cached):.1f} times shorter (medians)"
+    return f"an epoch from the cache is {median(full) / median(cached):.1f} times shorter{report.mark} (medians)"

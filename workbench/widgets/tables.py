@@ -10,9 +10,10 @@ from markupsafe import Markup
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
 from workbench.core.report import EpochRecord, Report, SweepPoint
+from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
 from workbench.planners.memory import Need
-from workbench.plots.style import byte_unit
+from workbench.plots.style import all_notes, byte_unit
 from workbench.widgets.planning import Comparison
 
 joined = Markup().join
@@ -98,13 +99,14 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
         row = [point.name, *where, f"{point.predicted_s * 1e3:.0f}"]
         if measured and point.measured_s:
             deviation = (point.predicted_s - point.measured_s) / point.measured_s
-            row += [f"{point.measured_s * 1e3:.0f}", f"{deviation:+.1%}", f"{point.overrun_share:.1%}"]
+            row += [f"{point.measured_s * 1e3:.0f}{point.mark}", f"{deviation:+.1%}{point.mark}", f"{point.overrun_share:.1%}"]
         rows.append(row + [""] * (7 - len(row) if measured else 0))
     columns = ["plan", *(("heads", "tokens") if inside else ("layers", "groups")), "simulated, ms"] + (
         ["measured, ms", "deviation", "late"] if measured else []
     )
     title = "Latency of a request under each plan" if inside else "Step time of the first epoch under each plan"
-    return Table(columns, rows, title=title)
+    is_marked = any(point.mark for point in points if point.measured_s)
+    return Table(columns, rows, title=title, note=f"{INVALID_MARK} The host was too busy: this time means little." if is_marked else "")
 
 
 def comparison_table(compared: Sequence[Comparison], *, title: str = "What each planner makes of it (simulated)") -> Table:
@@ -161,31 +163,31 @@ def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper:
 def report_table(report: Report) -> Table:
     """Return a run in a few lines: plan, epochs with and without cache, steps predicted and measured, metrics, notes."""
     rows = [
-        ("Numbers", report.label if report.valid else f"{report.label}; not valid, the host was too busy"),
+        ("Numbers", report.label),
         ("Plan", _split_words(report)),
     ]
     if report.plan.inference is not None:
-        return Table(("", ""), [*rows, *_request_rows(report), *(("Note", note) for note in report.notes)])
+        return Table(("", ""), [*rows, *_request_rows(report), *(("Note", note) for note in all_notes(report))])
     if _divides_queries(report.plan):
-        return Table(("", ""), [*rows, *_query_rows(report), *(("Note", note) for note in report.notes)])
+        return Table(("", ""), [*rows, *_query_rows(report), *(("Note", note) for note in all_notes(report))])
     full = [epoch for epoch in report.epochs if not epoch.cached]
     cached = [epoch for epoch in report.epochs if epoch.cached]
     if full:
-        rows.append(("First epoch", f"{full[0].seconds:.1f} s through the backbone"))
+        rows.append(("First epoch", f"{full[0].seconds:.1f} s{report.mark} through the backbone"))
     if cached:
-        ratio = f", {full[0].seconds / _mean(cached):.1f} times shorter" if full and _mean(cached) > 0 else ""
-        rows.append(("Later epochs", f"{_mean(cached):.1f} s each, from the activation cache{ratio}"))
+        ratio = f", {full[0].seconds / _mean(cached):.1f} times shorter{report.mark}" if full and _mean(cached) > 0 else ""
+        rows.append(("Later epochs", f"{_mean(cached):.1f} s{report.mark} each, from the activation cache{ratio}"))
     for is_cached, name in ((False, "Step, first epoch"), (True, "Step, cached")):
         steps = [step for step in report.steps if step.cached is is_cached]
         predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
         measured = [step.measured_s for step in steps if step.measured_s is not None]
         words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
-        words += [f"{median(measured) * 1e3:.0f} ms measured"] if measured else []
+        words += [f"{median(measured) * 1e3:.0f} ms{report.mark} measured"] if measured else []
         if words:
             rows.append((name, ", ".join(words)))
     if report.metrics:
         rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
-    rows += [("Note", note) for note in report.notes]
+    rows += [("Note", note) for note in all_notes(report)]
     return Table(("", ""), rows)
 
 
@@ -213,11 +215,12 @@ def _request_rows(report: Report) -> list[tuple[str, str]]:
     predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
     measured = [step.measured_s for step in report.steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.1f} ms simulated"] if predicted else []
-    words += [f"{median(measured) * 1e3:.1f} ms measured"] if measured else []
+    words += [f"{median(measured) * 1e3:.1f} ms{report.mark} measured"] if measured else []
     rows = [("Request, median", ", ".join(words))] if words else []
     for name, value in report.metrics.items():
         is_time = name.endswith(" s") and not name.endswith(" per s")
-        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms") if is_time else (name, f"{value:.3g}"))
+        mark = report.mark if name.endswith(" s") else ""  # latencies and rates: the errors of answers do not depend on the host
+        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms{mark}") if is_time else (name, f"{value:.3g}{mark}"))
     return rows
 
 
@@ -230,7 +233,7 @@ def _query_rows(report: Report) -> list[tuple[str, str]]:
     predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
     measured = [step.measured_s for step in report.steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
-    words += [f"{median(measured) * 1e3:.0f} ms measured"] if measured else []
+    words += [f"{median(measured) * 1e3:.0f} ms{report.mark} measured"] if measured else []
     # A step in which a device died is made, but not timed.
     timed = ("Steps timed", len(measured)) if measured else ("Steps", len(predicted))
     rows = [(timed[0], f"{timed[1]}, no backward pass"), ("Step, median", ", ".join(words))]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import DivergedError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.program import Program
@@ -204,10 +204,10 @@ class RankSession(Generic[AJob]):
 
 
 def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:
-    """Return a step's record: its spans only if this step is one of those that are kept.  Raises ConfigError for a loss that is none."""
+    """Return a step's record: its spans only if this step is one of those that are kept.  Raises DivergedError for a loss that is none."""
     loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
     if not math.isfinite(loss):
-        raise ConfigError(
+        raise DivergedError(
             f"Training with learning_rate = {session.rank_job.job.learning_rate:g} was asked for.",
             f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
             "Lower learning_rate.",

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.program import Program
 from workbench.core.schedule import Value
@@ -264,4 +264,4 @@ class InferenceSession:
 
 def _likeliest(logits: torch.Tensor | None) -> int:
     assert logits is not None
-    return int(logits[0].argmax())
+    return int(require_numbers(logits[0], "Tokens").argmax())

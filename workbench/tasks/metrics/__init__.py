@@ -5,23 +5,29 @@ compute() uses the formulas themselves: importing `evaluate` takes 5 s and write
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, DivergedError
 from workbench.tasks.metrics.formulas import FORMULAS
 
 
 def compute(names: Iterable[str], predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Return each metric of predictions against references.  Raises ConfigError for an unknown name or unequal or empty inputs."""
+    """Return each metric of predictions against references.
+
+    Raises ConfigError for an unknown name or unequal or empty inputs, DivergedError for predictions that are no numbers.
+    """
     if not len(references) or len(predictions) != len(references):
         raise ConfigError(
             f"A metric of {len(predictions)} predictions was asked for.",
             f"There are {len(references)} references.",
             "Give as many, at least one.",
         )
+    if not all(map(math.isfinite, predictions)):
+        raise DivergedError("A metric was asked for.", "Some predictions are no numbers.", "Lower learning_rate.")
     return {name: _formula(name)(predictions, references) for name in names}
 
 

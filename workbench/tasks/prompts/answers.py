@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from workbench.core.errors import require_numbers
 from workbench.tasks.prompts.batches import batch_of
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.likelihoods import BATCH_SIZE, LogitsAt
@@ -85,7 +86,8 @@ def _generated(
     for _ in range(limit):
         rows = [prompts[index].followed_by(written[index]) for index in going]
         with torch.inference_mode():
-            following = logits_at(batch_of(rows, [0] * len(rows), pad_id, going))[:, 0].argmax(dim=1).tolist()
+            logits = logits_at(batch_of(rows, [0] * len(rows), pad_id, going))[:, 0]
+            following = require_numbers(logits, "Answers").argmax(dim=1).tolist()
         for index, token in zip(going, following, strict=True):
             if token != pad_id:  # which is the end of text where a model has no padding of its own
                 written[index].append(token)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, require_numbers
 from workbench.tasks.prompts.answers import MAX_NEW_TOKENS, answer_f1, generate_answers
 from workbench.tasks.prompts.calibration import Calibration, candidate_prior, unknown_calibration, word_prior
 from workbench.tasks.prompts.encoding import PromptEncoder
@@ -46,7 +46,7 @@ def evaluate(
     A classification takes the likeliest label word, a multiple choice the candidate of the highest mean log-likelihood of its tokens, a
     question is answered by greedy generation (up to max_new_tokens, to the line's end) and counts by F1.
     calibration: see calibration.py; what it needs besides comes from task.train, without labels.  A question has none.
-    Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does.
+    Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for scores that are none.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
@@ -57,7 +57,7 @@ def evaluate(
         scores = label_log_likelihoods(logits_at, encoder.split(samples), batch_size)
         if calibration != "none":
             scores = scores - word_prior(logits_at, encoder, calibration, task.train)
-        chosen = scores.argmax(dim=1).tolist()
+        chosen = require_numbers(scores, "The likeliest label words").argmax(dim=1).tolist()
     elif task.kind == "multiple_choice":
         chosen = choices(logits_at, encoder, samples, calibration=calibration, batch_size=batch_size)
     else:
@@ -97,7 +97,7 @@ def choices(
     sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id, batch_size)
     is_free = calibration == "content_free"
     scores = sums - candidate_prior(logits_at, encoder, samples, following, owners) if is_free else sums / counts
-    return scores.view(len(samples), each).argmax(dim=1).tolist()
+    return require_numbers(scores, "The likeliest candidates").view(len(samples), each).argmax(dim=1).tolist()
 
 
 def _no_calibration(task: PromptTask, calibration: str) -> ConfigError:

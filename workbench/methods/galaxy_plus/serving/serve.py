@@ -8,6 +8,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
 from workbench.methods.galaxy_plus.serving.fleet import Fleet
@@ -23,9 +24,6 @@ from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.engines import EngineCluster
-
-BUSY_OVERRUN_SHARE = 0.05
-"""Above this share of late time emulated times mean nothing (as in experiment)."""
 
 DEFAULT_LENGTH = 64
 

@@ -1,0 +1,65 @@
+"""A report that is read back is one that can be: every number of it is a number, every device one of its cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_report import report
+
+from workbench.core import Report
+from workbench.core.errors import ConfigError
+from workbench.core.serial import to_json
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), "measured time of step 2 of epoch 1 is -1"),
+    "a negative predicted time": (lambda r: r["steps"][2].update(predicted_s=-0.5), "predicted time of step 1 of epoch 2 is -0.5"),
+    "a negative epoch": (lambda r: r["epochs"][0].update(seconds=-2), "time of epoch 1 is -2"),
+    "a negative phase": (lambda r: r.update(phases_s={"whole run": -2}), "time of 'whole run' is -2"),
+    "a negative size": (lambda r: r.update(bytes={"sent": -2}), "number of bytes 'sent' is -2"),
+    "a plan that takes no time": (lambda r: r["sweep"][0].update(predicted_s=0), r"predicted time of '\[6\]' is 0"),
+    "a span before the beginning": (lambda r: spans(r)[0].__setitem__(2, -1), "from -1 to 1 s in its timeline 'first epoch, predicted'"),
+    "a span that ends before it starts": (lambda r: spans(r)[0].__setitem__(3, -1), "0F0 of device 0 lasts from 0 to -1 s"),
+    "a span of no device": (lambda r: spans(r)[0].__setitem__(0, 7), "0F0 is of device 7 of 2"),
+    "a plan of missing devices": (lambda r: r["plan"]["stages"][0]["shares"][0].update(rank=7), "plan names device 7; the cluster has 2"),
+    "a cluster with a device less": (lambda r: r["cluster"]["devices"].pop(), "plan names device 1; the cluster has 1"),
+    "a timeline with a device less": (lambda r: timeline(r)["device_names"].pop(), "is of device 1 of 1"),
+    "a timeline with a device more": (lambda r: timeline(r).update(device_names=[*"abc"], memory=[], budget_bytes=[]), "has 3 devices"),
+    "memory of a device less": (lambda r: timeline(r)["memory"].pop(), "'memory' has 1 entries for 2 devices"),
+    "memory before the beginning": (lambda r: timeline(r)["memory"][0][0].__setitem__(0, -1), "memory of device 0"),
+    "a metric that is no number": (lambda r: r["metrics"].update(f1=None), "null"),
+    "a loss without an end": (lambda r: r["steps"][0].update(loss=float("inf")), "malformed"),
+}  # fmt: skip
+
+
+def timeline(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw["timelines"]["first epoch, predicted"]
+
+
+def spans(raw: dict[str, Any]) -> list[list[Any]]:
+    return timeline(raw)["spans"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    spoil, found = WRONG[name]
+    raw = json.loads(to_json(report()))
+    spoil(raw)
+    (tmp_path / "report.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match=f"Asked to read.*{found}"):
+        Report.read(tmp_path / "report.json")
+
+
+def test_a_report_survives_windows_and_no_other_encoding(tmp_path: Path) -> None:
+    path = report(valid=False).write(tmp_path / "report.json")
+    text = path.read_text(encoding="utf-8")
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text(text, encoding=encoding)
+        assert Report.read(path) == report(valid=False)
+    for data in (text.encode("utf-16"), text.replace("pair", "pär").encode("latin-1")):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="It is not UTF-8 text"):
+            Report.read(path)
