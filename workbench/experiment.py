@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -200,7 +201,8 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
     if outcome is None:
         return report
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
-    notes = outcome.notes
+    metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
+    notes = outcome.notes + tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
     if busy:
         late = f"{outcome.overrun_share:.0%} of the emulated devices' time was late, at most {BUSY_OVERRUN_SHARE:.0%} is valid"
         notes += (f"Host too busy: {late}. Close other programs and run again.",)
@@ -211,7 +213,7 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
         steps=outcome.steps,
         epochs=outcome.epochs,
         timelines=report.timelines | outcome.timelines,
-        metrics=outcome.metrics,
+        metrics=metrics,
         phases_s={f"{name}, predicted": seconds for name, seconds in prediction.phases_s.items()}
         | outcome.phases_s
         | {"whole run": wall_s},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import made_up_report
 import pytest
 from tiny_job import CLUSTER_FILE, write_data
 from typer.testing import CliRunner
@@ -110,6 +111,29 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     assert "It is a folder" in refused("run", "--report", str(tmp_path))["found"]
     (tmp_path / "file").touch()
     assert "Not a directory" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]
+
+
+def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode, hint in (("execute", True), ("simulate", False)):
+        monkeypatch.setattr("workbench.cli.run._run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute"))
+        told = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
+        assert told.exit_code == 2 and "Devices     fast" in told.stderr
+        said = told.stderr.splitlines()[-1]
+        assert said.startswith("WriteError: Writing '/dev/full' was asked for. No space left on device. Free some space")
+        assert ("--resume" in said) is hint
+    assert Path("/dev/full").is_char_device()
+
+
+def test_figures_are_drawn_into_folders_only(tmp_path: Path) -> None:
+    path = made_up_report.report().write(tmp_path / "report.json")
+    for out, found in (
+        (path, "File exists"),
+        (path / "below", "Not a directory"),
+        ("/proc/figures", "No such file"),
+        ("/dev/null", "File exists"),
+    ):
+        assert found in refused("draw", str(path), "--out", str(out))["found"]
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_full_disk_elsewhere_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

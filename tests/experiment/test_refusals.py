@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import made_up_report
 import pytest
 from tiny_job import two_devices
 
@@ -18,6 +20,7 @@ from workbench.core.errors import (
     RuntimeSetupError,
     WorkbenchError,
 )
+from workbench.methods.base import Outcome, Prediction
 from workbench.methods.pac_plus import method as pac_plus
 from workbench.runtime.work_folder import own_folder
 
@@ -84,3 +87,11 @@ def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
 def test_a_disk_budget_is_kept_before_anything_starts(job: Job, tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"needs \d\.\d MB .* The disk budget is 0\.0 MB\."):
         run(replace(job, options={"disk_budget_bytes": 1000}), tmp_path)
+
+
+def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
+    simulated = made_up_report.report()
+    outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
+    made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome)
+    assert made.metrics == {"accuracy": 0.5}
+    assert made.notes == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))

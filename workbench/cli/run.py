@@ -188,6 +188,7 @@ def _finish(report: Report, path: Path | None, as_json: bool) -> None:
 
         print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
         if unwritten is not None:
-            raise WriteError(unwritten.asked, unwritten.found, "Mend that and repeat with --resume.") from unwritten
+            kept = report.mode == "execute" and report.plan.inference is None
+            raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
         if path is not None:
             print(f"Report      {path}  (figures: workbench draw {path} --out FOLDER)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -159,9 +160,24 @@ def _with_only_our_tags(value: Any) -> Any:
     return made if isinstance(value, dict) else [*made.values()]
 
 
+def _not_numbers(figure: go.Figure) -> dict[str, int]:
+    """Return how many values of each trace are NaN or infinite; None is a gap that the figure wants."""
+    lost: dict[str, int] = {}
+    for trace in figure.data:
+        values = [value for axis in ("x", "y") if axis in trace and trace[axis] is not None for value in trace[axis]]
+        if count := sum(isinstance(value, float) and not math.isfinite(value) for value in values):
+            lost[trace.name or trace.type] = lost.get(trace.name or trace.type, 0) + count
+    return lost
+
+
 def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420) -> go.Figure:
-    """Give a figure its title with what the numbers are, its note in sight, and the common look; return it."""
-    lines = [f"<b>{note}</b>"] if note else []
+    """Give a figure its title with what the numbers are, its note in sight, and the common look; return it.
+
+    Values that are no numbers are not drawn: a second note says how many, and of what.
+    """
+    lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
+    notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
+    lines = [f"<b>{one}</b>" for one in notes if one]
     if subtitle:
         lines.append(subtitle)
     figure.update_layout(
@@ -174,7 +190,7 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
             "y": 1 - 18 / height,
             "yanchor": "top",
             "font": {"size": 17, "color": BLACK},
-            "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if note else DARK_GREY}},
+            "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if any(notes) else DARK_GREY}},
         },
         height=height,
         # A bar along the right edge leaves the end of a long title in sight.

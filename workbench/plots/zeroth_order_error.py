@@ -77,8 +77,7 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     figure.add_trace(go.Scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip"))
     for index, (name, pairs) in enumerate(found.items()):
         marker = {"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": CYCLE[index % len(CYCLE)]}
-        kept = [(exact, measured) for exact, measured in pairs if math.isfinite(measured)]
-        x, y = [exact for exact, _ in kept], [measured for _, measured in kept]
+        x, y = [exact for exact, _ in pairs], [measured for _, measured in pairs]
         hover = f"{name}: exact %{{x:.3g}}, measured %{{y:.3g}}<extra></extra>"
         figure.add_trace(go.Scatter(name=name, mode="markers", x=x, y=y, marker=marker, hovertemplate=hover))
     figure.update_xaxes(title="exact, by a backward pass: z · ∇L", range=[-most, most], zeroline=True, zerolinecolor="#DDDDDD")
