@@ -1,3 +1,4 @@
+import os
 import re
 
 import pytest
@@ -7,6 +8,10 @@ from workbench.core.catalogue import cluster_names, device_models, load_cluster,
 from workbench.core.errors import ConfigError
 
 ONE_DEVICE = '[[device]]\nname = "a"\nmodel = "rpi-5"\n'
+
+
+LINK = '[[link]]\nfrom = "a"\nto = "b"\nbandwidth_mbit_per_s = 1\n'
+LINKED = ONE_DEVICE + ONE_DEVICE.replace('"a"', '"b"') + LINK
 
 
 def write(tmp_path, text):
@@ -20,7 +25,7 @@ def refusal(tmp_path, text):
         load_cluster(write(tmp_path, text))
     message = str(caught.value)
     assert "mine.toml" in message
-    assert "\n" not in message
+    assert message.isprintable()
     return message
 
 
@@ -133,6 +138,27 @@ def test_an_unknown_device_model_names_the_nearest():
         ('[device]\nname = "a"\n', "not a list of tables"),
         (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "z"\nbandwidth_mbit_per_s = 1\n', "a>z"),
         (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "a"\n', "no bandwidth_mbit_per_s"),
+        (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "a"\nbandwidth_mbit_per_s = 1\n', "'a>a'.*from a device to itself"),
+        (LINKED + "both_ways = 'no'\n", "line 11: Link 1 asks for both_ways = 'no'.*true or false"),
+        (LINKED + LINK, "Link 2 describes 'a>b'.*earlier link"),
+        (LINKED + "both_ways = true\n" + LINK.replace('"a"', '"c"').replace('"b"', '"a"').replace('"c"', '"b"'), "Link 2 describes 'b>a'"),
+        (LINKED + "latency_ms = 1e300\n", "line 11: Link 1 asks for latency_ms = 1e.300.*at most 3.6e.06.*Lower latency_ms"),
+        (ONE_DEVICE + "memory_mb = 1e300\n", r"line 4: Device 'a' asks for memory_mb = 1e\+300.*at most 1e\+12.*Lower memory_mb"),
+        (ONE_DEVICE + "memory_mb = 1" + 400 * "0" + "\n", "line 4: Device 'a' asks for memory_mb = a number of 401 digits"),
+        (ONE_DEVICE + "gflops = 1" + 400 * "0" + "\n", "line 4: Device 'a' asks for gflops = a number of 401 digits.*at most 1e.09"),
+        (ONE_DEVICE + "memory_mb = 5\n" + ONE_DEVICE + "memory_mb = 0\n", "line 8: Device 'a' asks for memory_mb = 0"),
+        (ONE_DEVICE + "gflops = 1e-300\n", "gflops = 1e-300.*at least 1e-12.*Raise gflops"),
+        (ONE_DEVICE + "gflops = 1e400\n", "gflops = inf"),
+        (ONE_DEVICE + "storage_mb_per_s = -inf\n", "storage_mb_per_s = -inf.*Raise"),
+        (ONE_DEVICE + "host_share = 100\n", "host_share = 100.*above 0 and at most 1.*Lower host_share"),
+        (ONE_DEVICE + "watts_idle = -1\n", "watts_idle = -1.*at least 0"),
+        (ONE_DEVICE + "watts_busy = nan\n", "watts_busy = nan.*Give watts_busy a number"),
+        ("name = 3\n" + ONE_DEVICE, "The cluster was described. Its name is 3"),
+        ('name = "\\u001b[31m"\n' + ONE_DEVICE, r"Its name is '\\x1b\[31m', not text without control"),
+        (ONE_DEVICE.replace('"a"', '"a\\tb"'), "Its name is .*not text without control"),
+        (ONE_DEVICE.replace('"a"', '"' + 200 * "a" + '"'), "name = a{80}... .200 characters.*at most 100 characters"),
+        (ONE_DEVICE + 'address = "\\u001b]0;"\n', "Its address is"),
+        (ONE_DEVICE + "a = " + 100_000 * "[", "nested too deep"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_answered_in_one_line(tmp_path, text, expected):
@@ -150,3 +176,12 @@ def test_data_is_found_beside_the_installed_package(tmp_path, monkeypatch):
     (package / "_data" / "devices.toml").write_text("")
     monkeypatch.setattr(catalogue, "__file__", str(package / "core" / "catalogue.py"))
     assert catalogue.data_folder() == package / "_data"
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe.toml", "folder.toml", "n" * 300 + ".toml", "loop.toml", "n" * 300])
+def test_what_is_no_cluster_file_is_answered_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "loop.toml").symlink_to(tmp_path / "loop.toml")
+    with pytest.raises(ConfigError, match=r"Asked to read the cluster|The cluster 'n+\.\.\. \(300 characters\)' was asked for"):
+        load_cluster(tmp_path / name if name.endswith(".toml") else name)

@@ -16,6 +16,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
+from workbench.core.serial import shown
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 
 DEFAULTS = ReschedulingSettings()
@@ -102,19 +103,23 @@ def serve(
 def parse_fault(word: str, cluster: Cluster) -> Fault:
     """Return the fault that a word such as 'slow:rpi-l-1:10-30:4', 'kill:2:5-8' or 'freeze:2:5-' describes.  Raises ConfigError."""
     parts = word.split(":")
-    asked = f"The fault '{word}' was asked for."
+    asked = f"The fault '{shown(word)}' was asked for."
     if len(parts) not in (3, 4):
         raise ConfigError(asked, "It is not KIND:DEVICE:FROM-TO[:FACTOR].", "Write, for example, slow:1:10-30:4 or kill:1:10-20.")
     kind, name, times = parts[:3]
     names = [device.name for device in cluster.devices]
-    if name not in names and not (name.isdigit() and int(name) < len(names)):
+    if len(parts) == 4 and kind != "slow":
+        raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {':'.join(parts[:3])}.")
+    if name not in names and not (name.isdecimal() and len(name) < 10 and int(name) < len(names)):
         raise ConfigError(asked, f"The devices of '{cluster.name}' are {', '.join(names)}.", "Name one of them, or its number from 0.")
     start, _, end = times.partition("-")
     try:
         start_s, end_s = float(start), float(end) if end else None
         factor = float(parts[3]) if len(parts) == 4 else (4.0 if kind == "slow" else 1.0)
     except ValueError:
-        raise ConfigError(asked, f"'{times}' or the factor is not a number of seconds.", "Write, for example, slow:1:10-30:4.") from None
+        raise ConfigError(
+            asked, f"'{shown(':'.join(parts[2:]))}' is not numbers of seconds and a factor.", "Write, for example, slow:1:10-30:4."
+        ) from None
     rank = names.index(name) if name in names else int(name)
     return Fault(kind=kind, rank=rank, start_s=start_s, end_s=end_s, factor=factor)  # type: ignore[arg-type]
 

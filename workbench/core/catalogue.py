@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,25 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.serial import read_toml
+from workbench.core.ranges import range_of, require_range
+from workbench.core.serial import LARGEST_TOML, read_text, read_toml, shown
 
 DEFAULT_CLUSTER = "laptop"
 MB = 1_000_000
 BITS_PER_BYTE = 8
 
-_NUMBERS = ("memory_mb", "bandwidth_mbit_per_s", "latency_ms", "host_share", "gflops", "watts_busy", "watts_idle", "storage_mb_per_s")
+_NUMBERS: dict[str, tuple[type, str, float]] = {
+    "memory_mb": (Device, "memory_bytes", MB),
+    "bandwidth_mbit_per_s": (Link, "bytes_per_s", MB / BITS_PER_BYTE),
+    "latency_ms": (Link, "latency_s", 1e-3),
+    "host_share": (Device, "host_share", 1),
+    "gflops": (Device, "flops_per_s", 1e9),
+    "watts_busy": (Device, "watts_busy", 1),
+    "watts_idle": (Device, "watts_idle", 1),
+    "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
+}
+"""By key: the field that it sets, which states its range, and the key's unit in the field's."""
+
 _MODEL_KEYS = (*_NUMBERS, "title", "processor")
 _DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "processor")
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
@@ -58,28 +69,28 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     path = Path(name_or_path)
     if path.suffix != ".toml" and path.name == str(name_or_path):
         path = data_folder() / "clusters" / f"{name_or_path}.toml"
-        if not path.is_file():
+        if name_or_path not in cluster_names():
             raise ConfigError(
-                f"The cluster '{name_or_path}' was asked for.",
+                f"The cluster '{shown(name_or_path)}' was asked for.",
                 f"Known: {', '.join(cluster_names())}.",
                 did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
             )
     source = _Source(path)
-    tables = read_toml(path)
+    tables = read_toml(path, "the cluster")
     source.require_known(tables, _CLUSTER_KEYS, "the file")
     defaults = source.table(tables.get("defaults", {}), "[defaults]")
     source.require_known(defaults, _DEVICE_KEYS, "[defaults]")
-    name = tables.get("name", path.stem)
+    name = source.text({"name": path.stem} | tables, "name", "The cluster")
     described = source.tables(tables.get("device", []), "[[device]]")
     if not described:
         raise source.error(f"The cluster '{name}' was asked for.", "It has no devices.", "Describe at least one [[device]].")
     devices = tuple(_device({**defaults, **device}, source, number) for number, device in enumerate(described, start=1))
     try:
         return Cluster(
-            name=str(name),
+            name=name,
             devices=devices,
             pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), devices, source),
-            description=str(tables.get("description", "")),
+            description=" ".join(str(tables.get("description", "")).split()),
         )
     except ConfigError as error:
         raise source.wrap(error) from error
@@ -92,41 +103,40 @@ class _Source:
         self.path = path
 
     def error(self, asked: str, found: str, todo: str, *, line_of: str = "") -> ConfigError:
-        return ConfigError(f"In '{self.path}'{self._line(line_of)}: {asked}", found, todo)
+        return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}", found, todo)
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return the error with the file named, once."""
-        named = error.asked.startswith(f"In '{self.path}'")
-        return error if named else ConfigError(f"In '{self.path}': {error.asked}", error.found, error.todo)
+        named = f"In '{shown(str(self.path), 200)}'"
+        return error if error.asked.startswith(named) else ConfigError(f"{named}: {error.asked}", error.found, error.todo)
 
     def require_known(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in table:
             if key not in known:
                 raise self.error(
-                    f"The key '{key}' in {where} was read.",
+                    f"The key '{shown(key)}' in {where} was read.",
                     f"Known there: {', '.join(known)}.",
                     did_you_mean(key, known, "Rename or remove it."),
                     line_of=key,
                 )
 
-    def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None, *, may_be_zero: bool = False) -> float:
-        """Return a number above 0 (or 0).  Raises ConfigError if it is missing and has no default."""
+    def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None) -> float:
+        """Return a number in the unit of the field that `key` sets.  Raises ConfigError if it is out of the field's range or missing."""
         value = table.get(key, default)
         if value is None:
             raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{owner} asks for {key} = {value!r}.", "It must be a number.", "Write it without quotes.", line_of=key)
-        if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-            bound = "0 or more" if may_be_zero else "above 0"
-            raise self.error(
-                f"{owner} asks for {key} = {value}.", f"It must be {bound} and finite.", f"Set {key} {bound}.", line_of=f"{key}={value}"
-            )
-        return float(value)
+        kind, name, unit = _NUMBERS[key]
+        try:
+            require_range(value, range_of(kind, name), owner, key, unit=unit)
+        except ConfigError as error:
+            raise self.error(error.asked, error.found, error.todo, line_of=f"{key}={value}") from None
+        return float(value * unit)
 
     def text(self, table: Mapping[str, Any], key: str, owner: str) -> str:
         value = table.get(key)
-        if not isinstance(value, str) or not value:
-            raise self.error(f"{owner} was described.", f"Its {key} is {value!r}.", f'Write {key} = "..."', line_of=key)
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            found = f"Its {key} is {shown(repr(value))}, not text without control characters."
+            raise self.error(f"{owner} was described.", found, f'Write {key} = "...".', line_of=key)
         return value
 
     def table(self, value: object, where: str) -> dict[str, Any]:
@@ -144,15 +154,24 @@ class _Source:
         key, _, value = wanted.partition("=")
         if not key:
             return ""
-        pattern = re.compile(rf"^\s*(\[\[?)?{re.escape(key)}\s*(=\s*{re.escape(value)}|[=\]])")
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
-            if pattern.match(line):
+        pattern = re.compile(rf"\s*\[{{0,2}}{re.escape(key)}\s*(?:\]|=\s*([^#\s]*))")
+        for number, line in enumerate(read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(), start=1):
+            found = pattern.match(line)
+            if found and (not value or _same(found[1] or "", value)):
                 return f" line {number}"
         return ""
 
 
+def _same(written: str, value: str) -> bool:
+    """Return whether a number is written in one of its forms: 1e300 for 1e+300."""
+    try:
+        return repr(float(written)) == repr(float(value))
+    except ValueError:
+        return written.strip("\"'") == value.lower()
+
+
 def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Device:
-    owner = f"Device '{table['name']}'" if isinstance(table.get("name"), str) else f"Device {number}"
+    owner = f"Device '{shown(table['name'])}'" if isinstance(table.get("name"), str) else f"Device {number}"
     source.require_known(table, _DEVICE_KEYS, owner)
     name = source.text(table, "name", owner)
     model = ""
@@ -161,11 +180,11 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         model = source.text(table, "model", owner)
         catalogue = _catalogue()
         if model not in catalogue:
-            raise source.error(f"{owner} is a '{model}'.", f"Known models: {', '.join(catalogue)}.", did_you_mean(model, catalogue))
+            raise source.error(f"{owner} is a '{shown(model)}'.", f"Known models: {', '.join(catalogue)}.", did_you_mean(model, catalogue))
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
     whole = {**entry, **table}
     processors = tuple(
-        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None) * 1e9)
+        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None))
         for one in source.tables(whole.get("processor", []), "[[device.processor]]")
     )
     share = None if "host_share" not in whole else source.number(whole, "host_share", owner, None)
@@ -173,15 +192,15 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     try:
         return Device(
             name=name,
-            flops_per_s=source.number(whole, "gflops", owner, None) * 1e9,
-            memory_bytes=round(source.number(whole, "memory_mb", owner, None) * MB),
+            flops_per_s=source.number(whole, "gflops", owner, None),
+            memory_bytes=round(source.number(whole, "memory_mb", owner, None)),
             link=_link(whole, source, owner),
             host_share=share,
             address=address,
             processors=processors,
-            watts_busy=source.number(whole, "watts_busy", owner, 0.0, may_be_zero=True),
-            watts_idle=source.number(whole, "watts_idle", owner, 0.0, may_be_zero=True),
-            storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0) * MB,
+            watts_busy=source.number(whole, "watts_busy", owner, 0.0),
+            watts_idle=source.number(whole, "watts_idle", owner, 0.0),
+            storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0),
             model=model,
         )
     except ConfigError as error:
@@ -190,29 +209,33 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
 
 def _link(table: Mapping[str, Any], source: _Source, owner: str) -> Link:
     return Link(
-        bytes_per_s=source.number(table, "bandwidth_mbit_per_s", owner, 1000.0) * 1e6 / BITS_PER_BYTE,
-        latency_s=source.number(table, "latency_ms", owner, 0.0, may_be_zero=True) / 1e3,
+        bytes_per_s=source.number(table, "bandwidth_mbit_per_s", owner, 1000.0),
+        latency_s=source.number(table, "latency_ms", owner, 0.0),
     )
 
 
 def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _Source) -> dict[str, Link]:
-    pairs = {}
+    pairs: dict[str, Link] = {}
     for number, table in enumerate(tables, start=1):
         owner = f"Link {number}"
         source.require_known(table, _LINK_KEYS, owner)
         sender, receiver = source.text(table, "from", owner), source.text(table, "to", owner)
+        both_ways = table.get("both_ways", False)
+        if not isinstance(both_ways, bool):
+            asked = f"{owner} asks for both_ways = {shown(repr(both_ways))}."
+            raise source.error(asked, "It must be true or false.", "Write it without quotes.", line_of="both_ways")
         source.number(table, "bandwidth_mbit_per_s", owner, None)
-        link = _link(table, source, owner)
-        pairs[f"{sender}>{receiver}"] = link
-        if table.get("both_ways", False):
-            pairs[f"{receiver}>{sender}"] = link
+        for pair in (f"{sender}>{receiver}", f"{receiver}>{sender}")[: 1 + both_ways]:
+            if pair in pairs:
+                raise source.error(f"{owner} describes '{pair}'.", "An earlier link describes it, too.", "Describe each direction once.")
+            pairs[pair] = _link(table, source, owner)
     return pairs
 
 
 def _catalogue() -> dict[str, dict[str, Any]]:
     path = data_folder() / "devices.toml"
     source = _Source(path)
-    tables = read_toml(path)
+    tables = read_toml(path, "the device catalogue")
     for name, table in tables.items():
         source.require_known(source.table(table, f"[{name}]"), _MODEL_KEYS, f"[{name}]")
     return tables

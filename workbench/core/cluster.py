@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from dataclasses import dataclass, field, replace
 
 from workbench.core.errors import ConfigError
-
-
-def _require_positive(owner: str, **quantities: float) -> None:
-    for name, quantity in quantities.items():
-        if not (quantity > 0 and math.isfinite(quantity)):
-            raise ConfigError(f"{owner} asks for {name} = {quantity}.", "It must be a positive, finite number.", f"Set {name} above 0.")
+from workbench.core.ranges import Latency, Name, NumBytes, Rate, Share, Slowing, Text, Watts, require_range, require_ranges
+from workbench.core.serial import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
     """A processor of a device (Confidant, section 3.3).  flops_per_s: sustained FLOP/s in fp32."""
 
-    name: str
-    flops_per_s: float
+    name: Name
+    flops_per_s: Rate
 
     def __post_init__(self) -> None:
-        _require_positive(f"Processor '{self.name}'", flops_per_s=self.flops_per_s)
+        require_ranges(self, f"Processor '{shown(self.name)}'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A device's access link to the switch.  bytes_per_s: payload rate, each way.  latency_s: one way."""
 
-    bytes_per_s: float
-    latency_s: float = 0.0
+    bytes_per_s: Rate
+    latency_s: Latency = 0.0
 
     def __post_init__(self) -> None:
-        _require_positive("A link", bytes_per_s=self.bytes_per_s)
-        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
-            raise ConfigError(f"A link asks for latency_s = {self.latency_s}.", "It must not be negative.", "Set latency_s to 0 or more.")
+        require_ranges(self, "A link")
 
     def transfer_s(self, nbytes: int) -> float:
         """Return the seconds that `nbytes` take over this link, unloaded."""
@@ -52,37 +46,33 @@ class Device:
     of a real device.  watts_busy, watts_idle: power.  storage_bytes_per_s: sequential read rate.
     """
 
-    name: str
-    flops_per_s: float
-    memory_bytes: int
+    name: Name
+    flops_per_s: Rate
+    memory_bytes: NumBytes
     link: Link
-    host_share: float | None = None
-    address: str | None = None
+    host_share: Share | None = None
+    address: Name | None = None
     processors: tuple[Processor, ...] = ()
-    watts_busy: float = 0.0
-    watts_idle: float = 0.0
-    storage_bytes_per_s: float = 90e6
-    model: str = ""
+    watts_busy: Watts = 0.0
+    watts_idle: Watts = 0.0
+    storage_bytes_per_s: Rate = 90e6
+    model: Text = ""
 
     def __post_init__(self) -> None:
-        owner = f"Device '{self.name}'"
-        _require_positive(owner, flops_per_s=self.flops_per_s, memory_bytes=self.memory_bytes, storage_bytes_per_s=self.storage_bytes_per_s)
-        if self.host_share is not None:
-            _require_positive(owner, host_share=self.host_share)
-        if min(self.watts_busy, self.watts_idle) < 0:
-            raise ConfigError(f"{owner} asks for negative power.", f"{self.watts_busy} W, {self.watts_idle} W.", "Set it to 0 or more.")
+        require_ranges(self, f"Device '{shown(self.name)}'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Devices joined by a switch; rank r is devices[r].  pairs: links that differ, keyed 'name>name'."""
 
-    name: str
+    name: Text
     devices: tuple[Device, ...]
     pairs: dict[str, Link] = field(default_factory=dict)
-    description: str = ""
+    description: Text = ""
 
     def __post_init__(self) -> None:
+        require_ranges(self, "A cluster")
         if not self.devices:
             raise ConfigError(f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]].")
         names = [device.name for device in self.devices]
@@ -93,10 +83,11 @@ class Cluster:
                 )
         for pair in self.pairs:
             unknown = [name for name in pair.split(">") if name not in names]
+            asked = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
             if unknown or pair.count(">") != 1:
-                raise ConfigError(
-                    f"Cluster '{self.name}' describes the link '{pair}'.", f"Its devices are {', '.join(names)}.", "Write 'name>name'."
-                )
+                raise ConfigError(asked, f"Its devices are {', '.join(names)}.", "Write 'name>name'.")
+            if len(set(pair.split(">"))) == 1:
+                raise ConfigError(asked, "It leads from a device to itself.", "Name two devices.")
 
     @property
     def world_size(self) -> int:
@@ -109,10 +100,7 @@ class Cluster:
         own = self.pairs.get(f"{sender.name}>{receiver.name}")
         if own is not None:
             return own
-        return Link(
-            bytes_per_s=min(sender.link.bytes_per_s, receiver.link.bytes_per_s),
-            latency_s=sender.link.latency_s + receiver.link.latency_s,
-        )
+        return _path(sender.link, receiver.link)
 
     def without(self, rank: int) -> Cluster:
         """Return the cluster that is left when a device has gone.  Raises ConfigError if none is left."""
@@ -125,9 +113,9 @@ class Cluster:
 
     def slowed(self, rank: int, factor: float) -> Cluster:
         """Return the cluster with one device `factor` times slower (a straggler)."""
-        _require_positive(f"Slowing device '{self.devices[rank].name}'", factor=factor)
         device = self.devices[rank]
-        share = None if device.host_share is None else device.host_share / factor
+        require_range(factor, Slowing, f"Slowing device '{device.name}'", "factor")
+        share = None if device.host_share is None else min(1.0, device.host_share / factor)
         slow = replace(
             device,
             flops_per_s=device.flops_per_s / factor,
@@ -135,3 +123,8 @@ class Cluster:
             processors=tuple(replace(processor, flops_per_s=processor.flops_per_s / factor) for processor in device.processors),
         )
         return replace(self, devices=(*self.devices[:rank], slow, *self.devices[rank + 1 :]))
+
+
+@functools.lru_cache(maxsize=4096)  # planners ask for the same few by the thousand
+def _path(sender: Link, receiver: Link) -> Link:
+    return Link(bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s)

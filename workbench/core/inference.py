@@ -188,7 +188,7 @@ class InferencePlan:
             raise ConfigError(asked, "A device is missing or named twice.", "Name each device once.")
         for name in ("units", "columns", "shares", "layers"):
             given = getattr(self, name)
-            if given and (len(given) != len(self.ranks) or min(given) < 0 or sum(given) <= 0):
+            if given and not (len(given) == len(self.ranks) and min(given) >= 0 and 0 < sum(given) < math.inf):
                 raise ConfigError(asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0.")
         if any(scheme not in (1, 2) for scheme in self.schemes):
             raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
@@ -221,7 +221,7 @@ class InferencePlan:
 def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Cut `total` things in proportion to the weights, by largest remainder; the first of equals gets more."""
     whole = math.fsum(weights)
-    if not whole > 0 or min(weights) < 0:
+    if not 0 < whole < math.inf or min(weights) < 0:
         raise ConfigError(
             f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0."
         )

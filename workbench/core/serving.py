@@ -122,7 +122,8 @@ class ServingReport:
     """Everything that a served stream was.  events, requests: in order of time.  num_lost: requests that got no answer.
 
     plans[0] was the first; every other was made by re-scheduling.  memory: resident bytes over time, (time_s, bytes of each device's
-    process by rank, and last the portal's).  valid: False if the host was too busy for its emulated times to mean anything.
+    process by rank, and last the portal's).  valid: False if the host was too busy for its emulated times to mean anything, or if a fault
+    that was asked for never began; notes say which.
     """
 
     source: Source

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from workbench.core.errors import ConfigError
+from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
 
 Reaction = Literal["none", "exclude", "rebalance", "best"]
 """What is done about a straggler: nothing; leave it out (the paper's); a smaller share; whichever of the two is predicted faster."""
@@ -21,15 +23,13 @@ class StreamSettings:
     num_requests: how many.  length: tokens of one; 0 takes what the task gives.
     """
 
-    num_requests: int = 100
-    rate_per_s: float = 0.0
-    seed: int = 0
-    length: int = 0
+    num_requests: Annotated[int, Meta(ge=1, le=10**7)] = 100
+    rate_per_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    seed: Seed = 0
+    length: Tokens = 0
 
     def __post_init__(self) -> None:
-        asked = f"A stream of {self.num_requests} requests at {self.rate_per_s:g} per second was asked for."
-        if self.num_requests < 1 or not self.rate_per_s >= 0 or math.isinf(self.rate_per_s) or self.length < 0:
-            raise ConfigError(asked, "It needs a request, and a rate of at least 0.", "Raise num_requests; set rate_per_s to 0 or more.")
+        require_ranges(self, "A stream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,42 +48,34 @@ class ReschedulingSettings:
     """
 
     reaction: Reaction = "exclude"
-    report_every_s: float = 0.5
-    slow_factor: float = 1.5
-    window: int = 5
-    repeats: int = 3
-    recovered_factor: float = 1.2
-    good_probes: int = 3
-    probe_every_s: float = 0.5
-    back_off: float = 2.0
-    longest_probe_s: float = 30.0
-    calm_s: float = 10.0
-    min_gain: float = 0.05
-    silence_s: float = 5.0
-    request_timeout_s: float = 20.0
+    report_every_s: Interval = 0.5
+    slow_factor: Slowness = 1.5
+    window: Count = 5
+    repeats: Count = 3
+    recovered_factor: Slowness = 1.2
+    good_probes: Count = 3
+    probe_every_s: Interval = 0.5
+    back_off: Slowness = 2.0
+    longest_probe_s: Interval = 30.0
+    calm_s: Seconds = 10.0
+    min_gain: Annotated[float, Meta(ge=0, le=1e3)] = 0.05
+    silence_s: Interval = 5.0
+    request_timeout_s: Interval = 20.0
 
     def __post_init__(self) -> None:
+        require_ranges(self, "Re-scheduling")
         asked = "Re-scheduling was asked for with "
-        if self.reaction not in ("none", "exclude", "rebalance", "best"):
-            raise ConfigError(f"{asked}reaction '{self.reaction}'.", "There are none, exclude, rebalance and best.", "Choose one.")
-        if not 1.0 <= self.recovered_factor < self.slow_factor:
+        if not self.recovered_factor < self.slow_factor:
             raise ConfigError(
                 f"{asked}slow_factor {self.slow_factor:g} and recovered_factor {self.recovered_factor:g}.",
                 "A device must be clearly better to be taken back than it was to be left out, or it goes in and out.",
                 "Set 1 <= recovered_factor < slow_factor.",
             )
-        if not 1 <= self.repeats <= self.window or self.good_probes < 1:
+        if self.repeats > self.window:
             raise ConfigError(
-                f"{asked}repeats {self.repeats}, window {self.window} and good_probes {self.good_probes}.",
+                f"{asked}repeats {self.repeats} and window {self.window}.",
                 "A straggler is found by `repeats` of the last `window` reports.",
-                "Set 1 <= repeats <= window and good_probes >= 1.",
-            )
-        positive = (self.report_every_s, self.probe_every_s, self.longest_probe_s, self.silence_s, self.request_timeout_s)
-        if min(positive) <= 0 or self.back_off < 1 or self.calm_s < 0 or self.min_gain < 0:
-            raise ConfigError(
-                f"{asked}times {positive}, back_off {self.back_off:g}, calm_s {self.calm_s:g}, min_gain {self.min_gain:g}.",
-                "Times must be above 0, back_off at least 1, the others at least 0.",
-                "Raise them.",
+                "Set repeats <= window.",
             )
 
 
@@ -96,17 +88,17 @@ class Fault:
     """
 
     kind: FaultKind
-    rank: int
-    start_s: float
-    end_s: float | None = None
-    factor: float = 1.0
+    rank: Annotated[int, Meta(ge=0, le=10**6)]
+    start_s: Seconds
+    end_s: Seconds | None = None
+    factor: Slowness = 1.0
 
     def __post_init__(self) -> None:
+        require_ranges(self, "A fault")
         end = "the end" if self.end_s is None else f"{self.end_s:g} s"
         asked = f"A fault '{self.kind}' of device {self.rank} from {self.start_s:g} s to {end}, factor {self.factor:g}, was asked for."
-        if self.kind not in ("slow", "kill", "freeze"):
-            raise ConfigError(asked, "There are slow, kill and freeze.", "Choose one.")
-        if not 0 <= self.start_s < (math.inf if self.end_s is None else self.end_s) or self.rank < 0:
-            raise ConfigError(asked, "It must begin at 0 s or later, and end after that.", "Set 0 <= start_s < end_s.")
-        if not (self.factor > 0 and math.isfinite(self.factor)) or (self.kind == "slow" and self.factor == 1.0):
-            raise ConfigError(asked, "The factor must be positive and finite, and for 'slow' not 1.", "Give a factor such as 4.")
+        if self.end_s is not None and not self.start_s < self.end_s:
+            raise ConfigError(asked, "It must end after it begins.", "Set start_s < end_s.")
+        if (self.kind == "slow") != (self.factor > 1):
+            found = "That slows nothing down." if self.kind == "slow" else "Only 'slow' has a factor."
+            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if self.kind == "slow" else "Leave the factor out.")

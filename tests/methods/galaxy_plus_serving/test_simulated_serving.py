@@ -197,6 +197,13 @@ def test_everybody_killed_one_after_another_and_back(make_world: Callable) -> No
     assert len(served_ranks(report)[-1]) == 4
 
 
+def test_a_fault_after_the_last_answer_is_noted(make_world: Callable) -> None:
+    report = make_world().serve(20, dataclasses.replace(SLOW, start_s=1000.0, end_s=None))
+    assert not report.valid
+    assert "at 1000 s never began: the stream ended after" in report.notes[0]
+    assert make_world().serve(20).valid
+
+
 def test_report_is_written_and_read(make_world: Callable, tmp_path: Path) -> None:
     report = make_world().serve(50, SLOW, Fault(kind="kill", rank=2, start_s=1.0))
     assert ServingReport.read(report.write(tmp_path / "serving.json")) == report
@@ -221,15 +228,15 @@ def test_percentile_is_by_nearest_rank() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: StreamSettings(num_requests=0), "0 requests"),
-        (lambda: StreamSettings(rate_per_s=-1.0), "at -1 per second"),
+        (lambda: StreamSettings(num_requests=0), "num_requests = 0"),
+        (lambda: StreamSettings(rate_per_s=-1.0), "rate_per_s = -1"),
         (lambda: ReschedulingSettings(slow_factor=1.2, recovered_factor=1.3), "goes in and out"),
         (lambda: ReschedulingSettings(repeats=6, window=5), "repeats 6"),
         (lambda: ReschedulingSettings(reaction="panic"), "panic"),  # type: ignore[arg-type]
-        (lambda: ReschedulingSettings(probe_every_s=0.0), "above 0"),
-        (lambda: Fault(kind="slow", rank=0, start_s=1.0, end_s=1.0, factor=2.0), "end after that"),
-        (lambda: Fault(kind="slow", rank=0, start_s=1.0, factor=math.inf), "finite"),
-        (lambda: Fault(kind="hide", rank=0, start_s=1.0), "slow, kill and freeze"),  # type: ignore[arg-type]
+        (lambda: ReschedulingSettings(probe_every_s=0.0), "at least 0.001"),
+        (lambda: Fault(kind="slow", rank=0, start_s=1.0, end_s=1.0, factor=2.0), "end after it begins"),
+        (lambda: Fault(kind="slow", rank=0, start_s=1.0, factor=math.inf), "factor = inf"),
+        (lambda: Fault(kind="hide", rank=0, start_s=1.0), "slow, kill, freeze"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_make_no_sense(make: Callable[[], object], match: str) -> None:

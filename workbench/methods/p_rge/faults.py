@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, get_args
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.ranges import Count, Slowness, require_range
+from workbench.core.serial import shown
 
 Kind = Literal["kill", "freeze", "slow", "back"]
 
@@ -27,7 +29,7 @@ def parse_faults(text: str, cluster: Cluster) -> tuple[StepFault, ...]:
     names = [device.name for device in cluster.devices]
     found = []
     for words in (one.split() for one in text.split(";") if one.strip()):
-        asked = f"The fault '{' '.join(words)}' was asked for."
+        asked = f"The fault '{shown(' '.join(words))}' was asked for."
         if words[0] not in get_args(Kind) or len(words) != 3 + (words[0] == "slow"):
             raise ConfigError(asked, f"Kinds are {', '.join(get_args(Kind))}.", "Write KIND DEVICE STEP, and for slow a factor behind.")
         if words[1] not in names:
@@ -36,7 +38,8 @@ def parse_faults(text: str, cluster: Cluster) -> tuple[StepFault, ...]:
             step, factor = int(words[2]), float(words[3]) if len(words) > 3 else 1.0
         except ValueError:
             raise ConfigError(asked, "The step is a whole number, the factor a number.", "Change them.") from None
-        if step < 1 or not factor > 0:
-            raise ConfigError(asked, "Steps are counted from 1, and a factor is above 0.", "Raise them.")
+        require_range(step, Count, f"The fault '{shown(' '.join(words))}'", "step")
+        if words[0] == "slow":
+            require_range(factor, Slowness, f"The fault '{shown(' '.join(words))}'", "factor")
         found.append(StepFault(words[0], names.index(words[1]), step, factor))  # type: ignore[arg-type]
     return tuple(sorted(found, key=lambda fault: fault.step))

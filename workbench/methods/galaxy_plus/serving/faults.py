@@ -8,7 +8,18 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.core.cluster import Cluster
 from workbench.core.serving import Fault
+
+
+def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:
+    """Return a note for each fault that was asked for at a time after the last answer: the report shows nothing of it."""
+    return tuple(
+        f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start_s:g} s never began: "
+        f"the stream ended after {end_s:.3g} s. Send more requests, or begin it earlier."
+        for fault in faults
+        if fault.start_s >= end_s
+    )
 
 
 class FaultSchedule:

@@ -10,7 +10,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.galaxy_plus.requests import Request
-from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
+from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, never_begun
 from workbench.methods.galaxy_plus.serving.fleet import Fleet
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.placement import Placement
@@ -93,8 +93,10 @@ def serve(
         )
         portal.run(is_over)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
-    is_valid = overrun_share <= BUSY_OVERRUN_SHARE
     end_s = max((request.end_s for request in log.requests), default=0.0)
+    notes = never_begun(schedule.faults, cluster, end_s)
+    if overrun_share > BUSY_OVERRUN_SHARE:
+        notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
     return ServingReport(
         source="emulated",
         fidelity=engines.fidelity,
@@ -110,8 +112,6 @@ def serve(
         memory=tuple(portal.memory),
         num_lost=stream.num_requests - len(log.requests),
         overrun_share=overrun_share,
-        valid=is_valid,
-        notes=()
-        if is_valid
-        else (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",),
+        valid=not notes,
+        notes=notes,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
 from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.faults import never_begun
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Times
 from workbench.methods.galaxy_plus.serving.virtual_portal import SimulatedWorld, VirtualPortal
 
@@ -33,6 +34,7 @@ def simulate_serving(
     service = VirtualPortal(profile, cluster, planner, times, stream, settings, faults, world or SimulatedWorld())
     service.run()
     log = service.log
+    notes = never_begun(faults, cluster, max((request.end_s for request in log.requests), default=0.0))
     return ServingReport(
         source="simulated",
         model=profile.model,
@@ -45,4 +47,6 @@ def simulate_serving(
         events=tuple(log.events),
         samples=tuple(log.samples),
         num_lost=stream.num_requests - len(log.requests),
+        valid=not notes,
+        notes=notes,
     )
