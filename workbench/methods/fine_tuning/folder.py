@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from workbench.core.errors import MissingDataError
 from workbench.methods.common.folder import CHECKPOINTS, holds_run, is_whole, steps_path
+from workbench.models.tensor_files import save_tensors
 from workbench.runtime.flat_optimizer import FlatAdamW
 
 WEIGHT = "weight/"
@@ -30,8 +31,8 @@ def moments_path(folder: Path, epoch: int, stage: int) -> Path:
 def save_stage(folder: Path, epoch: int, stage: int, optimizer: FlatAdamW) -> None:
     """Write a stage's parameters and moments, each file whole or not at all, the parameters last: they make the epoch count."""
     tensors = optimizer.named_tensors()
-    _save({name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)}, moments_path(folder, epoch, stage))
-    _save({name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)}, weights_path(folder, epoch, stage))
+    save_tensors(moments_path(folder, epoch, stage), {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHT)})
+    save_tensors(weights_path(folder, epoch, stage), {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT)})
 
 
 def restore_stage(folder: Path, epoch: int, stage: int, optimizer: FlatAdamW, num_steps: int) -> None:
@@ -71,10 +72,3 @@ def finished_epochs(folder: Path, identity: str, epochs: int, *, world_size: int
 def _is_finished(folder: Path, epoch: int, world_size: int, num_stages: int) -> bool:
     steps = all(steps_path(folder, epoch, rank).is_file() for rank in range(world_size))
     return steps and all(is_whole(weights_path(folder, epoch, stage)) for stage in range(num_stages))
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-    part.replace(path)

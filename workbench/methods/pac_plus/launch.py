@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
@@ -18,6 +18,7 @@ from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.session import RankJob
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
+from workbench.models.tensor_files import save_tensors
 from workbench.runtime.kept_caches import KeptCaches
 
 
@@ -63,8 +64,7 @@ def rank_job(
 
 def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
     """Write the adapter with which every rank begins."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in adapter.state_dict().items()}, folder / INITIAL)
+    save_tensors(folder / INITIAL, adapter.state_dict())
 
 
 def load_checkpoint(prepared: PreparedJob, folder: Path, epoch: int) -> ParallelAdapter:

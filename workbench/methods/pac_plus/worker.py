@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from workbench.core.errors import CacheError
 from workbench.core.serial import from_json, to_json, write_text
@@ -27,6 +27,7 @@ from workbench.methods.pac_plus.session import RankJob
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.models.loading import import_family
 from workbench.models.quantization import held_bytes
+from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.context import RankContext
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -291,11 +292,7 @@ class _Run:
 
     def _save(self, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint whole or not at all."""
-        path = checkpoint_path(self._rank_job.folder, epoch)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-        part.replace(path)
+        save_tensors(checkpoint_path(self._rank_job.folder, epoch), tensors)
 
     def _keep_steps(self, epoch: int, traces: list[StepTrace]) -> None:
         """Add an epoch's steps to the result, and note them on the disk for a run that is resumed."""
