@@ -94,7 +94,7 @@ def serve(
         portal.run(is_over)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
     end_s = max((request.end_s for request in log.requests), default=0.0)
-    notes = never_begun(schedule.faults, cluster, end_s)
+    notes = () if faults is schedule else never_begun(schedule.faults, cluster, end_s)  # a schedule's times are guesses
     if overrun_share > BUSY_OVERRUN_SHARE:
         notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
     return ServingReport(

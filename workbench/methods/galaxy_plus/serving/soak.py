@@ -82,7 +82,7 @@ def soak(
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
-        faults = random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every_s=fault_every_s, seed=seed)
+        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every_s=fault_every_s, seed=seed))
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve(
             SOAK_MODEL,
