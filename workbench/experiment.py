@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -22,8 +23,10 @@ from workbench.core.report import Report, SweepPoint
 from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
-from workbench.methods import load_method
+from workbench.methods import INFERRING, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
+from workbench.methods.common.folder import require_resumable
+from workbench.runtime.work_folder import own_folder
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -35,7 +38,7 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     mode: for which the plan is made; it decides what devices of other makes than this host are taken to cost (see profile).
     """
     method = load_method(job.method)
-    prepared = method.prepare(job, progress or ignore)
+    prepared = _prepared(method, job, progress or ignore)
     return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute"), cluster)
 
 
@@ -48,7 +51,7 @@ def profile(
     another make are computed from the catalogue's FLOP/s instead.  refresh: measure again what was measured before.
     """
     method = load_method(job.method)
-    prepared = method.prepare(job, progress or ignore)
+    prepared = _prepared(method, job, progress or ignore)
     return method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute", refresh=refresh)
 
 
@@ -75,15 +78,33 @@ def run(
     """
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
-    notify = progress or ignore
-    method = load_method(job.method)
     if mode == "execute" and engines is None:
         require_emulated(cluster)
+    folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
+    if resume and folder is not None and job.method not in INFERRING:
+        require_resumable(folder)
+    notify = progress or ignore
+    with contextlib.nullcontext() if folder is None else own_folder(folder):
+        return _run(job, cluster, folder, notify, resume=resume, fidelity=fidelity, chosen_plan=chosen_plan, engines=engines)
+
+
+def _run(
+    job: Job,
+    cluster: Cluster,
+    folder: Path | None,
+    notify: Callable[[Event], None],
+    *,
+    resume: bool,
+    fidelity: Fidelity,
+    chosen_plan: Plan | None,
+    engines: Engines | None,
+) -> Report:
+    """Do what `run` says.  folder: None to simulate only."""
+    method, mode = load_method(job.method), "simulate" if folder is None else "execute"
     prepared = _prepared(method, job, notify, warms_up=mode == "execute" and engines is None)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
-    folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
     method.check(prepared, costs, cluster, decided, folder=folder)
     prediction = method.predict(prepared, costs, cluster, decided)
     notify(Event("predicted", predicted=prediction.steps))
@@ -91,15 +112,13 @@ def run(
         return _report(job, cluster, decided, prediction, None)
 
     from workbench.runtime.engines import default_pool
-    from workbench.runtime.work_folder import own_folder
 
-    with own_folder(folder):
-        if engines is None:
-            notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
-        begin = time.monotonic()
-        running = engines or default_pool().acquire(cluster, fidelity)
-        outcome = method.execute(prepared, costs, cluster, decided, running, folder=folder, resume=resume, notify=notify)
-        return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
+    if engines is None:
+        notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+    begin = time.monotonic()
+    running = engines or default_pool().acquire(cluster, fidelity)
+    outcome = method.execute(prepared, costs, cluster, decided, running, folder=folder, resume=resume, notify=notify)
+    return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
 
 
 def sweep(
@@ -131,18 +150,28 @@ def sweep(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prepared(method: Method, job: Job, notify: Callable[[Event], None], *, warms_up: bool) -> Any:
-    """Return the job as its method prepares it; engines' libraries are imported beside, and both are done before anything is measured."""
-    if not warms_up:
-        return method.prepare(job, notify)
+def _prepared(method: Method, job: Job, notify: Callable[[Event], None], *, warms_up: bool = False) -> Any:
+    """Return the job as its method prepares it.  Raises ConfigError if more samples were asked for than a split has.
 
-    from workbench.runtime.engine_starter import settle, warm_up
+    warms_up: meanwhile another process imports the engines' libraries; both are done before anything is measured.
+    """
+    method.require_known(job)
+    if warms_up:
+        from workbench.runtime.engine_starter import settle, warm_up
 
-    warm_up()
-    try:
-        return method.prepare(job, notify)
-    finally:
-        settle()
+        warm_up()
+        try:
+            prepared = method.prepare(job, notify)
+        finally:
+            settle()
+    else:
+        prepared = method.prepare(job, notify)
+    for name in ("train", "validation", "test"):
+        wanted, split = getattr(job, f"{name}_samples"), getattr(prepared.task, name)
+        if wanted is not None and wanted > len(split):
+            found = f"The {name} split of '{job.task}' has {len(split)}."
+            raise ConfigError(f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out.")
+    return prepared
 
 
 def require_emulated(cluster: Cluster) -> None:

@@ -174,4 +174,4 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
 def finished_epochs_on_disk(folder: Path) -> int | None:
     """Return what a resumed run would find."""
     (folder / "fingerprint.txt").write_text("this run\n")
-    return finished_epochs(folder, "this run", EPOCHS, world_size=4, num_stages=2)
+    return finished_epochs(folder, "this run", Job(epochs=EPOCHS), world_size=4, num_stages=2)

@@ -105,6 +105,10 @@ class Prepared(Protocol):
 class Method(Protocol):
     """One published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
 
+    def require_known(self, job: Job) -> Any:
+        """Raise at once, before anything is loaded, for an option, task or model that does not exist."""
+        ...
+
     def prepare(self, job: Job, notify: Notify) -> Any:
         """Find model and data.  Raises ConfigError or MissingDataError."""
         ...

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +25,25 @@ _FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNO
 def own_folder(folder: Path) -> Iterator[None]:
     """Keep the folder for this run alone while it lasts.  Raises ConfigError if it cannot be made or another run has it."""
     asked = f"A run in the folder '{folder}' was asked for."
+    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(asked, f"It cannot be made: {error.strerror}.", "Choose another with --workdir or WORKBENCH_CACHE.") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(asked, "It may not be written to.", "Choose another with --workdir or WORKBENCH_CACHE.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+            found = f"It cannot be written to: {getattr(error, 'strerror', error)}."
+            raise ConfigError(asked, found, "Choose another with --workdir or WORKBENCH_CACHE.") from error
+        with _locked(folder, asked):
+            yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # what was refused leaves no empty folders behind
+            for place in made:
+                place.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, asked: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return

@@ -73,6 +73,11 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
         ratings = tuple(float(row[1]) for row in rows)
         texts = tuple(html.unescape(row[2]) for row in rows)
     except (OSError, ValueError, IndexError) as error:
+        if folder is not None:
+            found = f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}."
+            raise MissingDataError(
+                f"The ratings in '{folder}' were asked for.", found, f"Name a folder with {path.name}, or leave --data out."
+            ) from error
         raise MissingDataError(
             f"The ratings '{source}' were asked for.",
             f"'{path}' does not read: {error}.",
@@ -90,7 +95,7 @@ def _movie_split(samples: Split) -> list[Split]:
         raise MissingDataError(
             "The movie reviews were asked for.",
             f"Their file has {len(usable)} usable sentences, not over {MOVIE_TRAIN + MOVIE_TEST}.",
-            "Delete its folder and run: python -m workbench fetch",
+            "Leave --data out; if it was, delete the folder vader-ratings from the cache and run: python -m workbench fetch",
         )
     return _cut(samples, _permutation(usable, MOVIE_REVIEWS), MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
 

@@ -143,7 +143,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp
     finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
     assert finished.steps == ()
     assert finished.metrics == elsewhere.metrics
-    with pytest.raises(CacheError, match="another job"):
+    with pytest.raises(CacheError, match=r"option epsilon = 0\.01 instead of 0\.02"):
         run(prepared_job(epsilon=2e-2), engines, shared(3, 1), tmp_path / "stopped", resume=True)
 
 

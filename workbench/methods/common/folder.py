@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from workbench.core.errors import CacheError, ConfigError
-from workbench.core.serial import write_text
+from workbench.core.job import Job
+from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
 
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
 CHECKPOINTS, STEPS, JOURNALS, ADAPTER = "checkpoints", "steps", "journals", "adapter"
@@ -29,7 +31,7 @@ def journal_path(folder: Path, epoch: int, stage: int) -> Path:
     return folder / JOURNALS / f"epoch-{epoch}-{'whole' if stage < 0 else f'stage-{stage}'}.bin"
 
 
-def begin_folder(folder: Path, identity: str) -> None:
+def begin_folder(folder: Path, identity: str, job: Job) -> None:
     """Remove what an earlier run left and note whose the folder is now; files that are not a run's stay.
 
     Raises ConfigError if it holds files that are named like a run's but are none.
@@ -47,7 +49,7 @@ def begin_folder(folder: Path, identity: str) -> None:
         elif path.name != IDENTITY:
             path.unlink()
     # Last, so that what an earlier run left can never pass for this one's.
-    write_text(folder / IDENTITY, identity + "\n")
+    write_text(folder / IDENTITY, f"{identity}\n{to_json(job)}\n")
 
 
 def held_by_run(folder: Path) -> list[Path]:
@@ -66,19 +68,47 @@ def disk_bytes(folders: list[Path]) -> int:
     return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
-def holds_run(folder: Path, identity: str) -> bool:
-    """Return whether the folder holds a run of the very same job, False if it holds none.  Raises CacheError for another job's."""
+def require_resumable(folder: Path) -> None:
+    """Raise CacheError if the folder holds no run that could be resumed."""
+    if not (folder / IDENTITY).is_file():
+        found = "It holds no run." if folder.is_dir() else "There is no such folder."
+        todo = "Name the folder of the interrupted run, or begin without --resume."
+        raise CacheError(f"Resuming the run in '{folder}' was asked for.", found, todo)
+
+
+def holds_run(folder: Path, identity: str, job: Job) -> bool:
+    """Return whether the folder holds a run of the very same job, False if it holds none.
+
+    Raises CacheError for another job's, naming the settings that differ.
+    """
     try:
-        kept = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").strip()
+        kept, _, text = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").partition("\n")
     except OSError:
         return False
     if kept != identity:
         raise CacheError(
             f"Resuming the run in '{folder}' was asked for.",
-            "It was made by another job, plan, model or dataset.",
+            _difference(text, job),
             "Run without --resume, or repeat the interrupted run's own settings.",
         )
     return True
+
+
+def _difference(text: str, job: Job) -> str:
+    try:
+        kept = _settings(from_json(text, Job, source=IDENTITY))
+    except ConfigError:  # of an earlier version, or damaged
+        return "It was made by another job, plan, model or dataset."
+    mine = _settings(job)
+    names = [name for name in {**kept, **mine} if kept.get(name) != mine.get(name)]
+    if not names:
+        return "Its job is the same, but the plan, the model's weights or the dataset have changed."
+    return f"It was made with {', '.join(f'{name} = {shown(kept.get(name))} instead of {shown(mine.get(name))}' for name in names)}."
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    settings = to_builtins(job)
+    return settings | {f"option {name}": value for name, value in settings.pop("options").items()}
 
 
 def is_whole(path: Path) -> bool:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.core.errors import MissingDataError
+from workbench.core.job import Job
 from workbench.methods.common.folder import CHECKPOINTS, holds_run, is_whole, steps_path
 from workbench.models.tensor_files import save_tensors
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -56,15 +57,15 @@ def load_weights(folder: Path, epoch: int, num_stages: int) -> dict[str, torch.T
     return found
 
 
-def finished_epochs(folder: Path, identity: str, epochs: int, *, world_size: int, num_stages: int) -> int | None:
+def finished_epochs(folder: Path, identity: str, job: Job, *, world_size: int, num_stages: int) -> int | None:
     """Return how many epochs an interrupted run of the very same job has finished.
 
     None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
     """
-    if not holds_run(folder, identity):
+    if not holds_run(folder, identity, job):
         return None
     count = 0
-    while count < epochs and _is_finished(folder, count, world_size, num_stages):
+    while count < job.epochs and _is_finished(folder, count, world_size, num_stages):
         count += 1
     return count
 

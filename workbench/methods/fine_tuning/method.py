@@ -48,6 +48,8 @@ METHOD = "fine_tuning"
 class FineTuning:
     """Full fine-tuning, LoRA or Adapters, on one device or on several: what PAC+ is compared with."""
 
+    require_known = staticmethod(require_known)
+
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
         require_known(job)
@@ -163,9 +165,9 @@ class FineTuning:
         stack = load_stack(job.model)
         identity = fingerprint(prepared, stack, plan)
         sizes = {"world_size": cluster.world_size, "num_stages": len(plan.stages)}
-        finished = finished_epochs(folder, identity, job.epochs, **sizes) if resume else None
+        finished = finished_epochs(folder, identity, job, **sizes) if resume else None
         if finished is None:
-            begin_folder(folder, identity)
+            begin_folder(folder, identity, job)
         prediction = predict(prepared, profile, cluster, plan)
         message = rank_job(prepared, cluster, plan, profile, folder=folder, start_epoch=finished or 0, resumes=finished is not None)
         # A peer counts as silent when it takes far longer than a step should.

@@ -29,9 +29,9 @@ class History:
         """Begin a run in a folder, or open that of the very same one.  Raises CacheError for another's, ConfigError for files of none."""
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
-        self.found = resume and holds_run(folder, digest)
+        self.found = resume and holds_run(folder, digest, prepared.job)
         if not self.found:
-            begin_folder(folder, digest)
+            begin_folder(folder, digest, prepared.job)
         self.path = folder / STEPS / LOG
         self._changes_path = folder / STEPS / CHANGES
         self._file = LogFile(self.path, identity)

@@ -38,6 +38,8 @@ METHOD = "p_rge"
 class PRGE:
     """Fine-tuning by forward passes, the queries of a step divided among the devices."""
 
+    require_known = staticmethod(require_known)
+
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
         require_known(job)

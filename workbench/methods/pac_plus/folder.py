@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workbench.core.job import Job
 from workbench.methods.common.folder import CHECKPOINTS, INITIAL, holds_run, is_whole, steps_path
 
 
@@ -12,15 +13,15 @@ def checkpoint_path(folder: Path, epoch: int) -> Path:
     return folder / CHECKPOINTS / f"epoch-{epoch}.safetensors"
 
 
-def finished_epochs(folder: Path, identity: str, epochs: int, world_size: int) -> int | None:
+def finished_epochs(folder: Path, identity: str, job: Job, world_size: int) -> int | None:
     """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
 
     None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
     """
-    if not (holds_run(folder, identity) and is_whole(folder / INITIAL)):
+    if not (holds_run(folder, identity, job) and is_whole(folder / INITIAL)):
         return None
     count = 0
-    while count < epochs and _epoch_is_whole(folder, count, world_size):
+    while count < job.epochs and _epoch_is_whole(folder, count, world_size):
         count += 1
     return count
 

@@ -53,6 +53,8 @@ from workbench.tasks.tokenize import evaluation_batches
 class PacPlus:
     """Parallel Adapters with an activation cache, planned for unequal devices."""
 
+    require_known = staticmethod(require_known)
+
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
         require_known(job)
@@ -197,11 +199,11 @@ class PacPlus:
             )
         stack = load_stack(job.model)
         identity = launch.fingerprint(prepared, stack, plan)
-        finished = finished_epochs(folder, identity, job.epochs, cluster.world_size) if resume else None
+        finished = finished_epochs(folder, identity, job, cluster.world_size) if resume else None
         if finished:
             notify(Event("phase", message=_resumed(finished, 0, job.epochs)))
         if finished is None:
-            begin_folder(folder, identity)
+            begin_folder(folder, identity, job)
             launch.save_initial(initial_adapter(prepared, stack, notify), folder)
         else:
             quantize(stack, prepared.options.quantization)

@@ -39,7 +39,7 @@ def sweep_plans(
     points = []
     if engines is not None:
         stack = load_stack(prepared.job.model)
-        begin_folder(folder, "sweep")
+        begin_folder(folder, "sweep", prepared.job)
         launch.save_initial(initial_adapter(prepared, stack), folder)
     for name, plan in plans.items():
         predictor = Predictor(prepared.programs(profile, cluster, plan))
