@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, DivergedError
 from workbench.tasks.prompts import (
     PROMPTS,
     PromptBatch,
@@ -173,3 +173,21 @@ def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:
     for batch_size in (0, 8):
         with pytest.raises(ConfigError, match="There are 7 samples"):
             padding_statistics(lengths, [batch_size])
+
+
+@pytest.mark.parametrize("kind", ["classification", "multiple_choice", "question_answering"])
+def test_a_model_that_gives_no_numbers_gives_no_answers(kind: str) -> None:
+    prompt, samples = {
+        "classification": (FILM, FILMS),
+        "multiple_choice": (PROMPTS["copa"], CHOICES),
+        "question_answering": (PROMPTS["squad"], QUESTIONS),
+    }[kind]
+    with pytest.raises(DivergedError, match="no numbers"):
+        evaluate(
+            lambda batch: torch.full_like(by_chance(batch), math.nan),
+            task_of(prompt, samples),
+            samples,
+            Characters(),
+            is_causal=True,
+            max_length=900,
+        )
