@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pickle
+import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
+import workbench
 from tests.methods.builders import write_sentences
 from tests.methods.p_rge.worlds import in_one_process, shared
 from tests.methods.p_rge.worlds import prepared_job as p_rge_job
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import CacheError, ConfigError, RuntimeSetupError
+from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
@@ -31,7 +38,9 @@ from workbench.methods.pac_plus.prepare import prepare
 from workbench.models.loading import load_stack
 from workbench.models.reference import train_reference
 from workbench.runtime.context import RankContext
+from workbench.runtime.messages import CallTable, decode, encode
 from workbench.runtime.network import child_environment
+from workbench.runtime.store_mail import AnswerMessage, CallMessage, StoreMail
 from workbench.runtime.torchrun import TorchrunEngines
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
@@ -142,11 +151,18 @@ def two_devices() -> Cluster:
     )
 
 
+CALLS = CallTable({f"{__name__}:{name}": "" for name in ("talk", "fail", "wait_or_fail", "hold")})
+
+
 @pytest.fixture
-def leader() -> Iterator[TorchrunEngines]:
+def store() -> dist.Store:
+    return dist.HashStore()
+
+
+@pytest.fixture
+def leader(store: dist.Store) -> Iterator[TorchrunEngines]:
     """Yield rank 0 of two, the other served by a thread; a store in memory stands for torchrun's."""
-    store = dist.HashStore()
-    engines, other = (TorchrunEngines(rank, 2, lambda: store) for rank in (0, 1))
+    engines, other = (TorchrunEngines(rank, 2, lambda: store, CALLS) for rank in (0, 1))
     engines.cluster = two_devices()
     thread = threading.Thread(target=other.serve)
     thread.start()
@@ -198,8 +214,129 @@ def wait_or_fail(context: RankContext, payload: None) -> None:
     time.sleep(0.5)
 
 
+def hold(context: RankContext, payload: dict[str, torch.Tensor]) -> tuple[np.ndarray, Path]:
+    return payload["a"].double().numpy(), Path("here")
+
+
+def test_tensors_arrays_and_paths_travel(leader: TorchrunEngines) -> None:
+    for array, path in leader.run(hold, [{"a": torch.ones(2, 3, dtype=torch.bfloat16)}] * 2):
+        assert (array.dtype, array.shape, array.sum(), path) == (np.float64, (2, 3), 6.0, Path("here"))
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return Path.write_text, (self.mark, "run")
+
+
+def sealed(store: dist.Store, key: str, data: bytes) -> None:
+    """Put bytes into the store as somebody would who knows how messages are sealed without a secret."""
+    mail = StoreMail(store, 1)
+    store.set(f"1/{key}", mail._seal(f"1/{key}", data) + data)
+
+
+def call_of(name: str) -> bytes:
+    cluster = two_devices()
+    context = RankContext(rank=1, world_size=2, device=cluster.devices[1], cluster=cluster, fidelity="real")
+    return encode(CallMessage(function=name, context=context, payload=encode(7)))
+
+
+HOSTILE: list[Callable[[Path], bytes]] = [
+    lambda mark: pickle.dumps(Hostile(mark)),
+    lambda mark: random.Random(0).randbytes(300),
+    lambda mark: b"",
+    lambda mark: b"\x91" * 100_000,  # arrays in arrays
+]
+CALLED: list[Callable[[Path], bytes]] = [lambda mark: call_of("os:system"), lambda mark: call_of(f"{__name__}:Hostile")]
+
+
+@pytest.mark.parametrize(
+    ("key", "hostile"), [*product(("call/1", "answer/1", "event/1/0"), HOSTILE), *(("call/1", called) for called in CALLED)]
+)
+def test_what_is_no_message_is_refused_and_runs_nothing(
+    store: dist.Store, tmp_path: Path, key: str, hostile: Callable[[Path], bytes]
+) -> None:
+    mark = tmp_path / "mark"
+    leader, other = (TorchrunEngines(rank, 2, lambda: store, CALLS) for rank in (0, 1))
+    leader.cluster = two_devices()
+    sealed(store, key, hostile(mark))
+    if key == "call/1":
+        assert other._serve_one()  # it goes on
+    elif key == "event/1/0":
+        StoreMail(store, 1).put("answer/1", AnswerMessage(result=encode((17, "real"))))
+    with pytest.raises(RuntimeSetupError, match=r"was expected\. What came is something else|not in the table"):
+        leader.run(talk, [5, 7], on_event=lambda rank, event: None)
+    assert not mark.exists()
+
+
+def test_without_the_secret_messages_are_refused(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed(store, "call/1", call_of(f"{__name__}:talk"))
+    monkeypatch.setenv("WORKBENCH_SECRET", "a word that all devices know")
+    with pytest.raises(RuntimeSetupError, match="this run's seal"):
+        StoreMail(store, 1).take("call/1", CallMessage, "A call")
+    StoreMail(store, 1).put("call/1", 5)
+    assert StoreMail(store, 1).take("call/1", int, "A number") == 5
+
+
+def test_the_table_names_functions_whose_types_travel() -> None:
+    from workbench.torchrun import CALLS
+
+    for name in CALLS._events:
+        call = CALLS.named(name)
+        for kind in (call.payload, call.event, call.result, CallMessage):
+            with pytest.raises(RuntimeSetupError, match=r"[Ii]nvalid"):
+                decode(b"\xc1", kind, "A message")  # refused as bytes: the type itself is one that can be decoded
+
+
+def test_nothing_that_travels_between_machines_is_pickled() -> None:
+    """Neither pickle nor a collective of torch that pickles, in any module that a rank of torchrun imports or in any group."""
+    folder = Path(workbench.__file__).parent
+    engines_only = {f"runtime/{name}.py" for name in ("jobs", "context", "engine_run", "engine_service", "engine_session")}
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        modules = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+        modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        if str(path.relative_to(folder)) not in engines_only:
+            assert not {name.partition(".")[0] for name in modules} & PICKLERS, path
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not names & PICKLING_COLLECTIVES, path
+        loads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load"]
+        assert not loads, path
+
+
+PICKLING_COLLECTIVES = {"all_gather_object", "gather_object", *(f"{name}_object_list" for name in ("broadcast", "scatter", "send", "recv"))}
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+
+
+def test_a_rank_that_shows_no_sign_of_life_is_named(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 beats once and is frozen then; the one that leads does not wait for its answer without an end."""
+    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
+    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
+    store.set("pulse/1", "1")
+    engines = TorchrunEngines(0, 2, lambda: store, CALLS)
+    engines.cluster = two_devices()
+    engines._pulse.start()
+    try:
+        with pytest.raises(DeviceLostError, match=r"'right' \(rank 1\) was running .*talk.*no sign of life"):
+            engines.run(talk, [1, 1])
+    finally:
+        engines.end()
+
+
+def test_a_served_rank_does_not_wait_for_a_frozen_leader(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
+    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
+    store.set("pulse/0", "1")
+    with pytest.raises(DeviceLostError, match="Rank 0 showed no sign of life"):
+        TorchrunEngines(1, 2, lambda: store, CALLS).serve()
+
+
 def test_a_cluster_of_another_size_is_refused() -> None:
-    engines = TorchrunEngines(0, 3, dist.HashStore)
+    engines = TorchrunEngines(0, 3, dist.HashStore, CALLS)
     with pytest.raises(ConfigError, match=r"2 devices.*started 3 processes"):
         engines.lead(two_devices())
 
@@ -207,7 +344,7 @@ def test_a_cluster_of_another_size_is_refused() -> None:
 def test_outside_torchrun_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(RuntimeSetupError, match="Start the program with torchrun"):
-        TorchrunEngines.join()
+        TorchrunEngines.join(CALLS)
 
 
 def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ Rank 0 reads the command line, has every device measure itself, plans, calls the
 
 from __future__ import annotations
 
-import shutil
 import sys
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +43,27 @@ from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text
 from workbench.experiment import run, run_name
 from workbench.fetch import cache_folder
-from workbench.runtime.context import RankContext
-from workbench.runtime.torchrun import TorchrunEngines, sees_file
+from workbench.runtime.messages import CallTable
+from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_file
+
+CALLS = CallTable(
+    {
+        "workbench.runtime.torchrun:measure_clock_offset": "",
+        "workbench.runtime.torchrun:sees_file": "",
+        "workbench.runtime.torchrun:remove_own_files": "",
+        "workbench.methods.pac_plus.method:measure_rank": "",
+        "workbench.methods.pac_plus.worker:run_rank": "",
+        "workbench.methods.pac_plus.sweep:run_sweep": "",
+        "workbench.methods.fine_tuning.method:measure_rank": "",
+        "workbench.methods.fine_tuning.worker:run_rank": "",
+        "workbench.methods.fine_tuning.sweep:run_sweep": "",
+        "workbench.methods.p_rge.method:measure_rank": "",
+        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.session:StepDone",
+        "workbench.methods.galaxy_plus.method:measure_rank": "",
+        "workbench.methods.galaxy_plus.worker:serve_rank": "",
+    }
+)
+"""What rank 0 may call on the others; of each, what it publishes besides dicts."""
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
@@ -142,14 +159,6 @@ def lead(
     return report
 
 
-def remove_own_files(context: RankContext, payload: None) -> None:
-    """Remove what this rank kept in its local folder."""
-    folder = Path(context.local_folder)
-    shutil.rmtree(folder / f"rank-{context.rank}", ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()  # the last rank of a machine finds it empty
-
-
 def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:
     """Check that every rank sees the folder.  Raises ConfigError naming those that do not."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +183,7 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
 def main() -> None:
     """Lead as rank 0, serve as any other."""
     try:
-        engines = TorchrunEngines.join()
+        engines = TorchrunEngines.join(CALLS)
         if engines.rank:
             engines.serve()
             return

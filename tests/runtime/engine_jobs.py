@@ -13,7 +13,7 @@ import torch.distributed as dist
 from workbench.core.errors import GroupNotFormedError, PlanError
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget
-from workbench.runtime.process_group import group, open_group
+from workbench.runtime.process_group import Meeting, group, open_group
 
 
 def who_am_i(context: RankContext, payload: Any) -> tuple[int, int, str, int, Any]:
@@ -46,6 +46,22 @@ def group_that_forms_elsewhere(context: RankContext, unable: Sequence[int] | Non
     if unable is None or os.getpid() in unable:
         raise GroupNotFormedError("A group was asked for.", "It did not form.", "Run again.")
     return all_reduce(context, 1)[0]
+
+
+def meet_later(context: RankContext, _: Any) -> None:
+    """Meet the others, some time after having said so."""
+    names = [device.name for device in context.cluster.devices]
+    with group(context, 20.0):
+        meeting = Meeting(context, names)
+        context.publish({"phase": "loading"})
+        time.sleep(1.0 if context.rank == 2 else 0.0)
+        meeting.sum(torch.zeros(1))
+
+
+def import_wave(context: RankContext, _: Any) -> bool:
+    import wave  # a module of Python that nothing has imported
+
+    return hasattr(wave, "Wave_read")
 
 
 def group_is_open(context: RankContext, _: Any) -> bool:

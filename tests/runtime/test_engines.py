@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import engine_jobs
@@ -14,6 +16,7 @@ import pytest
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
+from workbench.runtime import engine_run, engine_starter
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
 from workbench.runtime.process_group import close_group
@@ -169,6 +172,37 @@ def test_frozen_engine_is_named(engines: EngineCluster) -> None:
     with pytest.raises(DeviceLostError, match=r"'device-2' .*fell silent"):
         engines.run(engine_jobs.train_for_ever, [2.0] * 3, on_event=freeze)
     assert works_again(engines)
+
+
+def test_a_device_frozen_before_the_first_meeting_is_named(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_run, "FROZEN_S", 1.0)
+    pids = engines.engine_pids
+
+    def freeze(rank: int, event: Any) -> None:
+        if rank == 2:
+            os.kill(pids[2], signal.SIGSTOP)
+
+    with pytest.raises(DeviceLostError, match=r"'device-2' \(rank 2\) was running meet_later.*has been frozen for 1 s"):
+        engines.run(engine_jobs.meet_later, [None] * 3, on_event=freeze)
+    assert works_again(engines)
+
+
+def test_nothing_of_the_current_folder_is_imported(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the template, nor the controller, nor an engine, however it is started."""
+    for name in ("random", "torch", "wave", "zmq", "json", "psutil"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)")
+    monkeypatch.chdir(tmp_path)
+    engine_starter.end_template()
+    try:
+        for forks in (True, False):
+            monkeypatch.setattr(engine_starter, "_CAN_FORK", forks and sys.platform == "linux")
+            with EngineCluster.start(make_cluster(2), fidelity="paced") as here:
+                assert here.run(engine_jobs.import_wave, [None] * 2) == [True] * 2
+            assert not (tmp_path / "mark").exists()
+    finally:
+        engine_starter.end_template()
 
 
 def test_engine_killed_between_runs_is_replaced(engines: EngineCluster) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,59 @@ with group(context, 30.0, "first"):
 """
 
 
+_MEETING = """
+import sys, time
+import torch
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import DeviceLostError
+from workbench.runtime import process_group
+from workbench.runtime.context import RankContext
+
+class Channel:
+    peers = []
+
+    def silent_peers(self):
+        return self.peers
+
+rank, folder, silent = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "silent"
+process_group.LONGEST_WAIT_S = 600.0 if silent else 2.0
+device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
+context = RankContext(
+    rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", rendezvous=folder,
+    interface="lo", channel=Channel() if silent and rank == 0 else None,
+)
+with process_group.group(context, 30.0):
+    meeting = process_group.Meeting(context, ["left", "right"])
+    tensor = torch.ones(1)
+    meeting.sum(tensor)
+    print(tensor.item(), flush=True)
+    Channel.peers = [1]
+    if rank == 1:
+        sys.stdin.read()  # comes to no second meeting
+    else:
+        try:
+            meeting.sum(tensor)
+        except DeviceLostError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize(("why", "found"), [("late", "did not come"), ("silent", "shows no sign of life")])
+def test_a_meeting_names_whoever_it_waits_for(tmp_path: Path, why: str, found: str) -> None:
+    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    commands = [[sys.executable, "-c", _MEETING, str(rank), str(tmp_path), why] for rank in range(2)]
+    pipe = subprocess.PIPE
+    started = (subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) for command in commands)
+    with next(started) as waiting, next(started) as absent:
+        try:
+            printed = waiting.communicate(timeout=40)[0]
+            assert absent.communicate(timeout=40)[0] == "2.0\n"
+        finally:
+            waiting.kill()
+            absent.kill()
+    assert re.search(rf"2\.0\nDevice 'left' \(rank 0\) waited .* meeting 2\. Device 'right' \(rank 1\) {found}", printed), printed
+
+
 def alone(cluster: Cluster, folder: Path, world_size: int = 1) -> RankContext:
     return RankContext(
         rank=0, world_size=world_size, device=cluster.devices[0], cluster=cluster, fidelity="paced", rendezvous=str(folder), interface="lo"
@@ -99,7 +153,7 @@ def test_a_group_that_did_not_form_keeps_nobody_out_of_the_next(tmp_path: Path) 
     commands = [[sys.executable, "-c", _AFTER_A_FAILURE, str(rank), str(tmp_path)] for rank in range(2)]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
     try:
-        printed = [process.communicate(timeout=100)[0].split() for process in running]
+        printed = [process.communicate(timeout=40)[0].split() for process in running]
     finally:
         for process in running:
             process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from workbench.models.products import library
 from workbench.models.zeroth_order import StepLog, TrainableConfig, load_causal_model
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 from workbench.runtime.memory import read_memory
+from workbench.runtime.network import child_environment
 from workbench.tasks.prompts import PromptBatch, collate_prompts
 
 POINTS = (
@@ -128,7 +128,7 @@ def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, bat
     Raises RuntimeSetupError with the child's words if it fails.
     """
     command = [sys.executable, "-m", "workbench.bench.p_rge_engine", side, str(path), model, *map(str, (length, queries, batch)), loss]
-    surroundings = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    surroundings = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
     except subprocess.SubprocessError as error:

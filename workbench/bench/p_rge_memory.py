@@ -6,7 +6,6 @@ What counts is the largest resident memory over what the process had when the ru
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from workbench.models.zeroth_order import CausalModel, Copies, FirstOrder, Prge,
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.zeroth_order import MemoryRule, forward_memory
 from workbench.runtime.memory import read_memory
+from workbench.runtime.network import child_environment
 
 Side = Literal["inference", "P-RGE", "P-RGE, kept copies", "first-order LoRA-FA"]
 SETTINGS = ((1, 16), (4, 4), (16, 1))
@@ -57,7 +57,7 @@ def peak_bytes(side: str, model: str, length: int, queries: int, batch: int) -> 
     """Return the peak of a child process that makes a few steps.  Raises RuntimeSetupError with its words if it fails."""
     command = [sys.executable, "-m", "workbench.bench.p_rge_memory", side, model, str(length), str(queries), str(batch)]
     # Freed memory goes back at once, so that a peak is what is needed together; glibc else keeps what it may need again.
-    surroundings = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    surroundings = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
     except subprocess.SubprocessError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +23,10 @@ class Channel(Protocol):
 
     def send(self, kind: str, event: Any) -> None:
         """Send one event."""
+        ...
+
+    def silent_peers(self) -> Sequence[int]:
+        """Return the ranks that are known to show no sign of life."""
         ...
 
 
@@ -48,6 +53,10 @@ class EventChannel:
                 self._socket.send(message, zmq.DONTWAIT)
             except zmq.Again:
                 return
+
+    def silent_peers(self) -> Sequence[int]:
+        """Return none: the parent watches the engines, and ends the job."""
+        return ()
 
     def close(self) -> None:
         """Send what is left and close."""
@@ -89,6 +98,10 @@ class RankContext:
         """Tell the parent; dict events may carry 'epoch' and 'step', which a later DeviceLostError names."""
         if self.channel is not None:
             self.channel.send("event", event)
+
+    def silent_peers(self) -> Sequence[int]:
+        """Return the ranks that are known to show no sign of life."""
+        return () if self.channel is None else self.channel.silent_peers()
 
     def should_stop(self) -> bool:
         """Return whether the parent wants the run to end early."""

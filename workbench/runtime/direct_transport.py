@@ -101,6 +101,7 @@ class DirectTransport:
                 self._outgoing.setdefault(op.reads[0], []).append((op, number))
             elif op.kind == RECV:
                 source = op.ranks[0]
+                self.mailbox.expect(op.writes[0], source)
                 number = self._next_received.get(source, 0)
                 self._next_received[source] = (number + 1) % _TAGS
                 batches.setdefault(source, []).append((op, spec(op.writes[0]), number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -76,8 +77,10 @@ def _serve(rank: int, settings: EngineSettings) -> None:
     connection = Path(settings.connection_file)
     while not connection.exists() and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    IPEngine.launch_instance(
+    here, app = os.getcwd(), IPEngine.instance()
+    app.initialize(
         [
+            f"--work-dir={settings.profile}",
             f"--file={connection}",
             f"--profile-dir={settings.profile}",
             f"--IPEngine.id={rank}",
@@ -86,6 +89,10 @@ def _serve(rank: int, settings: EngineSettings) -> None:
             "--IPEngine.max_heartbeat_misses=0",
         ]
     )
+    # ipyparallel imports from the folder in which it is, whatever the interpreter was asked for.
+    sys.path[:] = [path for path in sys.path if path]
+    os.chdir(here)
+    app.start()
 
 
 if __name__ == "__main__":

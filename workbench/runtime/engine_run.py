@@ -12,12 +12,23 @@ import ipyparallel
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_session import EngineSession
-from workbench.runtime.failures import error_of, lost_device, memory_killed, only_peers_blamed, root_cause, silent_device, unfinished
+from workbench.runtime.failures import (
+    error_of,
+    frozen_device,
+    lost_device,
+    memory_killed,
+    only_peers_blamed,
+    root_cause,
+    silent_device,
+    unfinished,
+)
 from workbench.runtime.jobs import DONE, Outcome, run_job
 
 _POLL_S = 0.05
 # After the first failure the other ranks get this long to end by themselves (and to tell a better cause).
 _GRACE_S = 2.0
+FROZEN_S = 20.0
+"""An engine that was stopped, and not continued for so long, is given up."""
 
 
 class EngineRun:
@@ -44,6 +55,8 @@ class EngineRun:
         self.died: set[int] = set()
         self.done: set[int] = set()
         self.last_events: dict[int, Any] = {}
+        self._frozen_since_s: dict[int, float] = {}
+        self._looked_s = 0.0
 
     @property
     def pending(self) -> list[int]:
@@ -60,6 +73,7 @@ class EngineRun:
             self._take_events(0.002 if self.done.intersection(self.pending) else _POLL_S)
             self._take_answers()
             now_s = time.monotonic()
+            self._watch_frozen(now_s)
             if self.failures and grace_s is None:
                 grace_s = now_s + _GRACE_S
                 self.request_stop()
@@ -123,6 +137,20 @@ class EngineRun:
             self.last_events[rank] = event
             if self.on_event is not None:
                 self.on_event(rank, event)
+
+    def _watch_frozen(self, now_s: float) -> None:
+        """Give up an engine that lives and does nothing: its peers may wait for it without a limit of their own."""
+        if now_s < self._looked_s + 0.5:
+            return
+        self._looked_s = now_s
+        for rank in self.pending:
+            if not self.session.engines[rank].frozen:
+                self._frozen_since_s.pop(rank, None)
+            elif now_s - self._frozen_since_s.setdefault(rank, now_s) > FROZEN_S:
+                self.died.add(rank)
+                self.session.engines[rank].kill()
+                device = self.contexts[rank].device.name
+                self.failures[rank] = frozen_device(device, rank, self.name, self.last_events.get(rank), FROZEN_S)
 
     def _blame_the_silent(self) -> None:
         """Name the device that does not answer when all others only say that a peer did not."""

@@ -129,7 +129,8 @@ class EngineSession:
         config.LocalProcessLauncher.environment = environment
         # An engine counts as registered at its first heartbeat.  That one is missed is no news: we watch the processes.
         heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
-        arguments = ["--nodb", *heartbeat]  # without nodb the hub keeps every payload
+        # Without nodb the hub keeps every payload.  It imports from the folder in which it is.
+        arguments = ["--nodb", *heartbeat, f"--work-dir={self.folder}"]
         if os.name == "posix":
             # Unix sockets cross network namespaces, use up no ports, and are private to the folder's owner.
             for side in ("engine", "client"):

@@ -38,6 +38,16 @@ def memory_killed(name: str, rank: int, budget_bytes: int, last_event: Any) -> M
     )
 
 
+def frozen_device(name: str, rank: int, job: str, last_event: Any, seconds: float) -> DeviceLostError:
+    """Return the error for an engine that was stopped by a signal and not continued."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
+        f"Its engine has been frozen for {seconds:g} s.",
+        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
 def silent_device(name: str, rank: int, job: str, last_event: Any) -> DeviceLostError:
     """Return the error for an engine that lives but no longer answers, so that its peers gave up on it."""
     place = where(last_event)
@@ -89,6 +99,10 @@ def _remoteness(error: BaseException) -> int:
     """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
     text = str(error).lower()
     from_gloo = any(mark in text for mark in ("gloo", "connection closed by peer", "connection reset"))
-    if isinstance(error, DeviceLostError) or from_gloo or type(error).__name__.startswith("Dist"):
+    if (
+        isinstance(error, DeviceLostError)
+        or from_gloo
+        or f"{type(error).__name__}: {text}".lower().startswith(("dist", "runtimeerror: dist"))
+    ):
         return _PEERS_FAULT
     return 1 if isinstance(error, WorkbenchError) else 2

@@ -161,8 +161,8 @@ def require_loopback() -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for our own child processes: they import what this process imports."""
-    environment = dict(os.environ)
+    """Return the environment for our own child processes: they import what this process imports, but nothing of the current folder."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path))
     return environment
 

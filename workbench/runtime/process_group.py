@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from workbench.core.errors import GroupNotFormedError
+from workbench.core.errors import DeviceLostError, GroupNotFormedError
 from workbench.runtime.context import RankContext
+
+LONGEST_WAIT_S = 24 * 3600.0
+"""A rank that a plan leaves idle waits for the others' whole epochs: so long at most."""
 
 
 def open_group(
@@ -94,6 +99,50 @@ def close_group(group: dist.ProcessGroup | None = None) -> None:
     if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+
+
+class Meeting:
+    """Where all ranks of the default group wait for each other, however long each still has to work.
+
+    A rank that dies ends the wait at once, one that shows no sign of life soon, and one that does not come after LONGEST_WAIT_S.
+    names: the devices' by rank.
+    """
+
+    def __init__(self, context: RankContext, names: Sequence[str]) -> None:
+        group = dist.group.WORLD
+        assert group is not None
+        self._context, self._names, self._rank, self._number = context, names, group.rank(), 0
+        self._store = dist.PrefixStore("meeting", group.get_group_store())
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONGEST_WAIT_S))
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over all ranks, in place, once all are there.  Raises DeviceLostError naming those that did not come."""
+        self._number += 1
+        asked = f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
+        self._store.set(self._mark(self._rank), "")
+        work, begin_s, pause_s = self._group.allreduce([tensor]), time.monotonic(), 1e-4
+        try:
+            while not work.is_completed():
+                silent = [rank for rank in self._context.silent_peers() if rank in self._missing()]
+                if silent:
+                    # The sum cannot be called off, and a gloo group that is freed waits for it: this one is never freed.
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+                    raise self._lost(asked, silent, "shows no sign of life", begin_s)
+                time.sleep(pause_s)
+                pause_s = min(0.01, 1.5 * pause_s)
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(asked, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s) from error
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(len(self._names)) if not self._store.check([self._mark(rank)])]
+
+    def _lost(self, asked: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
+        names = ", ".join(f"'{self._names[rank]}' (rank {rank})" for rank in ranks) or "of them"
+        return DeviceLostError(asked, f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.", "See its own output; run again.")
+
+    def _mark(self, rank: int) -> str:
+        return f"{self._number}/{rank}"
 
 
 @contextlib.contextmanager

@@ -1,14 +1,15 @@
 """Ranks that torchrun started, on one machine or several, in the place of emulated engines: rank 0 calls, the others serve.
 
-Calls, answers and live events go through torchrun's own key-value store; tensors go through gloo. Neither is encrypted, and
-calls, answers and events are pickled: only for a network that is trusted.
+Calls, answers and live events go through torchrun's own key-value store as typed messages (see messages); tensors go through gloo.
+Neither is encrypted.  Whoever reaches rank 0's port can disturb a run, but cannot make a rank run what the table does not name; with the
+same WORKBENCH_SECRET in every rank's environment, messages of others are refused.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import threading
+import shutil
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,83 +18,75 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError
 from workbench.runtime.context import RankContext, torchrun_rank
-from workbench.runtime.failures import error_of, root_cause
-from workbench.runtime.jobs import Outcome, pickled_error
+from workbench.runtime.failures import error_of, only_peers_blamed, root_cause
+from workbench.runtime.jobs import Outcome
 from workbench.runtime.memory import lift_all_budgets
+from workbench.runtime.messages import Call, CallTable, decode, encode
 from workbench.runtime.process_group import close_group, group
+from workbench.runtime.store_mail import SILENT_S, AnswerMessage, CallMessage, Listener, Pulse, StoreChannel, StoreMail
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
 """After the first failure the other ranks get this long to tell theirs, which may be the cause."""
 _CLOCK_ROUNDS = 10
-_CALL_END = b""
-
-
-class StoreChannel:
-    """A rank's end of the live events: each is a key of its own, which rank 0 takes away."""
-
-    def __init__(self, store: dist.Store, rank: int) -> None:
-        self._store, self._rank, self._count = store, rank, 0
-        self._lock = threading.Lock()
-
-    def send(self, kind: str, event: Any) -> None:
-        """Send an event."""
-        with self._lock:
-            self._store.set(_event_key(self._rank, self._count), pickle.dumps(event))
-            self._count += 1
 
 
 class TorchrunEngines:
     """All ranks of a torchrun job; what EngineCluster is for emulated devices.
 
-    rank 0: `run` as often as wanted, then `end`.  Every other rank: `serve`.
+    rank 0: `run` as often as wanted, then `end`.  Every other rank: `serve`.  calls: what may be run.
     cluster: known on rank 0 only.  local_folder: where each rank keeps large files of its own ('' in the job's folder).
     """
 
     fidelity: Literal["real"] = "real"
 
-    def __init__(self, rank: int, world_size: int, connect: Callable[[], dist.Store]) -> None:
+    def __init__(self, rank: int, world_size: int, connect: Callable[[], dist.Store], calls: CallTable) -> None:
         self.rank, self.world_size = rank, world_size
         self.cluster: Cluster | None = None
         self.local_folder = ""
-        self._connect = connect
+        self._connect, self._table = connect, calls
         self._store = connect()
+        self._pulse = Pulse(connect, rank, world_size)
         self._generation = 0
         self._clock_offsets_s = (0.0,) * world_size
 
     @classmethod
-    def join(cls, timeout_s: float = 60.0) -> TorchrunEngines:
+    def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
         """Return this process's end.  Raises RuntimeSetupError where torchrun did not start it, or its store cannot be reached."""
         rank, world_size = torchrun_rank()
         address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
-        if address in ("localhost", "127.0.0.1", "::1") and os.path.isdir("/sys/class/net/lo"):
-            # All ranks are here: then gloo need not guess an interface from the host's name, and listens to nobody else.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if interface := _interface_towards(address):
+            # gloo need not guess an interface from the host's name, and listens on no other.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         hosts = [rank == 0 and not agent]  # the first connection may have to open the store
 
         def connect() -> dist.Store:
-            is_master = hosts.pop(0) if hosts else False
             timeout = timedelta(seconds=timeout_s)
-            store = dist.TCPStore(address, int(port), world_size, is_master=is_master, timeout=timeout, wait_for_workers=False)
+            listening: dict[str, Any] = {}
+            if hosts and hosts.pop():
+                # A socket of ours listens at that address alone; torch's own would listen at every address of the machine.
+                listening = {"is_master": True, "master_listen_fd": socket.create_server((address, int(port))).detach()}
+            store = dist.TCPStore(address, int(port), world_size, timeout=timeout, wait_for_workers=False, **listening)
             return dist.PrefixStore(prefix, store)
 
         try:
-            engines = cls(rank, world_size, connect)
-        except (RuntimeError, ValueError) as error:
+            engines = cls(rank, world_size, connect, calls)
+        except (RuntimeError, ValueError, OSError) as error:
             raise RuntimeSetupError(
                 f"Rank {rank} of {world_size} tried to reach rank 0 at {address}:{port}.",
                 f"{str(error).splitlines()[0]}.",
                 "Check --master-addr and the network between the machines.",
             ) from error
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # process groups shall use the store that there is now
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # process groups use the store that is open now
         return engines
 
     def lead(self, cluster: Cluster, local_folder: str = "") -> None:
@@ -108,6 +101,7 @@ class TorchrunEngines:
                 "Describe one device for each process (--nnodes times --nproc-per-node).",
             )
         self.cluster, self.local_folder = cluster, local_folder
+        self._pulse.start()
         self._clock_offsets_s = tuple(self.run(measure_clock_offset, [None] * self.world_size))
 
     def run(
@@ -115,14 +109,15 @@ class TorchrunEngines:
     ) -> list[Any]:
         """Run function(context, payloads[rank]) on every rank at once; return the results by rank.
 
-        function: of a module that every rank can import.  on_event(rank, event): called by another thread.
+        function: one of the table.  on_event(rank, event): called by another thread.
         Raises the error of the rank that explains the others', with the device named, or DeviceLostError if a rank does not answer.
         """
         cluster = self.cluster
         assert cluster is not None and self.rank == 0, "only rank 0 calls, after lead()"
         assert len(payloads) == self.world_size
+        call = self._table.call(function)
         self._generation += 1
-        store = self._calls()
+        mail = StoreMail(self._store, self._generation)
         contexts = [
             RankContext(
                 rank=rank,
@@ -136,96 +131,105 @@ class TorchrunEngines:
             )
             for rank, device in enumerate(cluster.devices)
         ]
-        store.set("call", pickle.dumps((function, contexts, list(payloads))))
-        listener = _Listener(self._calls(self._connect()), self.world_size, on_event) if on_event is not None else None
+        encoded = {id(payload): encode(payload) for payload in payloads}  # most often the same for all
+        for context, payload in zip(contexts[1:], payloads[1:], strict=True):
+            mail.put(f"call/{context.rank}", CallMessage(function=call.name, context=context, payload=encoded[id(payload)]))
+        listener = None
+        if on_event is not None:
+            listener = Listener(StoreMail(self._connect(), self._generation), self.world_size, call, on_event)
+        names = [device.name for device in cluster.devices]
         try:
-            answers = {0: _answer(store, function, contexts[0], payloads[0])}
-            self._collect(store, answers)
+            own = _answer(lambda: call.function(self._joined(contexts[0], mail), payloads[0]))
+            outcomes = {0: own.outcome(0, call, names[0])}
+            self._collect(mail, call, names, outcomes)
         finally:
             if listener is not None:
                 listener.finish()
-        names = [device.name for device in cluster.devices]
-        outcomes = {rank: pickle.loads(answer) for rank, answer in answers.items()}
         failures = {rank: error_of(outcome, names[rank]) for rank, outcome in outcomes.items() if outcome.error is not None}
-        silent = [name for rank, name in enumerate(names) if rank not in outcomes]
-        if failures:
-            raise failures[root_cause(failures)]
-        if silent:
+        missing = [rank for rank in range(self.world_size) if rank not in outcomes]
+        if missing and only_peers_blamed(failures):
+            silent = [rank for rank in self._pulse.silent() if rank in missing]
+            rank = (silent or missing)[0]
             raise DeviceLostError(
-                f"Device '{silent[0]}' was running {getattr(function, '__name__', 'the job')}.",
-                "It did not answer.",
+                f"Device '{names[rank]}' (rank {rank}) was running {call.name}.",
+                f"It showed no sign of life for {SILENT_S:g} s." if silent else "It did not answer.",
                 "See its own output; run again.",
             )
+        if failures:
+            raise failures[root_cause(failures)]
+        if listener is not None and listener.failure is not None:
+            raise listener.failure
         return [outcomes[rank].result for rank in range(self.world_size)]
 
     def serve(self) -> None:
-        """Answer rank 0's calls until it ends them (every rank but 0).  Raises DeviceLostError if rank 0 has gone."""
-        while True:
-            self._generation += 1
-            store = self._calls()
-            try:
-                while not store.check(["call"]):
-                    time.sleep(_POLL_S)
-                call = store.get("call")
-            except (RuntimeError, ConnectionError) as error:
-                raise DeviceLostError(f"Rank {self.rank} waited for rank 0's calls.", "Rank 0 has gone.", "See its own output.") from error
-            if call == _CALL_END:
-                return
-            function, contexts, payloads = pickle.loads(call)
-            store.set(f"answer/{self.rank}", _answer(store, function, contexts[self.rank], payloads[self.rank]))
+        """Answer rank 0's calls until it ends them (every rank but 0).  Raises DeviceLostError if rank 0 has gone or falls silent.
+
+        A message that is no call is answered by an error, and nothing is run.
+        """
+        self._pulse.start()
+        try:
+            while self._serve_one():
+                pass
+        finally:
+            self._pulse.stop()
+
+    def _serve_one(self) -> bool:
+        """Answer the next call; return False if there are no more."""
+        self._generation += 1
+        mail, key = StoreMail(self._store, self._generation), f"call/{self.rank}"
+        asked, todo = f"Rank {self.rank} waited for rank 0's calls.", "See its own output."
+        ends = False
+
+        def work() -> Any:
+            nonlocal ends
+            message = mail.take(key, CallMessage, f"A call of rank {self.rank}")
+            if ends := not message.function:
+                return None
+            call = self._table.named(message.function)
+            payload = decode(message.payload, call.payload, f"What {call.name} is given")
+            assert message.context is not None
+            return call.function(self._joined(message.context, mail), payload)
+
+        try:
+            while not mail.has(key):
+                if 0 in self._pulse.silent():
+                    raise DeviceLostError(asked, f"Rank 0 showed no sign of life for {SILENT_S:g} s.", todo)
+                time.sleep(_POLL_S)
+            answer = _answer(work)
+            if not ends:
+                mail.put(f"answer/{self.rank}", answer)
+        except (RuntimeError, ConnectionError) as error:
+            raise DeviceLostError(asked, "Rank 0 has gone.", todo) from error
+        return not ends
 
     def end(self) -> None:
         """Let the other ranks return from `serve` (rank 0)."""
         self._generation += 1
-        self._calls().set("call", _CALL_END)
+        mail = StoreMail(self._store, self._generation)
+        for rank in range(1, self.world_size):
+            mail.put(f"call/{rank}", CallMessage())
+        self._pulse.stop()
         time.sleep(4 * _POLL_S)  # where rank 0 holds the store, the others must have read this before it goes
 
-    def _calls(self, store: dist.Store | None = None) -> dist.Store:
-        """Return the keys of the call that is on now."""
-        return dist.PrefixStore(str(self._generation), store or self._store)
+    def _joined(self, context: RankContext, mail: StoreMail) -> RankContext:
+        return replace(context, channel=StoreChannel(mail, context.rank, self._pulse.silent))
 
-    def _collect(self, store: dist.Store, answers: dict[int, bytes]) -> None:
-        """Take the other ranks' answers; once one has failed, the rest has a little time left."""
+    def _collect(self, mail: StoreMail, call: Call, names: Sequence[str], outcomes: dict[int, Outcome]) -> None:
+        """Take the other ranks' answers until all are there or one is silent; once one has failed, the rest has a little time left."""
         deadline_s = None
-        while len(answers) < self.world_size:
-            for rank in range(self.world_size):
-                if rank not in answers and store.check([f"answer/{rank}"]):
-                    answers[rank] = store.get(f"answer/{rank}")
-            if deadline_s is None and any(pickle.loads(answer).error is not None for answer in answers.values()):
+        while missing := [rank for rank in range(self.world_size) if rank not in outcomes]:
+            for rank in missing:
+                if mail.has(f"answer/{rank}"):
+                    try:
+                        answer = mail.take(f"answer/{rank}", AnswerMessage, f"The answer of device '{names[rank]}'")
+                        outcomes[rank] = answer.outcome(rank, call, names[rank])
+                    except WorkbenchError as error:
+                        outcomes[rank] = Outcome(rank=rank, error=error, text=str(error))
+            if deadline_s is None and any(outcome.error is not None for outcome in outcomes.values()):
                 deadline_s = time.monotonic() + _GRACE_S
-            if deadline_s is not None and time.monotonic() > deadline_s:
+            if (deadline_s is not None and time.monotonic() > deadline_s) or set(missing).intersection(self._pulse.silent()):
                 return
             time.sleep(_POLL_S)
-
-
-class _Listener:
-    """Takes the ranks' events out of the store, in a thread of its own with a connection of its own."""
-
-    def __init__(self, store: dist.Store, world_size: int, on_event: Callable[[int, Any], None]) -> None:
-        self._store, self._on_event = store, on_event
-        self._next = [0] * world_size
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="torchrun events", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Take what is left and end."""
-        self._over.set()
-        self._thread.join()
-
-    def _listen(self) -> None:
-        with suppress(RuntimeError):  # a store that has gone; the caller finds out by itself
-            while not self._over.wait(2 * _POLL_S):
-                self._take()
-            self._take()
-
-    def _take(self) -> None:
-        for rank in range(len(self._next)):
-            while self._store.check([key := _event_key(rank, self._next[rank])]):
-                event = pickle.loads(self._store.get(key))
-                self._store.delete_key(key)
-                self._next[rank] += 1
-                self._on_event(rank, event)
 
 
 def measure_clock_offset(context: RankContext, payload: None) -> float:
@@ -259,19 +263,31 @@ def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool
     return True
 
 
-def _answer(store: dist.Store, function: Callable[[Any, Any], Any], context: RankContext, payload: Any) -> bytes:
-    """Run the function here and return its pickled Outcome."""
+def remove_own_files(context: RankContext, payload: None) -> None:
+    """Remove what this rank kept in its local folder."""
+    folder = Path(context.local_folder)
+    shutil.rmtree(folder / f"rank-{context.rank}", ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()  # the last rank of a machine finds it empty
+
+
+def _answer(work: Callable[[], Any]) -> AnswerMessage:
+    """Do the work and return its result or its error as a message."""
     try:
-        result = function(replace(context, channel=StoreChannel(store, context.rank)), payload)
-        return pickle.dumps(Outcome(rank=context.rank, result=result))
+        return AnswerMessage(result=encode(work()))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # told to rank 0, which chooses the cause among all ranks'
-        return pickled_error(context.rank, error)
+    except BaseException as error:  # rank 0 chooses the cause among all ranks'
+        return AnswerMessage.of_error(error)
     finally:
         lift_all_budgets()
         close_group()
 
 
-def _event_key(rank: int, number: int) -> str:
-    return f"event/{rank}/{number}"
+def _interface_towards(address: str) -> str | None:
+    """Return the network interface from which this machine reaches an address, None if it is not known."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        return next((name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)), None)
+    return None

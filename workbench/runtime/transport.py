@@ -41,9 +41,14 @@ class Mailbox:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._values: dict[Value, Arrival] = {}
+        self._sources: dict[Value, int] = {}
         self._awaited: Value | None = None
         self._arrived = threading.Event()
         self._failure: BaseException | None = None
+
+    def expect(self, value: Value, source: int) -> None:
+        """Note from which rank a value will come."""
+        self._sources[value] = source
 
     def put(self, value: Value, content: Any, time_s: float) -> None:
         """Store a value and wake who waits for it."""
@@ -66,19 +71,23 @@ class Mailbox:
                 if found is not None:
                     return found
                 if self._failure is not None:
-                    raise DeviceLostError(f"Value {value} was awaited.", f"Its transfer failed: {self._failure}.", _SEE_FIRST)
+                    raise DeviceLostError(self._asked(value), f"A transfer failed: {self._failure}.", _SEE_FIRST)
                 if not self._arrived.wait(deadline_s - time.monotonic()):
                     raise DeviceLostError(
-                        f"Value {value} was awaited.",
+                        self._asked(value),
                         f"It did not come within {self._timeout_s:g} s.",
                         "Check that every device still runs.",
                     )
         finally:
             self._awaited = None
 
+    def _asked(self, value: Value) -> str:
+        return f"Value {value} was awaited from {f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
+
     def drop(self, value: Value) -> None:
         """Forget a value after its last read."""
         self._values.pop(value, None)
+        self._sources.pop(value, None)
 
     def take_all(self) -> dict[Value, Any]:
         """Return what is left, and empty the box."""
@@ -156,6 +165,7 @@ class Transport:
                 thread = threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+            self.mailbox.expect(op.writes[0], source)
             self._receives[source].put((op, spec(op.writes[0])))
 
     def send(self, op: Op, content: torch.Tensor, done: Callable[[], None]) -> None:
@@ -244,17 +254,27 @@ def reduce(op: Op, content: torch.Tensor, group: torch.distributed.ProcessGroup,
     """
     start = time.monotonic()
     if op.kind == ALLREDUCE:
-        group.allreduce([content]).wait()
+        _wait(group.allreduce([content]), op)
         share = 2 * (len(op.ranks) - 1) / len(op.ranks)
     else:
         assert op.kind == BROADCAST, f"{op.kind} is not a collective of this transport"
-        group.broadcast([content], _broadcast_options(op.ranks)).wait()
+        _wait(group.broadcast([content], _broadcast_options(op.ranks)), op)
         share = float(op.ranks[0] == rank)
     nbytes = content.numel() * content.element_size()
     if paced_links is not None:
         # All members leave a collective at once, so each can wait out the links' time by itself.
         time.sleep(paced_links.collective_s(op.kind, op.ranks, nbytes))
     return Span(rank, op, start, time.monotonic(), round(share * nbytes))
+
+
+def _wait(work: Any, op: Op) -> None:
+    """Wait for a collective until the group's timeout.  Raises DeviceLostError."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise DeviceLostError(
+            f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was under way.", f"It failed: {str(error).splitlines()[0]}.", _SEE_FIRST
+        ) from error
 
 
 def _broadcast_options(ranks: tuple[int, ...]) -> torch.distributed.BroadcastOptions:

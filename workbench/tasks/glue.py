@@ -181,7 +181,7 @@ def _split(rows: Rows, glue: GlueTask, first_id: int) -> Split:
     return Split(
         texts=tuple(first for first, _, _ in rows),
         pairs=tuple(str(second) for _, second, _ in rows) if glue.second else None,
-        labels=tuple(label for _, _, label in rows),  # type: ignore[arg-type]
+        labels=tuple(label for _, _, label in rows),  # type: ignore[misc]
         sample_ids=tuple(range(first_id, first_id + len(rows))),
     )
 

@@ -20,7 +20,7 @@ class Split:
     """
 
     texts: tuple[str, ...]
-    labels: tuple[int, ...] | tuple[float, ...]
+    labels: tuple[int | float, ...]
     sample_ids: tuple[int, ...]
     pairs: tuple[str, ...] | None = None
     images: tuple[bytes, ...] | None = None

@@ -53,8 +53,8 @@ class TokenizedSplit:
     words: in sequence-to-sequence the token ids of each class's label word.
     """
 
-    ids: tuple[tuple[int, ...], ...] | tuple[tuple[bytes, ...], ...]
-    labels: tuple[int, ...] | tuple[float, ...]
+    ids: tuple[tuple[int | bytes, ...], ...]
+    labels: tuple[int | float, ...]
     sample_ids: tuple[int, ...]
     pad_id: int
     start_id: int | None = None

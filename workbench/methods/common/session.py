@@ -24,6 +24,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Handler, execute, require_one_program
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import Meeting
 from workbench.runtime.transport import PacedLinks, Transport
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -137,8 +138,7 @@ class RankSession(Generic[AJob]):
         self._free_s: float | None = None
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
-        # A rank that a plan leaves idle waits here for whole epochs: a dead peer still fails it at once, a long epoch must not.
-        self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices])
         self.progress = DeviceReporter(context, budget)
         self.slows_down = rank_job.is_paced and context.fidelity != "real"
         self.pacer = Pacer(1.0 if self.slows_down else 0.0)
@@ -178,7 +178,7 @@ class RankSession(Generic[AJob]):
         return first <= step < first + self.rank_job.trace_steps
 
     def barrier(self, program: Program | None = None) -> None:
-        """Wait for all ranks, however long they take.  program: of the next step; raises ScheduleError if the ranks' programs differ."""
+        """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs differ."""
         self.sum(torch.zeros(1))
         if program is not None:
             require_one_program(self._group, program)
@@ -186,7 +186,7 @@ class RankSession(Generic[AJob]):
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
-        self._patient.allreduce([tensor]).wait()
+        self._meeting.sum(tensor)
 
     def _open_subgroups(self) -> None:
         # torch asks every rank to take part in making every group, in one order.
@@ -197,7 +197,7 @@ class RankSession(Generic[AJob]):
             wanted.add(frozenset(plan.cached.ranks))
         for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):
             if len(ranks) > 1 and ranks not in self._subgroups:
-                self._subgroups[ranks] = dist.new_group(list(ranks), backend="gloo")
+                self._subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=self.rank_job.timeout_s))
 
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         return self._subgroups[tuple(sorted(ranks))]

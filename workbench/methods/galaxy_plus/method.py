@@ -29,7 +29,7 @@ from workbench.methods.galaxy_plus.local import local_hidden, local_texts
 from workbench.methods.galaxy_plus.planning import check_memory, check_plan, inference_of, plan_job
 from workbench.methods.galaxy_plus.predict import Predictor, predict, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_known
-from workbench.methods.galaxy_plus.profiles import as_profile, catalogue_profile, host_profile
+from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile
 from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
 from workbench.models.loading import load_tokenizer
 from workbench.profiler.analytic import LayerCost, layer_costs
@@ -68,7 +68,7 @@ class GalaxyPlus:
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
-            rows = engines.run(measure_rank, [(prepared, refresh)] * cluster.world_size)
+            rows = engines.run(measure_rank, [(HostQuestion.of(prepared), refresh)] * cluster.world_size)
             return as_profile(replace(rows[0], costs=tuple(row.costs[0] for row in rows)), cluster)
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
             return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
@@ -200,10 +200,10 @@ class GalaxyPlus:
         return tuple(points)
 
 
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> InferenceProfile:
-    """Return what this device's own core takes.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return host_profile(prepared, ignore, refresh=refresh)
+def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
+    """Return what this device's own core takes.  asked: of what, and whether to measure again."""
+    question, refresh = asked
+    return answer_of_host(question, ignore, refresh=refresh)
 
 
 def _first(results: Sequence[RankServed], plan: Plan) -> RankServed:

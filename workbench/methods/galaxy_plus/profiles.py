@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
@@ -10,7 +10,8 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.measuring import measure_host, sizes_of
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
-from workbench.models.sharding import What, end_bytes, open_weights
+from workbench.models.facts import ModelFacts
+from workbench.models.sharding import What, end_bytes, model_layout, open_weights
 from workbench.planners.galaxy_plus import stack_lengths
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
@@ -19,28 +20,44 @@ from workbench.schedules.inference import InferenceCosts, InferenceLayout, pipel
 LENGTHS = (8, 16, 32, 64, 128, 256)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostQuestion:
+    """What a profile of a host is of.  longest: tokens of a request.  what: what the head is asked for."""
+
+    model: str
+    facts: ModelFacts
+    longest: int
+    what: What
+
+    @classmethod
+    def of(cls, prepared: PreparedJob) -> HostQuestion:
+        """Return a job's."""
+        what: What = "last" if prepared.options.generate else "hidden"
+        return cls(model=prepared.job.model, facts=prepared.facts, longest=prepared.longest, what=what)
+
+
 def host_profile(prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
     """Return what each operation costs on one unslowed core of this host, measured now or kept from before."""
-    what: What = "last" if prepared.options.generate else "hidden"
-    key = {
-        "model": prepared.job.model,
-        # The name alone may be a folder in which another model lies by now.
-        "shape": asdict(prepared.facts),
-        "longest": prepared.longest,
-        "head": what,
-    }
+    return answer_of_host(HostQuestion.of(prepared), notify, refresh=refresh)
+
+
+def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> InferenceProfile:
+    """Return host_profile's answer."""
+    # The name alone may be a folder in which another model lies by now.
+    key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
 
     def measure() -> MeasuredInference:
         notify(Event("phase", message="Profiling this machine (once)"))
-        source = open_weights(prepared.job.model, layout=prepared.layout)
+        layout = model_layout(asked.model)
+        source = open_weights(asked.model, layout=layout)
         try:
-            return measure_host(prepared.layout, source, longest=prepared.longest, what=what)
+            return measure_host(layout, source, longest=asked.longest, what=asked.what)
         finally:
             source.close()
 
     measured, note = cached_inference(key, measure, refresh=refresh)
     notify(Event("note", message=note))
-    return replace(measured.profile, model=prepared.job.model)
+    return replace(measured.profile, model=asked.model)
 
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:

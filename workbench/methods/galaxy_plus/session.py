@@ -41,6 +41,7 @@ from workbench.runtime.direct_transport import DirectTransport
 from workbench.runtime.executor import execute, require_one_program
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import Meeting
 from workbench.runtime.transport import PacedLinks
 from workbench.schedules.inference import Exchange
 
@@ -95,7 +96,7 @@ class InferenceSession:
         self._peers = {device: number for number, device in enumerate(self.devices)}
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Shards of unequal size take unequal time to load: nobody must give up on the others meanwhile.
-        self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices])
         self.layout = layout or model_layout(setup.model)
         self.stacks = stack_shapes(self.layout)
         self._source: WeightSource | None = None
@@ -246,8 +247,8 @@ class InferenceSession:
             self.pacer.factor = factor
 
     def barrier(self, program: Program | None = None) -> None:
-        """Wait for all devices of the group, however long they take.  program: of the next request; raises ScheduleError if they differ."""
-        self._patient.allreduce([torch.zeros(1)]).wait()
+        """Wait for all devices of the group (see Meeting).  program: of the next request; raises ScheduleError if they differ."""
+        self._meeting.sum(torch.zeros(1))
         if program is not None:
             require_one_program(self.group, program)
 
