@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -38,7 +38,7 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     mode: for which the plan is made; it decides what devices of other makes than this host are taken to cost (see profile).
     """
     method = load_method(job.method)
-    prepared = _prepared(method, job, progress or ignore)
+    prepared = _prepared(method, job, cluster, progress or ignore)
     return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute"), cluster)
 
 
@@ -51,7 +51,7 @@ def profile(
     another make are computed from the catalogue's FLOP/s instead.  refresh: measure again what was measured before.
     """
     method = load_method(job.method)
-    prepared = _prepared(method, job, progress or ignore)
+    prepared = _prepared(method, job, cluster, progress or ignore)
     return method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute", refresh=refresh)
 
 
@@ -101,7 +101,7 @@ def _run(
 ) -> Report:
     """Do what `run` says.  folder: None to simulate only."""
     method, mode = load_method(job.method), "simulate" if folder is None else "execute"
-    prepared = _prepared(method, job, notify, warms_up=mode == "execute" and engines is None)
+    prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
     decided = chosen_plan or method.plan(prepared, costs, cluster)
@@ -136,7 +136,7 @@ def sweep(
     method = load_method(job.method)
     if mode == "execute":
         require_emulated(cluster)
-    prepared = _prepared(method, job, notify, warms_up=mode == "execute")
+    prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute")
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     engines = None
     if mode == "execute":
@@ -150,12 +150,15 @@ def sweep(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prepared(method: Method, job: Job, notify: Callable[[Event], None], *, warms_up: bool = False) -> Any:
+def _prepared(method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False) -> Any:
     """Return the job as its method prepares it.  Raises ConfigError if more samples were asked for than a split has.
 
     warms_up: meanwhile another process imports the engines' libraries; both are done before anything is measured.
     """
-    method.require_known(job)
+    method.require_known(job, cluster)
+    if job.data is not None and not (data := Path(job.data).expanduser()).is_dir():
+        found = "It is a file." if data.exists() else "There is no such folder."
+        raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
     if warms_up:
         from workbench.runtime.engine_starter import settle, warm_up
 

@@ -103,7 +103,7 @@ def test_datasets_that_hold_nothing(tmp_path: Path) -> None:
     assert "train split has 0 samples" in refused("run", "--model", "tiny-bert", "--task", "sst2", "--data", str(empty))["found"]
     (empty / "SST-2" / "train.tsv").write_text("")
     assert "train split has 0 samples" in refused("run", "--model", "tiny-bert", "--task", "sst2", "--data", str(empty))["found"]
-    assert "train.tsv" in refused("run", "--model", "tiny-bert", "--task", "sst2", "--data", str(tmp_path / "none"))["found"]
+    assert "no such folder" in refused("run", "--model", "tiny-bert", "--task", "sst2", "--data", str(tmp_path / "none"))["found"]
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

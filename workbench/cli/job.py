@@ -51,6 +51,6 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
             raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", "Write, for example, --option reduction=8.")
         try:
             options[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also a number of thousands of digits
             options[key] = value
     return options

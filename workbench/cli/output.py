@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from workbench.core.errors import ConfigError, WorkbenchError
-from workbench.core.serial import to_builtins
+from workbench.core.serial import shown, to_builtins
 
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -32,6 +32,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result (or the err
 class Commands(TyperGroup):
     """A group of commands whose user errors are one line on stderr and exit code 2, and whose Ctrl-C is 130."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options in front of the command."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if words:  # without any, the help is shown
+                report_error(_usage_error(error, words), as_json="--json" in words)
+                raise typer.Exit(USER_ERROR) from None
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
         words = [*getattr(ctx, "_protected_args", ()), *ctx.args]
@@ -42,7 +53,7 @@ class Commands(TyperGroup):
             raise typer.Exit(USER_ERROR) from None
         except _UsageError as error:
             # The parser stops at the first fault, maybe before it came to --json.
-            report_error(_usage_error(error), as_json="--json" in words)
+            report_error(_usage_error(error, words), as_json="--json" in words)
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             say("Interrupted.")
@@ -66,12 +77,23 @@ def report_error(error: WorkbenchError, *, as_json: bool) -> None:
         say(f"{type(error).__name__}: {error}")
 
 
-def _usage_error(error: Any) -> ConfigError:
-    """Return the parser's complaint in our words."""
+def _usage_error(error: Any, words: Sequence[str]) -> ConfigError:
+    """Return the parser's complaint in our words, the value quoted."""
     command = error.ctx.command_path if error.ctx is not None else "workbench"
     complaint = " ".join(error.format_message().split())
+    names = getattr(getattr(error, "param", None), "opts", ())
+    given = [value for name, value in _given(words) if name in names]
+    if given and given[-1] not in complaint:
+        complaint = f"'{shown(given[-1])}' is given. {complaint}"
     found = complaint if complaint.endswith((".", "?")) else f"{complaint}."
     return ConfigError(f"The command `{command}` was called.", found, f"See {command} --help.")
+
+
+def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option with the word behind it."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        yield name, value if equals else following
 
 
 def _system_error(error: OSError) -> WorkbenchError:

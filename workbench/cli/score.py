@@ -46,11 +46,12 @@ def score(
     trained = find_trained(model)
     if trained is None:
         _require_generating(model)
+    else:
+        loaded, description = load_trained(trained)
     found = load_prompt_task(task, data=data, **{f"{split.value}_samples": samples})
     if trained is None:
         loaded, name, what = load_causal_model(model, TrainableConfig()), model, f"{model}, zero-shot"
     else:
-        loaded, description = load_trained(trained)
         name, what = description.model, f"{description.model} with the values of {model}"
     facts = model_facts(name)
     chosen = getattr(found, split.value)

@@ -112,8 +112,10 @@ def parse_fault(word: str, cluster: Cluster) -> Fault:
         raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {':'.join(parts[:3])}.")
     if name not in names and not (name.isdecimal() and len(name) < 10 and int(name) < len(names)):
         raise ConfigError(asked, f"The devices of '{cluster.name}' are {', '.join(names)}.", "Name one of them, or its number from 0.")
-    start, _, end = times.partition("-")
+    start, dash, end = times.partition("-")
     try:
+        if not dash:
+            raise ValueError
         start_s, end_s = float(start), float(end) if end else None
         factor = float(parts[3]) if len(parts) == 4 else (4.0 if kind == "slow" else 1.0)
     except ValueError:
@@ -121,13 +123,17 @@ def parse_fault(word: str, cluster: Cluster) -> Fault:
             asked, f"'{shown(':'.join(parts[2:]))}' is not numbers of seconds and a factor.", "Write, for example, slow:1:10-30:4."
         ) from None
     rank = names.index(name) if name in names else int(name)
-    return Fault(kind=kind, rank=rank, start_s=start_s, end_s=end_s, factor=factor)  # type: ignore[arg-type]
+    try:
+        return Fault(kind=kind, rank=rank, start_s=start_s, end_s=end_s, factor=factor)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
 
 
 def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any) -> ServingReport:
     from workbench.experiment import environment
     from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
+    _require_length(model, stream.length)
     if mode is Mode.simulate:
         from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
 
@@ -149,6 +155,15 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve_stream(model, cluster, engines, host, stream=stream, on_event=tell, **settings)
     return replace(report, environment=environment())
+
+
+def _require_length(model: str, length: int) -> None:
+    from workbench.models.sharding import model_layout
+    from workbench.profiler.descriptions import MODELS
+
+    most = 0 if model in MODELS else model_layout(model).max_length
+    if most and length > most:
+        raise ConfigError(f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length.")
 
 
 def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:

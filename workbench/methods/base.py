@@ -105,8 +105,8 @@ class Prepared(Protocol):
 class Method(Protocol):
     """One published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
 
-    def require_known(self, job: Job) -> Any:
-        """Raise at once, before anything is loaded, for an option, task or model that does not exist."""
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Raise ConfigError at once, before anything is loaded, for an option, task, model or device that does not exist."""
         ...
 
     def prepare(self, job: Job, notify: Notify) -> Any:

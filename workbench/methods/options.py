@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.serial import shown
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -22,7 +23,7 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
         try:
             msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError:
-            asked = f"The option {name} = {value!r} of {method} was asked for."
+            asked = f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was asked for."
             raise ConfigError(asked, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
     return msgspec.convert(dict(given), settings, strict=False)
 

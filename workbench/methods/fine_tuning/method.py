@@ -48,7 +48,9 @@ METHOD = "fine_tuning"
 class FineTuning:
     """Full fine-tuning, LoRA or Adapters, on one device or on several: what PAC+ is compared with."""
 
-    require_known = staticmethod(require_known)
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        require_known(job)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""

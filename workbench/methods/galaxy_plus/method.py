@@ -43,7 +43,9 @@ SHORTEST_TIMEOUT_S = 20.0
 class GalaxyPlus:
     """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
 
-    require_known = staticmethod(require_known)
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        require_known(job)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""

@@ -38,7 +38,9 @@ METHOD = "p_rge"
 class PRGE:
     """Fine-tuning by forward passes, the queries of a step divided among the devices."""
 
-    require_known = staticmethod(require_known)
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        parse_faults(require_known(job).faults, cluster)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
@@ -134,7 +136,6 @@ class PRGE:
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
-        parse_faults(prepared.options.faults, cluster)
         setting, costs = self._settled(prepared, profile, cluster, plan)
         check_plan(prepared, cluster, plan, setting)
         chosen_passings(costs, cluster, plan, prepared.size(setting))

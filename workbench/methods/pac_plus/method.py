@@ -53,7 +53,9 @@ from workbench.tasks.tokenize import evaluation_batches
 class PacPlus:
     """Parallel Adapters with an activation cache, planned for unequal devices."""
 
-    require_known = staticmethod(require_known)
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        require_known(job)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""

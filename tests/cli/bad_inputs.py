@@ -1,0 +1,444 @@
+"""Bad inputs, one a line, grouped by where they are given: `input -> what the message must quote` (without an arrow: the last value)."""
+
+from __future__ import annotations
+
+NUMBERS = {  # option: values that none of the commands may take
+    "--epochs": "0 -1 many 1.5 nan 1e3 1000000000000",
+    "--seed": "x 1.5 99999999999999999999999999",
+    "--batch-size": "0 -8 30 eight 1000000000000",
+    "--micro-batches": "0 -1 3 x 1000000000000",
+    "--max-length": "0 -1 x 1000000000000",
+    "--train-samples": "0 -1 x 1.5 1000000000000",
+}
+TRAINING = {
+    "--learning-rate": "0 -1 nan inf x 1e300",
+    "--validation-samples": "0 -1 x 1000000000000",
+    "--test-samples": "0 -1 x 1000000000000",
+}
+
+COMMANDS = """
+simulat -> Did you mean 'simulate'?
+dotcor -> Did you mean 'doctor'?
+runn -> Did you mean 'run'?
+--no-such-option
+--verison
+run extra -> extra
+run --mode emulate
+run --fidelity exact
+run --workdirr x -> --workdir
+run --report -> --report
+run --report {folder}
+run --report {file}/report.json
+run --report /proc/report.json
+run --workdir {file}
+run --workdir {file}/run
+run --workdir /proc/run
+run --resume --workdir {folder}/mistyped
+run --resume --workdir {empty}
+run --resume --epochs 7 -> no such folder
+run --method pac-plus -> Did you mean 'pac_plus'?
+run --method ''
+run --model tiny-bort
+run --model ''
+run --model 'quite unknown'
+run --model {file}
+run --model {empty}
+run --model {folder}/none
+run --model tiny-bert --task sentimnt
+run --model tiny-bert --task ''
+run --model tiny-bert --data {file} -> file.csv
+simulate --model tiny-bert --data {empty} -> empty
+run --model tiny-bert --data {folder}/none -> none
+run --model tiny-bert --task digits --data {empty}
+run --model tiny-bert --task sst2 --data {file} -> file.csv
+simulate --model tiny-bert --task sst2 --data {empty} -> empty
+simulate --model tiny-bert --task mrpc --data {data} -> data
+simulate --cluster laptob -> Did you mean 'laptop'?
+simulate --cluster ''
+simulate --cluster {long} -> aaaa
+simulate --cluster {long}.toml -> aaaa
+simulate --cluster {folder}
+simulate --cluster {folder}/none.toml
+simulate --cluster {loop}
+simulate --cluster {fifo}
+simulate --cluster /dev/zero
+simulate --cluster /dev/null
+simulate --cluster {binary}
+simulate --cluster {file}
+simulate --report {folder}
+simulate --fidelity paced -> --fidelity
+simulate --resume -> --resume
+plan --report x -> --report
+plan --epochs 2 -> --epochs
+devices --layers --batch x
+devices --layers --batch 0
+devices --layers --length 0
+devices --layers --length x
+devices --layers --model tiny-bert --device nobody
+devices --layers --links -> Several
+devices --cluster nowhere
+devices --cluster {binary}
+devices --fidelity best
+draw -> report
+draw {folder}/none.json
+draw {folder}
+draw {binary}
+draw {file}
+draw /dev/zero
+draw {fifo}
+draw {loop}
+draw {report} --png maybe
+draw {report} --out {file}
+draw {report} --out {file}/below
+draw {report} --out /proc/figures
+draw {report} {report} -> report.json
+bench nothing
+bench all --only minilm -> --only
+bench runtime --only minilm -> --only
+cache lisst
+cache clear everything -> everything
+fetch no-such-asset
+fetch all-MiniLM-L6
+reproduce -> paper
+reproduce nobody
+reproduce pac_plus table99
+reproduce pac_plus table5 --seeds 0
+reproduce pac_plus table5 --seeds 101
+reproduce pac_plus table5 --seeds x
+reproduce pac_plus table5 --all -> --all
+reproduce pac_plus table5 --out {file}
+reproduce pac_plus table5 --data {folder}/none
+reproduce pac_plus table5 --kept {file}
+reproduce pac_plus --png maybe
+score -> model
+score tiny-bert
+score {folder}/none
+score {file}
+score tiny-gpt2 --task no-task
+score tiny-gpt2 --split training
+score tiny-gpt2 --calibration best
+score tiny-gpt2 --samples 0
+score tiny-gpt2 --samples x
+score tiny-gpt2 --max-length 0
+score tiny-gpt2 --task sst2 --data {file} -> file.csv
+serve --requests 0
+serve --requests -1
+serve --requests x
+serve --requests 1000000000000
+serve --rate -1
+serve --rate nan
+serve --rate inf
+serve --rate x
+serve --length -1
+serve --length x
+serve --model tiny-bert --mode simulate --length 100000
+serve --seed x
+serve --reaction panic
+serve --slow-factor 1
+serve --slow-factor nan
+serve --slow-factor x
+serve --window 0
+serve --window x
+serve --repeats 0
+serve --repeats 6
+serve --report-every 0
+serve --report-every nan
+serve --report-every -1
+serve --report-every x
+serve --probe-every 0
+serve --probe-every nan
+serve --probe-every inf
+serve --mode emulate
+serve --fidelity exact
+serve --report {folder}
+serve --out {file} -> file.csv
+serve --out /proc/x
+serve --soak -1
+serve --soak x
+serve --cluster nowhere
+serve --cluster {binary}
+serve --model tiny-bort
+"""
+
+OPTIONS = {
+    "pac_plus": """
+reduction -> not KEY=VALUE
+=4
+reducton=4 -> Did you mean 'reduction'?
+reduction=four
+reduction=0
+reduction=-1
+reduction=1000000000000
+reduction=[1
+reduction={brackets} -> reduction
+reduction=5 -> 5
+tap_every=0
+mix=best
+head_input=all
+target=both
+dropout=1
+dropout=-0.1
+dropout=nan -> dropout
+dropout=x
+initialization=random
+backbone_dtype=int3
+compute_dtype=float64
+quantization_block=0
+quantization_block=-64
+double_quantization=maybe
+embedding_dtype=int3
+quantization_engine=gpu
+cache_dtype=float8
+keep_cache=2
+disk_budget_bytes=x
+order=best
+objective=fastest
+paradigm=best
+""",
+    "fine_tuning": """
+technique=prefix
+paradigm=best
+lora_rank=0
+lora_rank=-1
+lora_rank=x
+lora_alpha=0
+lora_alpha=nan -> lora_alpha
+lora_alpha=-1
+lora_dropout=1
+lora_dropout=-1
+bottleneck=0
+train_norms=maybe
+dropout=2
+rank=4 -> lora_rank
+""",
+    "galaxy_plus": """
+system=petals
+planner=best
+overlap=maybe
+both_ways=maybe
+tile_tokens=-1
+tile_tokens=x
+scheme=3
+scheme=x
+generate=-1
+generate=x
+generate=4 -> generate
+warmup=-1
+exchange=pigeon
+compare=-1
+system=local scheme=1 -> local
+""",
+    "p_rge": """
+queries=0
+queries=-1
+queries=x
+queries=1000000000000
+epsilon=0
+epsilon=-1
+epsilon=nan -> epsilon
+steps=0
+steps=-1
+execution=best
+loss=hinge
+words=bad
+technique=prefix
+rank=0
+alpha=nan -> alpha
+precision=int3
+compute_dtype=float64
+after_loss=cry
+adapt=maybe
+step_s=0
+step_s=-1
+step_s=nan -> step_s
+precisions=int3
+faults=explode
+faults='kill nobody 3'
+faults='kill alpha 0'
+faults='kill alpha x'
+faults='slow alpha 3 0.5'
+faults='slow alpha 3 nan'
+faults='kill alpha 3 4'
+""",
+}
+
+FAULTS = """
+slow
+slow:1
+slow:1:2
+explode:1:1-2
+slow:nobody:1-2:4
+slow:9:1-2:4
+slow:-1:1-2:4
+slow:²:1-2:4
+slow:alpha:x-2:4
+slow:alpha:1-x:4
+slow:alpha:2-1:4
+slow:alpha:1-1:4
+slow:alpha:-1-2:4
+slow:alpha:nan-2:4
+slow:alpha:1-nan:4
+slow:alpha:inf-:4
+slow:alpha:1-2:x
+slow:alpha:1-2:0
+slow:alpha:1-2:1
+slow:alpha:1-2:0.5
+slow:alpha:1-2:-4
+slow:alpha:1-2:nan
+slow:alpha:1-2:inf
+slow:alpha:1-2:4:5
+kill:alpha:1-2:4
+freeze:alpha:1-2:4
+kill:alpha:1e300-
+'slow:al pha:1-2:4'
+:::
+"""
+
+CLUSTERS = {  # what is replaced in a sound file: what takes its place
+    'name = "two"': """
+name = two -> line 1
+name = 5 -> 5
+name = "" -> name
+name = "a\\u001b[31mb" -> name
+name = ["two"] -> name
+nam = "two" -> Did you mean 'name'?
+link = 5 -> link
+device = 5 -> line 5
+""",
+    "memory_mb = 600": """
+memory_mb = 0 -> 0
+memory_mb = -1 -> -1
+memory_mb = nan -> nan
+memory_mb = inf -> inf
+memory_mb = 1e300 -> 1e+300
+memory_mb = {digits} -> memory_mb
+memory_mb = "600" -> 600
+memory_mb = true -> True
+memory_mb = [600] -> 600
+memory_mb = {{a = 600}} -> 600
+memmory_mb = 600 -> Did you mean 'memory_mb'?
+memory_mb = 600\\nmemory_mb = 700 -> line 5
+memory_mb = 600\\nlatency_ms = 1e300 -> 1e+300
+memory_mb = 600\\nlatency_ms = -1 -> -1
+memory_mb = 600\\nlatency_ms = nan -> nan
+memory_mb = 600\\nbandwidth_mbit_per_s = 0 -> 0
+memory_mb = 600\\nbandwidth_mbit_per_s = 1e300 -> 1e+300
+memory_mb = 600\\nwatts_busy = -5 -> -5
+memory_mb = 600\\nwatts_idle = nan -> nan
+memory_mb = 600\\nstorage_mb_per_s = 0 -> 0
+memory_mb = 600\\nprocessor = "quantum" -> processor
+memory_mb = 600\\nmodel = "no-such-board" -> no-such-board
+memory_mb = 600\\nmodel = 5 -> 5
+memory_mb -> malformed
+""",
+    "gflops = 30": """
+gflops = 0 -> 0
+gflops = -1 -> -1
+gflops = nan -> nan
+gflops = inf -> inf
+gflops = 1e300 -> 1e+300
+gflops = {digits} -> gflops
+gflops = "fast" -> fast
+gflops = 30 MHz -> malformed
+ -> gflops
+""",
+    "host_share = 0.5": """
+host_share = 0 -> 0
+host_share = -0.5 -> -0.5
+host_share = 1.5 -> 1.5
+host_share = 100 -> 100
+host_share = nan -> nan
+host_share = "half" -> half
+host_share = 0.5\\naddress = "" -> address
+host_share = 0.5\\naddress = 5 -> 5
+host_share = 0.5\\ncolour = "red" -> colour
+""",
+    'name = "alpha"': """
+name = "beta" -> beta
+name = "" -> name
+name = 5 -> 5
+name = "a\\u0007b" -> name
+name = "{long}" -> aaaa
+title = "alpha" -> title
+""",
+    "[[device]]": """
+[device] -> line 8
+[[devices]] -> devices
+[[device -> malformed
+""",
+    "[defaults]": """
+[default] -> default
+[[defaults]] -> defaults
+""",
+    "host_share = 0.4": """
+host_share = 0.4\\n[[link]] -> from
+host_share = 0.4\\n[[link]]\\nfrom = "alpha" -> to
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "nobody"\\nbandwidth_mbit_per_s = 1 -> nobody
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "alpha"\\nbandwidth_mbit_per_s = 1 -> alpha
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta" -> bandwidth_mbit_per_s
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 0 -> 0
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 1e300 -> 1e+300
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 1\\nboth_ways = "no" -> no
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 1\\nlatency_ms = -1 -> -1
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 1\\nspeed = 1 -> speed
+host_share = 0.4\\n[[link]]\\nfrom = "alpha"\\nto = "beta"\\nbandwidth_mbit_per_s = 1\\n{again} -> alpha
+""",
+}
+
+JOBS = """
+{{ -> job.json
+[] -> job.json
+5 -> job.json
+null -> job.json
+{nested} -> array
+{{"epochs": 0}} -> epochs
+{{"epochs": 1000000000000}} -> epochs
+{{"epochs": "three"}} -> three
+{{"epochs": 1.5}} -> 1.5
+{{"epochs": null}} -> epochs
+{{"seed": 1e400}} -> job.json
+{{"batch_size": 0}} -> batch_size
+{{"batch_size": 30}} -> 30
+{{"batch_size": 1000000000000}} -> batch_size
+{{"micro_batches": -1}} -> -1
+{{"learning_rate": 0}} -> learning_rate
+{{"learning_rate": -1}} -> -1
+{{"weight_decay": -1}} -> -1
+{{"weight_decay": 1e300}} -> 1e+300
+{{"warmup_fraction": 1}} -> warmup_fraction
+{{"warmup_fraction": -0.5}} -> -0.5
+{{"max_length": 0}} -> max_length
+{{"train_samples": 0}} -> train_samples
+{{"test_samples": -4}} -> -4
+{{"method": 5}} -> 5
+{{"model": []}} -> model
+{{"data": 5}} -> 5
+{{"options": []}} -> options
+{{"options": "none"}} -> none
+"""
+
+REPORTS = """
+mode = "neither" -> neither
+source = "guessed" -> guessed
+job = null -> job
+job.epochs = 0 -> epochs
+job.epochs = "three" -> three
+cluster.devices = [] -> devices
+cluster.devices.0.name = 5 -> 5
+cluster.devices.0.memory_bytes = -1 -> memory_bytes
+cluster.devices.0.flops_per_s = "fast" -> fast
+plan = 5 -> plan
+plan.stages = 5 -> stages
+steps = 5 -> steps
+steps.0.loss = "low" -> low
+steps.0.epoch = "first" -> first
+epochs = null -> epochs
+epochs.0.seconds = "long" -> long
+timelines = [] -> timelines
+phases_s = 5 -> phases_s
+bytes = 5 -> bytes
+metrics = 5 -> metrics
+valid = "yes" -> yes
+notes = 5 -> notes
+overrun_share = "none" -> none
+"""
