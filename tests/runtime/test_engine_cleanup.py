@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -19,7 +20,7 @@ from nbclient import NotebookClient
 
 from workbench.core.serial import to_json
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId, processes_of
+from workbench.runtime.processes import ProcessId, note_process, processes_of
 from workbench.runtime.run_folder import Owner, make_run_folder, remove_run_folder, sweep_stale_folders
 
 _PARENT = """
@@ -41,12 +42,13 @@ def start_parent(fidelity: str, then: str, folder: Path) -> tuple[subprocess.Pop
     program = _PARENT.format(folder=str(folder), fidelity=fidelity) + then
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment())
     assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())
+    about = json.loads(process.stdout.readline())
+    return process, about | {"processes": processes_of(Path(about["folder"]))}
 
 
 def traces(about: dict) -> list[str]:
     folder = Path(about["folder"])
-    left = [f"process {process}" for process in processes_of(folder)]
+    left = [f"process {process}" for process in about.get("processes", ()) if process.alive]
     left += [f"engine {pid}" for pid in about["engines"] if psutil.pid_exists(pid)]
     return left + ([str(folder)] if folder.exists() else [])
 
@@ -117,14 +119,31 @@ def test_sweep_spares_the_living_and_the_unreadable() -> None:
         assert mine.exists()
         assert other.exists()
         dead = Owner.current()
-        other.joinpath("owner.json").write_text(
-            to_json(Owner(pid=dead.pid, started=dead.started + 1, boot=dead.boot, pid_namespace=dead.pid_namespace))
-        )
+        other.joinpath("owner.json").write_text(to_json(replace(dead, started=dead.started + 1, boot="another", host="another")))
+        sweep_stale_folders()
+        assert other.exists()  # a machine that shares this disk may be using it
+        other.joinpath("owner.json").write_text(to_json(replace(dead, started=dead.started + 1)))
         sweep_stale_folders()
         assert not other.exists()
     finally:
         remove_run_folder(mine)
         remove_run_folder(other)
+
+
+def test_a_process_that_only_names_a_run_folder_is_spared() -> None:
+    folder = make_run_folder()
+    command = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen([*command, str(folder)], stdin=subprocess.PIPE) as reader,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as own,
+    ):
+        note_process(folder, ProcessId.of(own.pid))
+        note_process(folder, ProcessId.of(reader.pid)._replace(started=1.0))  # whose number was another's before
+        remove_run_folder(folder)
+        assert own.wait(10) != 0
+        assert reader.poll() is None
+        reader.kill()
+    assert not folder.exists()
 
 
 def test_process_identity() -> None:

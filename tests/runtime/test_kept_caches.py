@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from workbench.core.errors import CacheError
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.kept_caches import KeptCaches, KeptDescription, require_fits
+from workbench.runtime.network import child_environment
 
 LENGTHS = (4, 2, 6, 3, 5, 1)
 DESCRIPTION = KeptDescription(key="backbone and data", model="tiny-bert", task="made up", created="2026-01-01T00:00:00Z")
@@ -90,6 +93,43 @@ def test_the_newest_takes_the_place_of_the_older(tmp_path: Path) -> None:
     again = shard(tmp_path / "again", 0, (1, 2), "float32")
     caches.keep([again], replace(DESCRIPTION, created="2026-02-02T00:00:00Z"))
     assert [found.num_samples for found in caches.list()] == [2]
+
+
+_KEEPER = """
+import sys
+from pathlib import Path
+from tests.runtime.test_kept_caches import DESCRIPTION, shard
+from workbench.runtime.kept_caches import KeptCaches
+folder, root = Path(sys.argv[1]), Path(sys.argv[2])
+made = [[shard(folder / str(number), 0, (1, 2, 3), "float32")] for number in range(60)]
+print("ready", flush=True)
+sys.stdin.readline()
+for shards in made:
+    KeptCaches(root).keep(shards, DESCRIPTION)
+"""
+
+
+def test_two_runs_that_keep_the_same_do_not_disturb_each_other(tmp_path: Path) -> None:
+    root, pipe = tmp_path / "activations", subprocess.PIPE
+    command = [sys.executable, "-c", _KEEPER]
+    runs = [
+        subprocess.Popen([*command, str(tmp_path / name), str(root)], stdin=pipe, stdout=pipe, text=True, env=child_environment())
+        for name in ("one", "two")
+    ]
+    with runs[0], runs[1]:
+        for run in runs:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "ready\n"
+        for run in runs:
+            assert run.stdin is not None
+            run.stdin.write("\n")
+            run.stdin.flush()
+        assert [run.wait(60) for run in runs] == [0, 0]
+    caches = KeptCaches(root)
+    found = caches.find(DESCRIPTION.key)
+    assert found is not None
+    found.check((1, 2, 3))
+    assert list(root.iterdir()) == [caches.folder(DESCRIPTION.key)]
 
 
 def test_an_unfinished_shard_is_not_kept(tmp_path: Path) -> None:

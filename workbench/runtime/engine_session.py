@@ -24,7 +24,7 @@ from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSetti
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, engine_environment
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
-from workbench.runtime.processes import ProcessId
+from workbench.runtime.processes import ProcessId, note_process
 from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
 
@@ -98,6 +98,7 @@ class EngineSession:
         self.starter.prepare()  # its imports go on beside the controller's
         if self.fidelity == "kernel":
             self._network = EmulatedNetwork.create(self.cluster, folder)
+            note_process(folder, ProcessId.of(self._network.holder_pid))
             self.endpoints = self._network.endpoints
         if self._hard_memory:
             self._make_cgroups()
@@ -151,6 +152,7 @@ class EngineSession:
         )
         self._ipp.start_controller_sync()
         self._controller = ProcessId.of(self._ipp.controller.pid)
+        note_process(self.folder, self._controller)
 
     def _start_engines(self, deadline_s: float) -> None:
         assert self._ipp is not None and self.starter is not None

@@ -20,7 +20,7 @@ from typing import IO
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine_template import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId
+from workbench.runtime.processes import ProcessId, note_process
 
 _SHARED = ("transformers.modeling_utils",)
 """Libraries that the template imports once this process has: then the jobs will need them too."""
@@ -85,12 +85,15 @@ class EngineStarter:
         """Start a rank's engine.  Raises RuntimeSetupError, EnginesLate after timeout_s."""
         if self._forks:
             request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(self.log(rank)))
-            return ProcessId.of(_template().fork(request, timeout_s))
-        self._started = [process for process in self._started if process.poll() is None]
-        with open(self.log(rank), "ab") as output:
-            process = _open(self._environment, "workbench.runtime.engine", output, "--folder", str(self._folder), "--rank", str(rank))
-        self._started.append(process)
-        return ProcessId.of(process.pid)
+            engine = ProcessId.of(_template().fork(request, timeout_s))
+        else:
+            self._started = [process for process in self._started if process.poll() is None]
+            with open(self.log(rank), "ab") as output:
+                process = _open(self._environment, "workbench.runtime.engine", output, "--folder", str(self._folder), "--rank", str(rank))
+            self._started.append(process)
+            engine = ProcessId.of(process.pid)
+        note_process(self._folder, engine)
+        return engine
 
     def log(self, rank: int) -> Path:
         """Return where a rank's engine writes."""

@@ -7,6 +7,7 @@ data and storage type.  The ranks' shards are moved as they are, and a later run
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.work_folder import require_disk
 
 INDEX = "kept.json"
+_NEW, _FORMER = "new", "former"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,21 @@ class KeptCaches:
         )
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=self.root))
         try:
+            (part / _NEW).mkdir()
             for source, (name, _) in zip(sources, filled.shards, strict=True):
-                shutil.move(source, part / name)  # a rename on the same disk
-            write_text(part / INDEX, to_json(filled))
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
+                shutil.move(source, part / _NEW / name)  # a rename on the same disk
+            write_text(part / _NEW / INDEX, to_json(filled))
+            while True:
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rename(part / _FORMER)  # at once, so that another run finds the old cache whole or the new one
+                try:
+                    (part / _NEW).rename(folder)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise  # otherwise another run has kept the same meanwhile: its cache is as good, and makes room
+                    shutil.rmtree(part / _FORMER, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class EmulatedNetwork:
 
     @classmethod
     def create(cls, cluster: Cluster, folder: Path, *, timeout_s: float = 15.0) -> EmulatedNetwork:
-        """Set the links up.  `folder` only marks the holder's command line for clean-up.  Raises RuntimeSetupError."""
+        """Set the links up.  `folder` tells in `ps` of which run the holder is.  Raises RuntimeSetupError."""
         holder = subprocess.Popen(
             [sys.executable, "-m", "workbench.runtime.network", str(folder)],
             stdin=subprocess.PIPE,
@@ -97,11 +98,16 @@ class EmulatedNetwork:
             with contextlib.suppress(BrokenPipeError):
                 holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
                 holder.stdin.flush()
+            asked = f"Emulated links for {cluster.world_size} devices in network namespaces were asked for."
+            if not select.select([holder.stdout], [], [], timeout_s)[0]:
+                raise RuntimeSetupError(
+                    asked, f"The process that holds them said nothing for {timeout_s:g} s.", "Try again, or use fidelity='paced'."
+                )
             answer = holder.stdout.readline()
             if not answer.startswith("{"):
                 _, complaint = holder.communicate(timeout=timeout_s)
                 raise RuntimeSetupError(
-                    f"Emulated links for {cluster.world_size} devices in network namespaces were asked for.",
+                    asked,
                     f"The system refused: {(complaint.strip().splitlines() or ['no reason given'])[-1]}.",
                     "Run as root, allow unprivileged user namespaces, or use fidelity='paced'.",
                 )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import psutil
 
 _POLL_S = 0.25
+_PROCESSES = "processes"
 
 
 class ProcessId(NamedTuple):
@@ -69,23 +70,27 @@ class ProcessId(NamedTuple):
                 psutil.Process(self.pid).kill()
 
 
+def note_process(folder: Path, process: ProcessId) -> None:
+    """Write down that a process goes with a folder, for whoever cleans up."""
+    with open(folder / _PROCESSES, "a", encoding="ascii") as file:
+        file.write(f"{process.pid} {process.started}\n")
+
+
 def processes_of(folder: Path) -> list[ProcessId]:
-    """Return the processes, this one and its ancestors excepted, whose command line names the folder."""
-    mark = str(folder)
-    spared = {os.getpid(), os.getppid()}
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid not in spared and any(mark in word for word in process.cmdline()):
-                found.append(ProcessId.of(process.pid))
-    return found
+    """Return the processes noted in the folder, this one excepted, that still run."""
+    noted = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (folder / _PROCESSES).read_text(encoding="ascii").splitlines():
+            pid, started = line.split()
+            noted.append(ProcessId(int(pid), float(started)))
+    return [process for process in noted if process.pid != os.getpid() and process.alive]
 
 
 def kill_processes_of(folder: Path, *, spare: tuple[int, ...] = (), timeout_s: float = 5.0) -> None:
-    """End every process whose command line names the folder, with its process group, and wait until they are gone."""
+    """End every process noted in the folder, with its process group, and wait until they are gone."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        found = [process for process in processes_of(folder) if process.pid not in spare and process.alive]
+        found = [process for process in processes_of(folder) if process.pid not in spare]
         if not found:
             return
         for process in found:

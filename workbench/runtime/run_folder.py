@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.runtime.cgroups import remove_cgroup
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId, kill_processes_of
+from workbench.runtime.processes import ProcessId, kill_processes_of, note_process
 
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
@@ -26,12 +27,13 @@ _MAX_BASE_LENGTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The process that a run folder belongs to, and the boot and process namespace in which its number means something."""
+    """The process that a run folder belongs to, and the host, boot and process namespace in which its number means something."""
 
     pid: int
     started: float
     boot: str
     pid_namespace: str
+    host: str = ""
 
     @classmethod
     def current(cls) -> Owner:
@@ -41,7 +43,7 @@ class Owner:
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = os.readlink("/proc/self/ns/pid")
-        return cls(pid=identity.pid, started=identity.started, boot=boot, pid_namespace=namespace)
+        return cls(pid=identity.pid, started=identity.started, boot=boot, pid_namespace=namespace, host=_host())
 
     @property
     def process(self) -> ProcessId:
@@ -62,7 +64,7 @@ def make_run_folder() -> Path:
 
 def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
     """Start a process that waits for this one's death and then removes the folder and what goes with it."""
-    return subprocess.Popen(
+    janitor = subprocess.Popen(
         [sys.executable, "-m", "workbench.runtime.janitor", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -70,6 +72,8 @@ def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
         start_new_session=True,
         env=child_environment(),
     )
+    note_process(folder, ProcessId.of(janitor.pid))
+    return janitor
 
 
 @contextlib.contextmanager
@@ -107,9 +111,20 @@ def sweep_stale_folders() -> None:
             if os.name == "posix" and folder.stat().st_uid != os.geteuid():
                 continue
             owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder))
-            same_place = (owner.boot, owner.pid_namespace) == (current.boot, current.pid_namespace)
-            if owner.boot != current.boot or (same_place and not owner.process.alive):
+            if owner.host != current.host:
+                continue  # a disk that several machines share
+            if owner.boot != current.boot:
+                shutil.rmtree(folder, ignore_errors=True)  # its processes went with that boot
+            elif owner.pid_namespace == current.pid_namespace and not owner.process.alive:
                 remove_run_folder(folder)
+
+
+def _host() -> str:
+    """Return what tells this machine from others that see the same disk."""
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text().strip()
+    return f"{platform.node()} {machine}".strip()
 
 
 def _base() -> Path:
