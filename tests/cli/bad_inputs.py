@@ -155,6 +155,7 @@ serve --out {file} -> file.csv
 serve --out /proc/x
 serve --soak -1
 serve --soak x
+serve --soak 1000000000000
 serve --cluster nowhere
 serve --cluster {binary}
 serve --model tiny-bort

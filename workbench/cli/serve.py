@@ -70,7 +70,7 @@ def serve(
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = Fidelity.auto,
     report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
-    soak: Annotated[int, typer.Option(help="Instead: so many requests to a tiny model with random faults.", min=0)] = 0,
+    soak: Annotated[int, typer.Option(help="Instead: so many requests to a tiny model with random faults.", min=0, max=10_000_000)] = 0,
     as_json: Json = False,
 ) -> None:
     """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
