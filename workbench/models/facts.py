@@ -24,7 +24,7 @@ class ModelFacts:
     encoder_final_parameters stand between both stacks.  Word embeddings that both share are counted once, with the first;
     T5's position tables count as embedding.
     num_key_value_heads: fewer than num_heads under grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
-    tokens_per_image: None for models of text.
+    tokens_per_image: None for models of text.  shares_words: whether an encoder-decoder's two stacks read one word embedding.
     """
 
     name: str
@@ -46,6 +46,7 @@ class ModelFacts:
     decoder_embedding_parameters: int = 0
     encoder_final_parameters: int = 0
     tokens_per_image: int | None = None
+    shares_words: bool = False
 
     @property
     def layers_parameters(self) -> tuple[int, ...]:
@@ -89,6 +90,7 @@ def facts_of(name: str, model: Any) -> ModelFacts:
         decoder_embedding_parameters=_count((stack.decoder_embedding, stack.decoder_position_bias), without=stack.embedding),
         encoder_final_parameters=_count((stack.encoder_final,)),
         tokens_per_image=tokens,
+        shares_words=stack.shares_words,
     )
 
 

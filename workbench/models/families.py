@@ -195,7 +195,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "t5": Family(
         layers="encoder.block",
-        embedding={"words": "shared"},
+        embedding={"words": "encoder.embed_tokens"},
         embed=embed_t5,
         call=call_t5,
         final="encoder.final_layer_norm",
@@ -205,7 +205,7 @@ FAMILIES: dict[str, Family] = {
         gated_weights=_T5_SELF | _t5_feed_forward(1)[1],
         decoder=Decoder(
             layers="decoder.block",
-            embedding={"words": "shared"},
+            embedding={"words": "decoder.embed_tokens"},
             embed=embed_t5,
             call=call_t5,
             final="decoder.final_layer_norm",
@@ -217,13 +217,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "bart": Family(
         layers="encoder.layers",
-        embedding={"words": "shared", "positions": "encoder.embed_positions", "norm": "encoder.layernorm_embedding"},
+        embedding={"words": "encoder.embed_tokens", "positions": "encoder.embed_positions", "norm": "encoder.layernorm_embedding"},
         embed=embed_bart,
         call=call_masked,
         weights=_BART_SELF,
         decoder=Decoder(
             layers="decoder.layers",
-            embedding={"words": "shared", "positions": "decoder.embed_positions", "norm": "decoder.layernorm_embedding"},
+            embedding={"words": "decoder.embed_tokens", "positions": "decoder.embed_positions", "norm": "decoder.layernorm_embedding"},
             embed=embed_bart,
             call=call_bart_decoder,
             weights=_BART_SELF

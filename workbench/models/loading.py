@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
-from workbench.models.families import FAMILIES, family_of
+from workbench.models.families import FAMILIES, Decoder, Family, family_of
 from workbench.models.hub import from_hub, known_models, locate, snapshot_of, suggestion
 from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
 from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
@@ -21,6 +21,12 @@ from workbench.models.partial_loading import StoredTensor, parameters_on_meta, r
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import TextTokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
 
+TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+"""What transformers can make a fast tokenizer from where there is no tokenizer.json."""
+MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
+"""Above these a configuration's sizes are no model's."""
+SHOWN_MISSING = 3
+"""Missing tensors that an error names."""
 _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
@@ -50,7 +56,7 @@ def load_stage(
         config = _config(name)
         separator_id = load_tokenizer(name).separator_id if family_of(config.model_type).has_token_types else None
         with parameters_on_meta():
-            model = _from_config(config)
+            model = _skeleton(name, config)
         stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer)
         if stage is not None:
             return stage
@@ -81,7 +87,7 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
 def import_family(name: str) -> None:
     """Import what loading the model needs, so that a memory budget that begins afterwards counts the model alone."""
     with parameters_on_meta():
-        _from_config(_config(name))
+        _skeleton(name, _config(name))
 
 
 def require_known(name: str) -> None:
@@ -106,6 +112,10 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             return image_tokenizer(settings)
         if (place / "tokenizer.json").is_file():
             return tokenizer_from_folder(place, start_id=settings.get("decoder_start_token_id"))
+        if not any((place / file).is_file() for file in TOKENIZER_FILES):
+            raise MissingDataError(
+                f"The tokenizer of '{name}' was asked for.", "Its folder has no tokenizer.json.", "Save the model's tokenizer into it."
+            )
     elif family_of((config := _config(name)).model_type).reads_images:
         return image_tokenizer(config.to_dict())
     from transformers import AutoTokenizer
@@ -123,7 +133,7 @@ def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
     config = _config(name)
     with torch.device("meta"):
-        return facts_of(name, _from_config(config))
+        return facts_of(name, _skeleton(name, config))
 
 
 def model_config(name: str) -> Any:
@@ -132,8 +142,8 @@ def model_config(name: str) -> Any:
 
 
 def model_from_config(config: Any) -> Any:
-    """Return the base model of a configuration, with random weights."""
-    return _from_config(config)
+    """Return the base model of a configuration, with random weights.  Raises MissingDataError for one that makes no model."""
+    return _skeleton(getattr(config, "_name_or_path", "") or config.model_type, config)
 
 
 def stored_weights(name: str) -> dict[str, StoredTensor] | None:
@@ -197,8 +207,51 @@ def _config(name: str) -> Any:
     place = locate(name)
     with _quiet_transformers():
         config = _load(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
-    family_of(config.model_type)
+    _require_sizes(name, config)
     return config
+
+
+def _require_sizes(name: str, config: Any) -> None:
+    """Refuse a configuration that makes no model, and one whose layers are not those of the files, before anything of it is built."""
+    asked = f"The model '{name}' was asked for."
+    family = family_of(config.model_type)
+    parts: list[tuple[Family | Decoder, str]] = [(family, "num_hidden_layers")]
+    if family.decoder is not None:
+        is_t5 = hasattr(config, "num_decoder_layers")
+        parts = [(family, "num_layers" if is_t5 else "encoder_layers")]
+        parts.append((family.decoder, "num_decoder_layers" if is_t5 else "decoder_layers"))
+    limits = dict.fromkeys((field for _, field in parts), MOST_LAYERS) | dict.fromkeys(("hidden_size", "num_attention_heads"), MOST_UNITS)
+    limits |= dict.fromkeys(set() if family.reads_images else {"vocab_size", "max_position_embeddings"}, MOST_TOKENS)
+    for field, most in limits.items():
+        value = getattr(config, field, 1)
+        if value is not None and not 1 <= value <= most:
+            raise MissingDataError(asked, f"Its configuration has {field} = {value}, which must be 1 to {most}.", "Mend its config.json.")
+    tensors = _stored(name) or {}
+    for part, field in parts:
+        path = part.layers
+        for ours, theirs in family.stored_names.items():
+            path = path.replace(ours.rstrip("."), theirs.rstrip(".")) if ours.rstrip(".") == path else path
+        stored = {int(match[1]) for match in (re.search(rf"(?:^|\.){re.escape(path)}\.(\d+)\.", key) for key in tensors) if match}
+        count = getattr(config, field)
+        if stored and count != len(stored):
+            raise MissingDataError(
+                asked, f"Its files hold {len(stored)} layers, its configuration has {field} = {count}.", "Take both of one model."
+            )
+
+
+def _skeleton(name: str, config: Any) -> Any:
+    """Return the base model of a configuration; who calls this gives its parameters no memory."""
+    try:
+        return _from_config(config)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        asked = f"The model '{name}' was asked for."
+        raise MissingDataError(asked, f"Its configuration makes no model: {_in_one_line(error)}.", "Mend its config.json.") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    found = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading says nothing by itself
+    return found.partition("TypeError: ")[2] or found.rstrip(".")
 
 
 def _from_config(config: Any) -> Any:
@@ -223,11 +276,37 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     def load(local_only: bool) -> Any:
         return maker.from_pretrained(
-            locate(name), dtype=dtype, attn_implementation="sdpa", local_files_only=local_only, use_safetensors=None, **options
+            locate(name),
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=local_only,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told in our words
+            **options,
         )
 
     with _quiet_transformers():
-        return _load(name, load)
+        model, found = _load(name, load)
+    _require_whole(name, found)
+    return model
+
+
+def _require_whole(name: str, found: Mapping[str, Any]) -> None:
+    """Raise MissingDataError if a checkpoint left parameters at random values.  found: transformers' loading_info."""
+    asked = f"The model '{name}' was asked for."
+    for key, stored, expected in sorted(found["mismatched_keys"]):
+        raise MissingDataError(
+            asked, f"Its {key} is {tuple(stored)}, by its configuration {tuple(expected)}.", "Take weights and configuration of one model."
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
+        raise MissingDataError(
+            asked,
+            f"Its files do not hold {', '.join(missing[:SHOWN_MISSING])}{more}.",
+            "Take weights and configuration of one model; without these it would compute with random numbers.",
+        )
 
 
 def _stored(name: str) -> dict[str, StoredTensor] | None:
@@ -240,8 +319,9 @@ def _stored_in(name: str, folder: Path | None) -> dict[str, StoredTensor] | None
         return None
     try:
         return stored_tensors(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise MissingDataError(f"The model '{name}' was asked for.", f"Its weights do not load: {error}.", "Check its files.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        asked = f"The model '{name}' was asked for."
+        raise MissingDataError(asked, f"Its weights do not load: {_in_one_line(error)}.", "Check its files.") from error
 
 
 def _load(name: str, load: Any) -> Any:
@@ -249,8 +329,8 @@ def _load(name: str, load: Any) -> Any:
     if isinstance(locate(name), Path):
         try:
             return load(True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise MissingDataError(asked, f"Its folder does not load: {str(error).splitlines()[0]}", "Check its files.") from error
+        except Exception as error:  # whatever a library says of files that a user gave
+            raise MissingDataError(asked, f"Its folder does not load: {_in_one_line(error)}.", "Check its files.") from error
     return from_hub(asked, load, f"Connect to the network, give a model folder, or choose one of {known_models()}.")
 
 

@@ -61,6 +61,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        outside = next((name for name in files if Path(name).name != name), None)
+        if outside is not None:
+            raise ValueError(f"its index names '{outside}', which is not in the folder")
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     else:
@@ -134,12 +137,16 @@ def read_stage(
     Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
     """
     stack = LayerStack(model, separator_id=separator_id)
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):  # tied weights are stored under one of their names
-        other = name
-        for ours, theirs in stack.family.stored_names.items():
-            other = other.replace(ours, theirs)
-        names[id(parameter)] += [f"{prefix}{one}" for one in (name, other) for prefix in ("", f"{model.base_model_prefix}.")]
+    tied: dict[int, list[str]] = defaultdict(list)
+    own_names: dict[tuple[int, str], list[str]] = {}
+    for path, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            name = other = f"{path}.{own}" if path else own
+            for ours, theirs in stack.family.stored_names.items():
+                other = other.replace(ours, theirs)
+            found = [f"{prefix}{one}" for one in (name, other) for prefix in ("", f"{model.base_model_prefix}.")]
+            own_names[id(module), own] = found
+            tied[id(parameter)] += found
     stage = stack.stage(start, stop)
     # Before anything is stored smaller: what a layer is stored as may itself be a buffer.
     for module in stage.modules():
@@ -151,7 +158,9 @@ def read_stage(
             for own, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
                     continue
-                stored = next((tensors[name] for name in names[id(parameter)] if name in tensors), None)
+                # A tied weight may be stored under any of its names; what is stored under its own is not tied, as transformers has it.
+                names = own_names[id(module), own] + tied[id(parameter)]
+                stored = next((tensors[name] for name in names if name in tensors), None)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
                 module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
@@ -163,7 +172,7 @@ def read_stage(
 def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
     """Return an encoder-decoder's language model head, read from the files; None if its weights are not there under known names."""
     assert family.decoder is not None
-    tied = [f"{family.decoder.embedding['words']}.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+    tied = ["shared.weight", *(f"{part.embedding['words']}.weight" for part in (family.decoder, family))]
     names = ["lm_head.weight", *tied, *(f"model.{name}" for name in tied)]
     stored = next((tensors[name] for name in names if name in tensors), None)
     if stored is None or stored.shape != (config.vocab_size, config.d_model):

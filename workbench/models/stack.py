@@ -32,6 +32,12 @@ class LayerStack(nn.Module):
         self.config = model.config
         self.family_name: str = model.config.model_type
         self.family = family_of(self.family_name)
+        if getattr(self.config, "is_decoder", False) and self.family.decoder is None and not self.family.is_causal:
+            raise ConfigError(
+                f"A decoder made of a '{self.family_name}' model was asked for.",
+                "Only its use as an encoder is known.",
+                "Set is_decoder to false, or choose a GPT-2, OPT or Llama model.",
+            )
         self.separator_id = separator_id
         self.embedding = modules_at(model, self.family.embedding)
         self.layers = nn.ModuleList(model.get_submodule(self.family.layers))
@@ -52,6 +58,11 @@ class LayerStack(nn.Module):
             self.layers.extend(model.get_submodule(decoder.layers))
         self.requires_grad_(False)
         self.eval()
+
+    @property
+    def shares_words(self) -> bool:
+        """Return whether an encoder-decoder's two stacks read one word embedding."""
+        return self.decoder_embedding is not None and _weight(self.embedding["words"]) is _weight(self.decoder_embedding["words"])
 
     @property
     def num_layers(self) -> int:
@@ -117,6 +128,7 @@ class BackboneStage(nn.Module):
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
         self.family, self.separator_id, self.hidden_size = stack.family, stack.separator_id, stack.hidden_size
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
+        self.shares_words = stack.shares_words
         self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)
         # The first layer of the decoder; without one, a layer that is never reached.
         self._border = border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
@@ -178,7 +190,7 @@ class BackboneStage(nn.Module):
         gradients over the stages.
         """
         found: dict[str, nn.Parameter] = {}
-        if self.family.decoder is not None:
+        if self.shares_words:
             words = self.embedding or self.decoder_embedding
             if words is not None:
                 found["words"] = _weight(words["words"])
@@ -220,7 +232,8 @@ class BackboneStage(nn.Module):
 def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tensor, separator_id: int | None) -> Tensor:
     """Return b_0 (n, t, d); token types are worked out from the separators, so that a batch need not carry them."""
     token_types = None
-    if family.has_token_types and separator_id is not None:
+    # A table of one token type knows no pairs: all tokens are of type 0.
+    if family.has_token_types and separator_id is not None and modules["embeddings"].token_type_embeddings.num_embeddings > 1:
         is_separator = input_ids == separator_id
         # 1 after the first separator, on real tokens: what a tokenizer gives for a pair, and 0 everywhere for one text.
         token_types = ((is_separator.cumsum(dim=1) - is_separator.long()).clamp(max=1) * attention_mask).long()

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, MissingDataError
 
 
 class TextTokenizer:
@@ -80,7 +80,11 @@ def read_settings(path: Path) -> dict[str, Any]:
 def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextTokenizer:
     """Return the tokenizer of a model folder that has a tokenizer.json."""
     settings = read_settings(folder / "special_tokens_map.json") | read_settings(folder / "tokenizer_config.json")
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer.json"
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise MissingDataError(f"The tokenizer '{path}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
 
     def id_of(role: str) -> int | None:
         token = settings.get(f"{role}_token")

@@ -34,6 +34,8 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
         "position bias": (lambda start, stop: start < border, facts.embedding_parameters - words),
         "decoder position bias": (lambda start, stop: stop > border, facts.decoder_embedding_parameters),
     }
+    if not facts.shares_words:
+        del holders["words"]
     if not FAMILIES[facts.family].position_bias:
         del holders["position bias"], holders["decoder position bias"]
     found = []

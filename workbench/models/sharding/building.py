@@ -105,15 +105,9 @@ def layout_of(base: Any, name: str = "") -> ModelLayout:
 
 
 def require_support(config: Any) -> None:
-    """Raise ConfigError for a family that cannot be cut, and for an encoder that is used as a decoder."""
-    family = family_of(config.model_type)
+    """Raise ConfigError for a family that cannot be cut."""
+    family_of(config.model_type)
     _norms(config.model_type)
-    if getattr(config, "is_decoder", False) and family.decoder is None and not family.is_causal:
-        raise ConfigError(
-            f"A decoder made of a '{config.model_type}' model was to be cut into units and columns.",
-            "Only its use as an encoder is known.",
-            "Set is_decoder to false, or choose a GPT-2, OPT or Llama model.",
-        )
 
 
 def _norms(model_type: str) -> Norms:

@@ -125,9 +125,10 @@ def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
         return None
     tensors = stored_weights(name)
     words = next(path for role, path in family.embedding.items() if role in _WORDS)
-    names = [f"{words}.weight", f"model.{words}.weight", f"transformer.{words}.weight"]
-    if not config.tie_word_embeddings:
-        names = ["lm_head.weight"]
+    # A head of its own in the files is the head, whatever the configuration ties: so transformers reads it.
+    names = ["lm_head.weight"]
+    if config.tie_word_embeddings:
+        names += [f"{words}.weight", f"model.{words}.weight", f"transformer.{words}.weight"]
     found = next((tensors[own] for own in names if own in tensors), None) if tensors else None
     if found is None or found.shape != (config.vocab_size, config.hidden_size):
         return load_backbone(name, dtype)[1]
