@@ -89,6 +89,41 @@ def test_weights_of_a_precision(precision: str, compute: str | None, engines: En
     assert rounded == (model.dtype is torch.bfloat16 and smallest_epsilon(model) > prepared.options.epsilon)
 
 
+def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float]:
+    """Return each step's mean loss over its queries, by one process that makes the log's steps."""
+    model = load_as_asked(prepared)
+    estimator, found = Prge(model, prepared.zeroth_order(prepared.setting)), []
+    for record in records:
+        queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
+        found.append(
+            float(estimator.losses(training_batch(prepared.train, E, prepared.job.seed, record.step), record.step, queries).mean())
+        )
+        model.trainables.apply(record)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "faults"),
+    [
+        (shared(2, 1, 1), "slow device-0 1 4; kill device-1 2; back device-1 4"),
+        (shared(2, 2), "freeze device-0 3"),
+        (chain(3, 6, ranks=(0, 1)), "kill device-1 3"),  # the only one that computes the loss
+    ],
+    ids=["killed and back", "frozen", "last of a chain"],
+)
+def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, engines: EngineCluster, tmp_path: Path) -> None:
+    """Whoever is lost, in whichever plan: the report's losses are whole."""
+    prepared = prepared_job(faults=faults, steps=14)
+    with one_pace(4e-4):
+        outcome = run(prepared, engines, plan, tmp_path, row_s=4e-4)
+    _, records = trained_by(outcome, prepared)
+    expected = losses_of(prepared, records)
+    assert len(outcome.steps) >= 12  # the step of a loss may be told by nobody
+    for step in outcome.steps:
+        number = step.epoch * prepared.steps_per_epoch + step.step
+        assert step.loss == pytest.approx(expected[number], rel=1e-4), number
+
+
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
     """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
     prepared = prepared_job(faults="kill device-1 2; back device-1 4", steps=30)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -136,6 +137,10 @@ class PRGE:
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
+        for fault in parse_faults(prepared.options.faults, cluster):
+            if fault.step > prepared.num_steps:
+                asked = f"The fault '{fault.kind} {cluster.devices[fault.rank].name} {fault.step}' was asked for."
+                raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
         setting, costs = self._settled(prepared, profile, cluster, plan)
         check_plan(prepared, cluster, plan, setting)
         chosen_passings(costs, cluster, plan, prepared.size(setting))
