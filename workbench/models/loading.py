@@ -217,9 +217,8 @@ def _require_sizes(name: str, config: Any) -> None:
     family = family_of(config.model_type)
     parts: list[tuple[Family | Decoder, str]] = [(family, "num_hidden_layers")]
     if family.decoder is not None:
-        is_t5 = hasattr(config, "num_decoder_layers")
-        parts = [(family, "num_layers" if is_t5 else "encoder_layers")]
-        parts.append((family.decoder, "num_decoder_layers" if is_t5 else "decoder_layers"))
+        encoder, decoder = ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
+        parts = [(family, encoder), (family.decoder, decoder)]
     limits = dict.fromkeys((field for _, field in parts), MOST_LAYERS) | dict.fromkeys(("hidden_size", "num_attention_heads"), MOST_UNITS)
     limits |= dict.fromkeys(set() if family.reads_images else {"vocab_size", "max_position_embeddings"}, MOST_TOKENS)
     for field, most in limits.items():

@@ -34,11 +34,11 @@ def results_of(done: Done) -> list[RankResult]:
     for generation, parts in done.parts:
         busy = [part for rank, part in parts.items() if generation.plan.stage_of(generation.members.index(rank)) is not None]
         whole = min((len(part.steps) for part in busy), default=0)
-        num_members = sum(len(stage.shares) for stage in generation.plan.stages)
+        num_last = len(generation.plan.stages[-1].shares)
         for rank, part in sorted(parts.items()):
             result = RankResult(rank=rank, late_s=part.late_s, paced_s=part.paced_s, nbytes=part.nbytes)
-            # Each member has an equal share of the loss, and a lost one's share went with it.
-            result.steps = [step._replace(loss=step.loss * num_members / len(busy)) for step in part.steps[:whole]]
+            # Whoever took part knows the whole loss; a lost device's record of it went with it.
+            result.steps = [step._replace(loss=step.loss * num_last / len(busy)) for step in part.steps[:whole]]
             if result.steps:
                 result.resumed_at = (result.steps[0].epoch, result.steps[0].step)
             results.append(result)

@@ -72,7 +72,7 @@ class Training:
         self._sent = 0
         self._step = QueryStep.build(rank_job.plan, rank_job.passings, session.context.world_size)
         self._stage = rank_job.plan.stage_of(session.rank)
-        self._loss_share = 1 / sum(len(stage.shares) for stage in rank_job.plan.stages)  # all of them know all losses
+        self._loss_share = 1 / len(rank_job.plan.stages[-1].shares)  # of those whose losses progress adds up; all ranks know all losses
 
     def steps(self) -> RankPart:
         """Do them until the last, a pause, or the loss of a device; an idle rank returns at once."""

@@ -96,12 +96,19 @@ def layout_of(base: Any, name: str = "") -> ModelLayout:
         activation=getattr(config, norms.activation),
         sizes=sizes,
         stored_names=stored_under(base, family),
+        tied=_tied(base),
         embeddings=tuple(modules for modules in (stack.embedding, stack.decoder_embedding) if modules is not None),
         rotary=stack.rotary,
         has_head_bias=norms.has_head_bias,
         output_projection="decoder.project_out.weight" if "decoder.project_out.weight" in sizes else "",
         max_length=_max_length(config, positions, family),
     )
+
+
+def _tied(base: Any) -> dict[str, str]:
+    firsts: dict[int, str] = {}
+    found = {name: firsts.setdefault(id(parameter), name) for name, parameter in base.named_parameters(remove_duplicate=False)}
+    return {name: first for name, first in found.items() if name != first}
 
 
 def require_support(config: Any) -> None:

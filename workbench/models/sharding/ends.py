@@ -98,6 +98,9 @@ class Ends:
         return filled
 
     def _read(self, name: str, source: WeightSource) -> nn.Parameter:
+        first = self.layout.tied.get(name)
+        if first is not None and source.is_same(name, first):
+            return self._read(first, source)
         if name not in self._tensors:
             shape = source.shape(name)
             assert shape is not None, name

@@ -88,6 +88,7 @@ class ModelLayout:
     """What is known of a model without its weights.
 
     sizes: parameters by name -> shape, of the base model.  stored_names: those under which a checkpoint's files may keep each.
+    tied: the first name of every parameter that has several by the configuration.
     embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None without.
     activation: its name in transformers.  has_head_bias: the language model head's.
     output_projection: name of OPT-350m's matrix behind the last layer, '' without.
@@ -103,6 +104,7 @@ class ModelLayout:
     activation: str
     sizes: Mapping[str, tuple[int, ...]]
     stored_names: Mapping[str, tuple[str, ...]]
+    tied: Mapping[str, str]
     embeddings: tuple[nn.ModuleDict, ...]
     rotary: nn.Module | None
     has_head_bias: bool
@@ -161,8 +163,8 @@ class ModelLayout:
         return own + self.count({self.output_projection} - {""})
 
     def count(self, names: Iterable[str]) -> int:
-        """Return the numbers of these parameters."""
-        return sum(math.prod(self.sizes[name]) for name in names)
+        """Return the numbers of these parameters; tied ones count once."""
+        return sum(math.prod(self.sizes[name]) for name in {self.tied.get(name, name) for name in names})
 
     def last_layer(self, stack: int) -> int:
         """Return a stack's last layer, counted through all stacks."""

@@ -35,6 +35,10 @@ class WeightSource(Protocol):
         """Return a stored tensor's shape, None if there is none of that name."""
         ...
 
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two names are of one stored tensor: what a configuration ties, files may hold apart."""
+        ...
+
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
         """Write rows [start, stop) and columns [start, stop), None is all, of a stored tensor into `out`, of just that shape.
 
@@ -58,6 +62,11 @@ class MemoryWeights:
         """Return the shape, None if there is no such tensor."""
         found = self.tensors.get(name)
         return None if found is None else tuple(found.shape)
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two names are of one tensor."""
+        found, same = self.tensors.get(name), self.tensors.get(other)
+        return found is not None and same is not None and found.data_ptr() == same.data_ptr()
 
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
         """Copy a rectangle."""
@@ -87,6 +96,10 @@ class FileWeights:
         """Return the shape, None if there is no such tensor."""
         found = self._found.get(name)
         return None if found is None else found.shape
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two names are of one stored tensor."""
+        return other in self._found and self._found.get(name) == self._found[other]
 
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
         """Read a rectangle: its rows at once where they are whole, else row by row, which needs no memory beyond the rectangle."""
