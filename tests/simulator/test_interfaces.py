@@ -13,25 +13,27 @@ pairs = st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda pair: pair
 @settings(deadline=None)
 @given(st.lists(st.lists(pairs, max_size=4), min_size=1, max_size=12), st.data())
 def test_first_ready_first_served(rounds: list[list[tuple[int, int]]], data: st.DataObject) -> None:
-    """In each round some transfers end and some become ready; then the waiting ones are tried in the order in which they asked."""
+    """In each round some transfers end and some become ready; then the waiting ones are tried by time, sender and list position."""
     interfaces = Interfaces(5)
     ends: list[tuple[int, int]] = []
-    waiting: list[int] = []
+    waiting: list[tuple[int, int, int, int]] = []  # (round, sender, position, transfer)
     running: list[int] = []
-    for asked in [*rounds, *[[]] * sum(map(len, rounds))]:
+    for number, asked in enumerate([*rounds, *[[]] * sum(map(len, rounds))]):
         ended = data.draw(st.lists(st.sampled_from(running), unique=True)) if running and asked else list(running)
         for transfer in ended:
             running.remove(transfer)
             interfaces.release(*ends[transfer])
-        for pair in asked:
-            waiting.append(len(ends))
-            interfaces.ask(len(ends), *pair)
+        places = data.draw(st.permutations(range(len(asked))))
+        for pair, index in zip(asked, places, strict=True):
+            waiting.append((number, pair[0], index, len(ends)))
+            interfaces.ask(len(ends), *pair, ready_s=number, index=index)
             ends.append(pair)
         expected = []
-        for transfer in list(waiting):
+        for place in sorted(waiting):
+            transfer = place[-1]
             busy = {("out", ends[other][0]) for other in running} | {("in", ends[other][1]) for other in running}
             if ("out", ends[transfer][0]) not in busy and ("in", ends[transfer][1]) not in busy:
-                waiting.remove(transfer)
+                waiting.remove(place)
                 running.append(transfer)
                 expected.append(transfer)
         assert interfaces.grant() == expected

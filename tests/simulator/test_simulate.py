@@ -60,6 +60,37 @@ FAN_IN = """
     """
 
 
+TIE_AT_AN_EGRESS = """
+    rank 0
+    0A () -> (a)
+    0B () -> (b) @other
+    SEND 0>{first} ({x}) -> () @one
+    SEND 0>{second} ({y}) -> () @two
+    rank 1
+    RECV 0>1 () -> (a) @recv
+    0X (a) -> ()
+    rank 2
+    RECV 0>2 () -> (b) @recv
+    0Y (b) -> ()
+    """
+
+
+@pytest.mark.parametrize(("first", "makespan_s"), [(1, 19.0), (2, 15.0)])
+def test_of_transfers_ready_at_the_same_instant_the_one_listed_first_goes_first(first: int, makespan_s: float) -> None:
+    """Whichever operation produced its value: a (for the short 0X) and b (for the long 0Y) are both there after 1 s."""
+    x, y = ("a", "b") if first == 1 else ("b", "a")
+    timeline = run(
+        TIE_AT_AN_EGRESS.format(first=first, second=3 - first, x=x, y=y), {"a": 1, "b": 1}, A=1.0, B=1.0, SEND=4.0, X=1.0, Y=10.0
+    )
+    assert timeline.makespan_s == makespan_s
+
+
+def test_of_ranks_ready_at_the_same_instant_the_lower_one_goes_first() -> None:
+    """Not the one that the receiver lists first."""
+    timeline = run(FAN_IN, {"a": 7, "b": 9}, F=1.0, G=1.0, SEND=4.0, H=1.0)
+    assert [(span.rank, span.start_s) for span in timeline.spans if span.op.kind == SEND] == [(0, 1.0), (1, 5.0)]
+
+
 def test_an_ingress_serves_the_first_that_is_ready() -> None:
     """Not the first in the list: channels do not wait for each other, but share the receiver's ingress."""
     timeline = run(FAN_IN, {"a": 7, "b": 9}, F=1.0, G=2.0, SEND=4.0, H=1.0)

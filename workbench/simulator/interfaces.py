@@ -1,10 +1,10 @@
-"""Network interfaces: full duplex, one transfer out and one in at a time, first ready first served."""
+"""Network interfaces: full duplex, one transfer out and one in at a time, first ready first served; ties go by rank and list order."""
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
 
-_Waiting = tuple[int, int, int, int]  # (order in which it became ready, transfer, source, destination)
+_Waiting = tuple[float, int, int, int, int]  # (when it became ready, source, index of its SEND there, destination, transfer)
 
 
 class Interfaces:
@@ -19,12 +19,10 @@ class Interfaces:
         self._queues: list[list[_Waiting]] = [[] for _ in range(2 * world_size)]
         self._candidates: list[_Waiting] = []
         self._freed: list[int] = []
-        self._num_asked = 0
 
-    def ask(self, transfer: int, source: int, destination: int) -> None:
-        """Queue a transfer that is ready."""
-        heappush(self._candidates, (self._num_asked, transfer, source, destination))
-        self._num_asked += 1
+    def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
+        """Queue a transfer that is ready.  index: where its SEND stands in the source's list."""
+        heappush(self._candidates, (ready_s, source, index, destination, transfer))
 
     def release(self, source: int, destination: int) -> None:
         """Free the two interfaces that a transfer had."""
@@ -43,7 +41,7 @@ class Interfaces:
         self._freed.clear()
         while candidates:
             waiting = heappop(candidates)
-            _, transfer, source, destination = waiting
+            _, source, _, destination, transfer = waiting
             egress, ingress = 2 * source, 2 * destination + 1
             if busy[egress]:
                 heappush(queues[egress], waiting)

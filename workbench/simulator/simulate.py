@@ -21,7 +21,8 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
 
     Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source, its SEND) and
     occupies the sender's egress and the receiver's ingress; of those that wait for an interface, the one that was ready first goes
-    first.  A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
+    first, and of those ready at the same instant the one whose SEND comes first by (rank, index in that rank's list).
+    A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
     memory: also compute the bytes in use over time.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
@@ -52,7 +53,7 @@ def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
             rank, index = places[0]
             op = ops[rank][index]
             if op.kind == SEND:
-                interfaces.ask(activity, op.ranks[0], op.ranks[1])
+                interfaces.ask(activity, rank, op.ranks[1], ready_s=now_s, index=index)
                 continue
             duration_s = _duration_s(costs, schedule, places, op)
             for place_rank, place_index in places:
