@@ -38,7 +38,7 @@ def test_algorithm_1_finds_the_optimum_of_eq_3_for_every_number_of_stages(first,
     for seed in range(first, first + 50):
         profile, cluster, job = instance(seed, make)
         try:
-            found = {len(made.stages): made for made in candidates(profile, cluster, **job)}
+            found = {len(made.stages): made for made in candidates(profile, cluster, **job, order=range(cluster.world_size))}
         except PlanError:
             found = {}
         for s in range(1, min(profile.num_layers, cluster.world_size) + 1):
@@ -59,7 +59,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
         profile, cluster, job = instance(seed)
         for objective, found in gaps.items():
             try:
-                best = candidates(profile, cluster, **job, objective=objective)[0]
+                best = candidates(profile, cluster, **job, objective=objective, order=range(cluster.world_size))[0]
             except PlanError:
                 continue
             cost = price(profile, cluster, best.stages, num_micro_batches=job["micro_batches"], sequence_length=SEQUENCE_LENGTH)
@@ -76,7 +76,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
 def bottlenecks(profile, cluster, job, order=None):
     """Return W(0 -> L, D, s) for every number of stages s that fits."""
     try:
-        found = candidates(profile, cluster, **job, order=order)
+        found = candidates(profile, cluster, **job, order=order or range(cluster.world_size))
     except PlanError:
         return {}
     return {len(made.stages): bottleneck_s(profile, made) for made in found}
@@ -144,7 +144,7 @@ def test_every_plan_fits_exactly_and_divides_a_micro_batch():
     for seed in range(0, 80, 2):
         profile, cluster, job = instance(seed, rough if seed % 4 else unequal)
         try:
-            found = candidates(profile, cluster, **job)
+            found = candidates(profile, cluster, **job, order=range(cluster.world_size))
         except PlanError:
             continue
         for made in found:
@@ -252,6 +252,23 @@ def test_the_refusal_shows_the_plan_that_comes_nearest():
         plan(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
     assert "No plan comes nearer ([2, 2] on [1-1])" in str(caught.value)
     assert "\n" not in str(caught.value)
+    with pytest.raises(PlanError, match="No plan in this order of the devices comes nearer"):
+        plan(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH, order=(1, 0))
+
+
+def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named():
+    # The last layer is large, and only the first device holds it; the seven others, all different, hold one of the rest each.
+    layers = [*[layer()] * 7, layer(frozen_bytes=9000)]
+    profile = profile_of([[one.scaled(1 + rank / 10) for one in layers] for rank in range(8)])
+    cluster = Cluster(name="c", devices=tuple(device(f"d{rank}", memory_bytes=10_500 if rank == 0 else 2500) for rank in range(8)))
+    job = {"batch_size": 2, "micro_batches": 1, "sequence_length": SEQUENCE_LENGTH}
+    with pytest.raises(PlanError, match="in this order"):
+        candidates(profile, cluster, **job, order=range(8))
+    for order in (None, "all"):
+        made = candidates(profile, cluster, **job, order=order)[0]
+        memory.check(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
+        assert made.stages[-1].ranks == (0,)
+        assert ("as with order=all" in made.notes[0] if made.notes else False) == (order is None)
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
 def test_a_stage_takes_as_long_as_its_slowest_rank():
     profile, cluster = equal(3, 2)
     stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
-    assert pricing.stage_times(profile, stage, sequence_length=SEQUENCE_LENGTH) == (6.0, 6.0)
     tail = Stage(start=2, stop=3, shares=(Share(rank=1, samples=4),))
     cost = pricing.price(profile, cluster, (stage, tail), num_micro_batches=2, sequence_length=SEQUENCE_LENGTH)
     assert cost.execution_s == pytest.approx(2 * 8)
     assert cost.beginning_s == pytest.approx(6, rel=1e-3)
+    assert cost.ending_s == pytest.approx(6, rel=1e-3)

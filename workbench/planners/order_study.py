@@ -12,8 +12,11 @@ from workbench.core.profile import Profile
 from workbench.planners.balance import balance
 from workbench.planners.dispatch import StageTimes
 from workbench.planners.orders import Order, device_types, search_orders, sorted_orders
-from workbench.planners.pac_plus import MAX_ORDERS, Objective, candidates, micro_batch_size, objective_s
+from workbench.planners.pac_plus import Objective, candidates, micro_batch_size, objective_s
 from workbench.planners.pricing import Pricer
+
+MAX_ORDERS = 5040
+"""So many orders are tried one by one; of more, a search looks at no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def order_study(
             micro_batches=micro_batches,
             sequence_length=sequence_length,
             memory_length=memory_length,
-            order=order,
+            order=order if fitting else "all",
             objective=objective,
         )
         if price is None:

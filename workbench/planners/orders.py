@@ -16,6 +16,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.profile import Profile
 
 Order = tuple[int, ...]
+OTHER_ORDER = "Nothing fits with the devices in the order of the cluster: this plan has another order, as with order=all."
+"""The note of a plan that stands in for one of the given order."""
 
 
 def device_types(profile: Profile, cluster: Cluster) -> tuple[int, ...]:

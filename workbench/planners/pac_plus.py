@@ -12,18 +12,24 @@ from typing import Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, balance
 from workbench.planners.cached import plan_cached
 from workbench.planners.dispatch import StageTimes
-from workbench.planners.orders import checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.pricing import Price, Pricer
 
 Objective = Literal["paper", "bottleneck"]
-MAX_ORDERS = 5040
-"""So many orders are tried one by one; of more, a search looks at no more."""
+MAX_CELLS = 1_600_000
+"""So many entries of Eq. 3's tables are computed for all orders together: 0.05 s for 8 orders of 8 devices and 48 layers."""
+CELLS_OF_AN_ORDER = 12_000
+"""An order takes as long as so many entries besides its own."""
+MAX_PLANS = 32
+"""So many of the plans of all orders are returned."""
+MORE_ORDERS = 10
+"""Where nothing fits in these orders, so many times as many are looked at for one in which something does."""
 
 
 def plan(
@@ -41,8 +47,8 @@ def plan(
 ) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
-    order: the ordered set D as ranks (default: as the cluster lists them), or "all" to try every distinct one
-    (see orders.search_orders: all of up to MAX_ORDERS, else a local search).
+    order: the ordered set D as ranks, or "all" to try every distinct one (see orders.search_orders: all of them if MAX_CELLS
+    allows, else a local search).  Default: as the cluster lists them; if nothing fits so, as for "all", and a note says it.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
     sequence_length: of a typical batch, which is timed.  memory_length: of the longest, which must fit (default: the same).
     Raises PlanError, naming device, stage and bytes, if no plan fits.
@@ -80,6 +86,7 @@ def candidates(
 ) -> list[Plan]:
     """Return W_s for every number of stages s that fits, cheapest by the objective first, for re-ranking by simulation.
 
+    Of several orders these are the cheapest MAX_PLANS, with a W_s of each order.
     max_group: the most devices of a group (1: a plain pipeline).  memory_length: see plan.  Raises PlanError if nothing fits.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
@@ -92,7 +99,7 @@ def candidates(
         memory_length=longest,
         max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
     )
-    best: dict[int, tuple[float, Plan]] = {}
+    best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
     if max_group is not None and max_group * profile.num_layers < len(given):
         raise ConfigError(
@@ -108,8 +115,7 @@ def candidates(
             cost = pricer(balanced.stages, micro_batches)
             value = objective_s(cost, objective)
             least = min(least, value)
-            found = best.get(len(balanced.stages))
-            if found is None or value < found[0] * (1 - 1e-12):
+            if balanced.stages not in best:
                 made = Plan(
                     method=method,
                     stages=balanced.stages,
@@ -118,19 +124,46 @@ def candidates(
                     predicted_s=cost.parts(),
                     notes=_notes(cost, balanced),
                 )
-                best[len(balanced.stages)] = (value, made)
+                best[balanced.stages] = (value, made)
         return least
 
+    starts = [given, *sorted_orders(profile, cluster, sequence_length)]
+    types = device_types(profile, cluster)
+    max_orders = MAX_CELLS // (CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6) + len(starts)
     if isinstance(order, str):
         if order != "all":
             raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
-        starts = [given, *sorted_orders(profile, cluster, sequence_length)]
-        search_orders(device_types(profile, cluster), look, starts, max_orders=MAX_ORDERS)
+        search_orders(types, look, starts, max_orders=max_orders)
     else:
         look(given)
     if not best:
-        raise _refusal(profile, cluster, size, micro_batches, longest, given, max_group)
-    ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))
+        is_fixed = order is not None and not isinstance(order, str)
+        over = StageTimes(
+            profile,
+            cluster,
+            micro_batch_size=size,
+            sequence_length=longest,
+            max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
+            excess=True,
+        )
+        nearest: dict[tuple[int, ...], Balanced] = {}
+
+        def missing(ranks: tuple[int, ...]) -> float:
+            found = balance(over, profile.num_layers, ranks, micro_batches, max_group=max_group)
+            nearest[ranks] = min(found, key=lambda balanced: balanced.bottleneck_s)
+            return nearest[ranks].bottleneck_s
+
+        if is_fixed:
+            missing(given)
+        else:
+            search_orders(types, missing, starts, max_orders=MORE_ORDERS * max_orders)
+        closest = min(nearest, key=lambda ranks: nearest[ranks].bottleneck_s)
+        if nearest[closest].bottleneck_s > 0:
+            raise _refusal(profile, cluster, nearest[closest], size, micro_batches, longest, is_fixed=is_fixed)
+        search_orders(types, look, [closest, *starts], max_orders=max_orders)
+        if order is None:
+            best = {stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes))) for stages, (value, made) in best.items()}
+    ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))[:MAX_PLANS]
     for _, made in ranked:
         memory.check(profile, cluster, made, sequence_length=longest)
     return [made for _, made in ranked]
@@ -176,29 +209,14 @@ def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
 
 
 def _refusal(
-    profile: Profile,
-    cluster: Cluster,
-    size: int,
-    micro_batches: int,
-    sequence_length: int,
-    ranks: tuple[int, ...],
-    max_group: int | None,
+    profile: Profile, cluster: Cluster, nearest: Balanced, size: int, micro_batches: int, sequence_length: int, *, is_fixed: bool
 ) -> PlanError:
     """Return the error that names what is missing in the plan that comes nearest to fitting."""
-    times = StageTimes(
-        profile,
-        cluster,
-        micro_batch_size=size,
-        sequence_length=sequence_length,
-        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
-        excess=True,
-    )
-    nearest = min(balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group), key=lambda found: found.bottleneck_s)
     made = Plan(method="", stages=nearest.stages, micro_batch_size=size, num_micro_batches=micro_batches)
     needs = memory.plan_needs(profile, made, sequence_length=sequence_length)
     rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
     index = made.stage_of(rank)
     assert index is not None
-    return memory.too_small(
-        cluster, rank, index, made.stages[index], needs[rank], why=f" No plan comes nearer ({made.partition()} on {made.grouping()})."
-    )
+    where = "No plan in this order of the devices" if is_fixed else "No plan"
+    why = f" {where} comes nearer ({made.partition()} on {made.grouping()})."
+    return memory.too_small(cluster, rank, index, made.stages[index], needs[rank], why=why)

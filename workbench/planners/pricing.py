@@ -48,19 +48,18 @@ def phase_lengths(
 ) -> Price:
     """Return Eq. 5-6 from e_f, e_b and AR of each stage (s of each) and c_f, c_b of each boundary (s - 1 of each)."""
     last = len(forward_s) - 1
-    beginning = sum(forward_s[i] + send_s[i] for i in range(last))
-    execution = num_micro_batches * (forward_s[last] + backward_s[last])
-    ending = max(reduce_s[i] + sum(backward_s[j] + return_s[j] for j in range(i, last)) for i in range(last + 1))
+    before, after = 0.0, reduce_s[0]  # of stage k: until its first micro-batch arrives, and from its last backward pass on
     finish = []
     for k in range(last + 1):
-        before = sum(forward_s[i] + send_s[i] for i in range(k))
-        after = max(reduce_s[i] + sum(backward_s[j] + return_s[j] for j in range(i, k)) for i in range(k + 1))
+        if k:
+            before += forward_s[k - 1] + send_s[k - 1]
+            after = max(reduce_s[k], after + backward_s[k - 1] + return_s[k - 1])
         finish.append(before + num_micro_batches * (forward_s[k] + backward_s[k]) + after)
     slowest = max(range(last + 1), key=lambda k: (finish[k], k))
     return Price(
-        beginning_s=beginning,
-        execution_s=execution,
-        ending_s=ending,
+        beginning_s=before,
+        execution_s=num_micro_batches * (forward_s[last] + backward_s[last]),
+        ending_s=after,
         bottleneck_s=finish[slowest],
         slowest_stage=slowest,
     )
@@ -73,6 +72,7 @@ class Pricer:
         self._profile, self._cluster, self._length = profile, cluster, sequence_length
         self._alone: dict[Stage, tuple[float, float, float]] = {}
         self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
+        self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> Price:
         """Return the price of stages whose shares' samples sum to the micro-batch."""
@@ -88,11 +88,23 @@ class Pricer:
         )
 
     def _stage(self, stage: Stage) -> tuple[float, float, float]:
-        """Return e_f, e_b and AR."""
+        """Return e_f and e_b, those of the slowest rank, each with its share of samples, and AR."""
         if stage not in self._alone:
+            sums = [self._sums(share.rank, share.samples) for share in stage.shares]
+            forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
             reduce_s = allreduce_s(self._cluster, stage.ranks, stage_trainable_bytes(self._profile, stage))
-            self._alone[stage] = (*stage_times(self._profile, stage, sequence_length=self._length), reduce_s)
+            self._alone[stage] = (forward, backward, reduce_s)
         return self._alone[stage]
+
+    def _sums(self, rank: int, samples: int) -> tuple[list[float], list[float]]:
+        """Return the forward and the backward seconds of the first 0, 1, 2, ... layers."""
+        key = (rank, samples)
+        if key not in self._summed:
+            layers, length = self._profile.layers[rank], self._length
+            forward = itertools.accumulate((layer.forward_s(samples, length) for layer in layers), initial=0.0)
+            backward = itertools.accumulate((layer.backward_s(samples, length) for layer in layers), initial=0.0)
+            self._summed[key] = (list(forward), list(backward))
+        return self._summed[key]
 
     def _boundary(self, stage: Stage, following: Stage) -> tuple[float, float]:
         """Return c_f and c_b."""
@@ -109,16 +121,6 @@ class Pricer:
 def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int) -> Price:
     """Return the price of stages whose shares' samples sum to the micro-batch."""
     return Pricer(profile, cluster, sequence_length=sequence_length)(stages, num_micro_batches)
-
-
-def stage_times(profile: Profile, stage: Stage, *, sequence_length: int) -> tuple[float, float]:
-    """Return e_f and e_b of a stage: those of its slowest rank, each with its share of samples."""
-    forward, backward = 0.0, 0.0
-    for share in stage.shares:
-        layers = profile.layers[share.rank][stage.start : stage.stop]
-        forward = max(forward, sum(layer.forward_s(share.samples, sequence_length) for layer in layers))
-        backward = max(backward, sum(layer.backward_s(share.samples, sequence_length) for layer in layers))
-    return forward, backward
 
 
 def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:

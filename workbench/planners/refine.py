@@ -6,24 +6,35 @@ the order of the phases count only in Eq. 5-7, and waiting nowhere.  So a neighb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.dispatch import StageTimes
+from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.pricing import Pricer
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # of each stage: its layers, and its group
 
+Stages = tuple[Stage, ...]
+
 GAIN = 1e-6
 """The least share by which a step must be faster."""
+NEAR = 1.1
+"""A plan whose closed-form price is higher by this factor is not asked for: its price is not expected to be lower."""
+MAX_CLOSED = 400
+"""After so many closed-form prices no further start is improved: 0.03 s."""
 
 
 def refine(
-    plan: Plan,
+    starts: Sequence[Plan],
     profile: Profile,
     cluster: Cluster,
     price: Callable[[Plan], float],
@@ -32,77 +43,97 @@ def refine(
     memory_length: int | None = None,
     max_prices: int = 400,
 ) -> Plan:
-    """Return a plan at least as good by `price` (seconds of a step), which fits in memory as `plan` did; `plan` itself if none is better.
+    """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory as the starts do.
 
-    A move takes one layer over a boundary, one sample from one rank of a group to another, one device to another stage, to or from
-    idleness, exchanges two devices, merges two stages, or cuts one.  Moves are tried in the order of their closed-form price
-    (pricing.Price.bottleneck_s); the first that helps is made.  max_prices: how often `price` may be asked.
+    starts: plans of one micro-batch size.  They are improved by the closed form (pricing.Price.bottleneck_s), the best first, until no
+    move helps; the best plan by `price` among all these is then improved by `price`.
+    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage, to or from
+    idleness, exchanges two devices or two stages, merges two stages, or cuts one.  max_prices: how often `price` may be asked.
     The shares of the cached epochs stay as they are.
     """
+    first = starts[0]
     longest = sequence_length if memory_length is None else memory_length
     times = StageTimes(
         profile,
         cluster,
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=first.micro_batch_size,
         sequence_length=sequence_length,
         memory_length=longest,
-        max_in_flight=min(cluster.world_size, profile.num_layers, plan.num_micro_batches),
+        max_in_flight=min(cluster.world_size, profile.num_layers, first.num_micro_batches),
     )
     pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    closed: dict[Stages, float] = {}
+    asked: dict[Stages, float] = {}
 
-    def remade(stages: tuple[Stage, ...]) -> Plan:
-        return replace(plan, stages=stages, predicted_s=pricer(stages, plan.num_micro_batches).parts(), notes=())
+    def closed_s(stages: Stages) -> float:
+        if stages not in closed:
+            closed[stages] = pricer(stages, first.num_micro_batches).bottleneck_s
+        return closed[stages]
 
-    seen = {plan.stages}
-    first_s = best_s = price(plan)
-    best, asked = plan, 1
-    improved = True
-    while improved:
-        improved = False
-        moves = dict.fromkeys(stages for stages in _neighbours(best, times, cluster.world_size, profile.num_layers) if stages not in seen)
-        for stages in sorted(moves, key=lambda stages: pricer(stages, plan.num_micro_batches).bottleneck_s):
-            if asked >= max_prices:
-                break
-            seen.add(stages)
-            made = remade(stages)
-            needs = memory.plan_needs(profile, made, sequence_length=longest)
-            if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in needs.items()):
-                continue
-            asked += 1
-            seconds = price(made)
-            if seconds < best_s * (1 - GAIN):
-                best, best_s, improved = made, seconds, True
-                break
-    if best is plan:
-        return plan
-    return replace(best, notes=(f"Refined from {plan.partition()} on {plan.grouping()}: {first_s:.4g} s became {best_s:.4g} s.",))
+    def priced_s(stages: Stages) -> float:
+        if stages not in asked:
+            asked[stages] = price(replace(first, stages=stages)) if len(asked) < max_prices else math.inf
+        return asked[stages]
+
+    def descend(best: Stages, value: Callable[[Stages], float], near: float) -> Stages:
+        """Return where no neighbour is better; the first that is, by the closed form, is taken."""
+        improved = True
+        while improved:
+            improved = False
+            moves = dict.fromkeys(_neighbours(best, first, times, cluster.world_size, profile.num_layers))
+            for stages in sorted(moves, key=closed_s):
+                if closed_s(stages) > near * closed_s(best):
+                    break
+                if fits(stages) and value(stages) < value(best) * (1 - GAIN):
+                    best, improved = stages, True
+                    break
+        return best
+
+    def fits(stages: Stages) -> bool:
+        needs = memory.plan_needs(profile, replace(first, stages=stages), sequence_length=longest)
+        return all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items())
+
+    found = dict.fromkeys(plan.stages for plan in starts)
+    for stages in sorted(found, key=closed_s):
+        if len(closed) < MAX_CLOSED:
+            found[descend(stages, closed_s, 1.0)] = None
+    least_s = min(map(closed_s, found))
+    near = [stages for stages in sorted(found, key=closed_s) if closed_s(stages) <= NEAR * least_s]
+    best = descend(min((first.stages, *near), key=priced_s), priced_s, NEAR)
+    if best == first.stages:
+        return first
+    parts = pricer(best, first.num_micro_batches).parts()
+    why = f"Refined from {first.partition()} on {first.grouping()}: {asked[first.stages]:.4g} s became {asked[best]:.4g} s."
+    return replace(first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why))
 
 
-def _neighbours(plan: Plan, times: StageTimes, world_size: int, num_layers: int) -> Iterator[tuple[Stage, ...]]:
+def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int, num_layers: int) -> Iterator[Stages]:
     """Yield the stages one move away, samples divided by Eq. 4 wherever layers or devices have changed; those that fit nowhere left out."""
-    size, count = plan.micro_batch_size, len(plan.stages)
-    for index, stage in enumerate(plan.stages):
+    size, count = plan.micro_batch_size, len(current)
+    for index, stage in enumerate(current):
         for shares in _sample_moves(stage.shares):
-            yield (*plan.stages[:index], replace(stage, shares=shares), *plan.stages[index + 1 :])
-    shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in plan.stages)
-    idle = [rank for rank in range(world_size) if plan.stage_of(rank) is None]
+            yield (*current[:index], replace(stage, shares=shares), *current[index + 1 :])
+    shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in current)
+    idle = sorted(set(range(world_size)).difference(*(stage.ranks for stage in current)))
     lives = [memory.in_flight(index, count, plan.num_micro_batches) for index in range(count)]
-    old = {(stage.start, stage.stop, frozenset(stage.ranks), live): stage.shares for stage, live in zip(plan.stages, lives, strict=True)}
-    for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
+    old = {(stage.start, stage.stop, frozenset(stage.ranks), live): stage for stage, live in zip(current, lives, strict=True)}
+    regrouped = [*_device_moves(shape, idle), *_stage_moves(shape)]
+    recut = [_recut(moved, index, times, plan.num_micro_batches) for moved in regrouped for index in _changed_pair(shape, moved)]
+    for moved in (*_layer_moves(shape), *regrouped, *recut):
         if len(moved) > num_layers:
             continue
-        stages, start = [], 0
+        stages: list[Stage] = []
+        start = 0
         for index, (layers, group) in enumerate(moved):
             live = memory.in_flight(index, len(moved), plan.num_micro_batches)
             key = (start, start + layers, frozenset(group), live)
-            if key in old:
-                shares = old[key]
-            else:
+            if key not in old:
                 samples = times.shares(start, start + layers, group, live)
                 if sum(samples) != size:
                     break
                 shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
-            stages.append(Stage(start=start, stop=start + layers, shares=shares))
+                old[key] = Stage(start=start, stop=start + layers, shares=shares)
+            stages.append(old[key])
             start += layers
         else:
             yield tuple(stages)
@@ -119,7 +150,7 @@ def _sample_moves(shares: tuple[Share, ...]) -> Iterator[tuple[Share, ...]]:
 
 def _layer_moves(shape: Shape) -> Iterator[Shape]:
     for index in range(len(shape) - 1):
-        for step in (1, -1):
+        for step in (1, -1, 2, -2):
             (left, first), (right, second) = shape[index : index + 2]
             if left + step > 0 and right - step > 0:
                 yield (*shape[:index], (left + step, first), (right - step, second), *shape[index + 2 :])
@@ -147,14 +178,35 @@ def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
 
 
 def _stage_moves(shape: Shape) -> Iterator[Shape]:
+    for one, other in combinations(range(len(shape)), 2):
+        yield tuple(shape[{one: other, other: one}.get(index, index)] for index in range(len(shape)))
     for index, (layers, group) in enumerate(shape):
         if index + 1 < len(shape):
             following, others = shape[index + 1]
             yield (*shape[:index], (layers + following, (*group, *others)), *shape[index + 2 :])
         for cut in range(1, len(group)):
-            for left in sorted({max(1, min(layers - 1, round(layers * cut / len(group)))), max(1, layers // 2)}):
-                if left < layers:
-                    yield (*shape[:index], (left, group[:cut]), (layers - left, group[cut:]), *shape[index + 1 :])
+            if layers > 1:
+                yield (*shape[:index], (layers // 2, group[:cut]), (layers - layers // 2, group[cut:]), *shape[index + 1 :])
+
+
+def _changed_pair(shape: Shape, moved: Shape) -> list[int]:
+    """Return the first of two neighbouring stages between which devices have moved, or into which a stage was cut."""
+    if len(moved) == len(shape) + 1:
+        return [next(index for index, (_, group) in enumerate(moved) if index == len(shape) or group != shape[index][1])]
+    changed = [index for index in range(len(shape)) if len(moved) == len(shape) and moved[index][1] != shape[index][1]]
+    return changed[:1] if len(changed) == 2 and changed[1] == changed[0] + 1 else []
+
+
+def _recut(shape: Shape, index: int, times: StageTimes, micro_batches: int) -> Shape:
+    """Return the stages with the cut behind stage `index` where the slower of its two sides is fastest."""
+    start = sum(layers for layers, _ in shape[:index])
+    (left, first), (right, second) = shape[index : index + 2]
+    stop = start + left + right
+    lives = [memory.in_flight(place, len(shape), micro_batches) for place in (index, index + 1)]
+    in_front = times.stage(first, lives[0])[start, start : stop - 1]
+    behind = times.stage(second, lives[1])[start + 1 : stop, stop - 1]
+    left = int(np.maximum(in_front, behind).argmin()) + 1
+    return (*shape[:index], (left, first), (stop - start - left, second), *shape[index + 2 :])
 
 
 def _with_groups(shape: Shape, groups: dict[int, tuple[int, ...]]) -> Shape:

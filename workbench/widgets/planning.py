@@ -183,9 +183,8 @@ def _any_order(problem: PlanningProblem) -> Plan:
 
 
 def _refined(problem: PlanningProblem) -> Plan:
-    best = min(candidates(problem.profile, problem.cluster, **problem.whole), key=problem.step_s)
     return refine(
-        best,
+        candidates(problem.profile, problem.cluster, **problem.whole),
         problem.profile,
         problem.cluster,
         problem.step_s,

@@ -36,7 +36,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         return predictor_of(prepared, profile, cluster, plan).seconds(step)
 
     hybrid = refine(
-        made_by(asteroid), profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
+        [made_by(asteroid)], profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
     )
     plans = [hybrid]
     for name in ("standalone", "data_parallel"):

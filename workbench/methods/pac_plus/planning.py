@@ -38,7 +38,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the one whose simulated step is shortest, refined."""
+    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the plan whose simulated step is shortest."""
     job, options = prepared.job, prepared.options
     typical, longest = prepared.typical_length, max(prepared.train.lengths)
     if options.paradigm != "hybrid":
@@ -50,7 +50,7 @@ def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> P
         batch_size=job.batch_size,
         micro_batches=job.micro_batches,
         order="all" if options.order == "all" else None,
-        objective="paper" if options.objective == "simulated" else options.objective,
+        objective="bottleneck" if options.objective == "simulated" else options.objective,
         sequence_length=typical,
         memory_length=longest,
     )
@@ -61,5 +61,4 @@ def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> P
     def simulated_s(plan: Plan) -> float:
         return Predictor(prepared.programs(profile, cluster, plan)).hybrid_s(step)
 
-    best = min(found, key=simulated_s)
-    return refine(best, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)
+    return refine(found, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)
