@@ -7,7 +7,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.families import FAMILIES
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.models.pruning import hidden_importance, layer_weights, top
 
 from .helpers import batch_for, small_batch, small_config
@@ -24,13 +24,41 @@ def test_fan_in_and_gaussian_have_their_deviations():
     assert adapter.layers["0"].mix.item() == 0.5 and adapter.layers["0"].attention_norm.weight.eq(1).all()
 
 
-def test_zero_silences_the_side_branches():
+@pytest.mark.parametrize("how", ["zero", "all_zero"])
+def test_zero_silences_the_side_branches(how):
     stack, batch = load_stack("tiny-llama"), small_batch()
     adapter = ParallelAdapter(small_config(stack))
-    initialize(adapter, "zero")
+    initialize(adapter, how)
     _, taps = stack(batch.input_ids, batch.attention_mask)
     layer, side = adapter.layers["1"], torch.randn(8, 11, 8)
     torch.testing.assert_close(layer(side, taps[2], None), torch.lerp(side, layer.down(taps[2]), layer.mix))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("how", ["fan_in", "gaussian", "zero", "all_zero", "pruned"])
+def test_every_weight_learns_but_those_between_two_zeros(how, family):
+    """After three steps of AdamW without decay: all_zero's branches have not moved, of the others every matrix has."""
+    stack = load_stack(f"tiny-{family}")
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack))
+    initialize(adapter, how, stack=stack)
+    before = {name: parameter.detach().clone() for name, parameter in adapter.named_parameters()}
+    with torch.no_grad():
+        _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-2, weight_decay=0.0)
+    for epoch in range(3):
+        logits = adapter.train().predict(taps, batch.attention_mask, batch.sample_ids, epoch)
+        task_loss(logits, batch.labels, adapter.config.kind).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    still = {name for name, parameter in adapter.named_parameters() if torch.equal(parameter, before[name])}
+    if how != "all_zero":
+        assert not {name for name in still if name.endswith("weight")}
+    elif family != "t5":
+        branches = ("attention_norm.", "query_key_value.", "attention_output.weight", "feed_forward_norm.", "expand.", "contract.weight")
+        assert still == {name for name in before if name.startswith("layers.") and any(part in name for part in branches)}
+        assert len(still) == 10 * adapter.config.num_layers
+    else:
+        assert {"first.weight", "layers.0.down.weight"} <= still, "nothing of the encoder reaches a decoder whose cross-attention is zero"
 
 
 def test_seed_changes_weights_and_a_stage_has_the_wholes():

@@ -13,14 +13,19 @@ from workbench.models.pruning import copy_pruned
 from workbench.models.side_layers import LAMBDA
 from workbench.models.stack import LayerStack
 
-How = Literal["fan_in", "gaussian", "zero", "pruned"]
+How = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned"]
+
+BRANCH_ENDS = (".attention_output.", ".cross.output.", ".contract.")
+"""The last projection of each residual branch of a side layer."""
 
 
 def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: LayerStack | None = None) -> None:
     """Fill an adapter (or a stage of one) with initial weights, each a function of the seed and its own name.
 
-    how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'zero' sets all projections inside the side
-    layers to zero, 'pruned' slices the backbone `stack` by magnitude.  seed: None takes the adapter's config's.
+    how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'pruned' slices the backbone `stack` by magnitude.
+    'zero' sets the last projection of each residual branch to zero, as LoRA does with B: the branches are silent at first, and learn.
+    'all_zero' sets all projections inside the side layers to zero, the paper's words taken literally: no gradient reaches either end of
+    a branch, so its projections never change.  seed: None takes the adapter's config's.
     """
     if how not in get_args(How):
         raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {', '.join(get_args(How))}.", "Choose one of them.")
@@ -40,7 +45,7 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
         parameter.fill_(LAMBDA)
     elif "norm" in name:
         parameter.fill_(1.0 if role == "weight" else 0.0)
-    elif role == "bias" or (how == "zero" and name.startswith("layers.") and ".down." not in name):
+    elif role == "bias" or (name.startswith("layers.") and _is_zero(name, how)):
         parameter.zero_()
     else:
         deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
@@ -48,6 +53,10 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
             # A small head: the first predictions are near the prior, the first loss near ln(classes); or near the backbone's own words.
             deviation = 0.02
         parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * deviation)
+
+
+def _is_zero(name: str, how: How) -> bool:
+    return (how == "zero" and any(end in name for end in BRANCH_ENDS)) or (how == "all_zero" and ".down." not in name)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

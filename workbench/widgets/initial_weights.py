@@ -18,7 +18,7 @@ from workbench.models.stack import LayerStack
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
 
-WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero")
+WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero", "all_zero")
 WARM_UP, WEIGHT_DECAY = 0.06, 0.01
 MIN_BATCH = 2  # distillation compares the sentences of a batch
 

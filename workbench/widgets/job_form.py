@@ -37,7 +37,7 @@ CHOICES = {
     "initialization": Choice(
         "Initialization",
         _PAC_PLUS,
-        ("fan_in", "pruned", "torch_pruned", "distilled", "gaussian", "zero"),
+        ("fan_in", "pruned", "torch_pruned", "distilled", "gaussian", "zero", "all_zero"),
         "How the side network begins (section IV-C)",
     ),
     "backbone_dtype": Choice(

@@ -28,7 +28,7 @@ from workbench.tasks.text_to_text import as_text_to_text
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
-Initialization = Literal["fan_in", "gaussian", "zero", "pruned", "torch_pruned", "distilled"]
+Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ LABELS = {
     "torch_pruned": "structural pruning (Torch-Pruning)",
     "fan_in": "Gaussian, scaled by inputs",
     "gaussian": "Gaussian, 0.02",
-    "zero": "zero",
+    "all_zero": "zero, all projections",
 }
 PAPER_TARGET = "BART-Large"
 
