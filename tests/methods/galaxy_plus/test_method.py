@@ -27,6 +27,7 @@ from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.predict import Predictor
 from workbench.methods.galaxy_plus.worker import RankJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.planners.galaxy_plus.planner import is_split
 from workbench.plots.export import figures
 from workbench.runtime.engines import EngineCluster
 
@@ -128,9 +129,28 @@ def mean_bytes(job: Job, report: Report) -> float:
     return sum(timeline.bytes_sent(rank) for timeline in timelines for rank in range(4)) / REQUESTS
 
 
+@pytest.mark.parametrize("model", ["tiny-bert-2", "tiny-gpt2-2", "tiny-t5-4"])
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_a_forced_scheme_splits_and_says_its_price(data: Path, model: str, scheme: int) -> None:
+    """Tiny models are fastest on one device, which is not what was asked for."""
+    for memory_bytes in (30_000_000, 2_000_000_000):
+        report = experiment.run(job_for(data, model, scheme=scheme), four_devices(memory_bytes), "simulate")
+        assert report.plan.inference is not None and is_split(report.plan.inference)
+        assert set(report.plan.inference.schemes) == {scheme}
+        [price] = [note for note in report.plan.notes if note.startswith(f"Scheme {scheme} was asked for: split over")]
+        assert "ms" in price and "alone" in price
+        timeline = report.timelines["request, predicted"]
+        assert len({span.rank for span in timeline.spans if not span.op.is_communication}) > 1
+        assert sum(timeline.bytes_sent(rank) for rank in range(4)) > 0
+    alone = replace(four_devices(), devices=four_devices().devices[:1])
+    with pytest.raises(ConfigError, match=f"Scheme {scheme} was asked for.* stays on one device"):
+        experiment.run(job_for(data, model, scheme=scheme), alone, "simulate")
+
+
 def test_texts_and_pictures(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
     written = execute(job_for(data, "tiny-gpt2-2", generate=3, scheme=2), engines, tmp_path / "text")
     assert written.metrics["texts that differ"] == 0
+    assert len({span.rank for span in written.timelines["request, measured"].spans if not span.op.is_communication}) > 1
     assert written.metrics["first token s"] > 0 and written.metrics["further token s"] > 0
     assert {"request, measured", "next token, measured", "next token, predicted"} <= set(written.timelines)
     assert all(" | " in written.artifacts[f"text {number}"] for number in range(4))

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
+from workbench.planners.galaxy_plus.planner import is_split, of_split
 from workbench.schedules.inference import InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tile_options, tune
 from workbench.simulator import simulate
 
@@ -25,6 +26,8 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     inference = inference_of(profile)
     price = prices(prepared, inference, cluster)
     chosen = _finished(prepared, inference, cluster, price)
+    if prepared.options.scheme is not None:
+        chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(prepared, inference, cluster, price, chosen)))
     return as_plan(replace(chosen, predicted_s=price(chosen), length=prepared.typical_length), inference.stacks)
 
 
@@ -47,11 +50,34 @@ def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster
 
     if options.system == "galaxy_plus" and options.planner == "own":
         others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
-        tiled = tune([chosen, *others], price, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS, **settings)
+        judge = price if options.scheme is None else of_split(price)
+        tiled = tune([chosen, *others], judge, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS, **settings)
     else:
         tiled = choose_tiles(chosen, price, **settings)
     both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
     return replace(tiled, both_ways=both_ways)
+
+
+def _price_of_splitting(
+    prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices, chosen: InferencePlan
+) -> str:
+    """Return what a forced scheme costs next to the best device alone.  Raises ConfigError where there is nothing to split."""
+    asked = f"Scheme {prepared.options.scheme} was asked for"
+    if not is_split(chosen):
+        raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
+    alone: list[tuple[float, str]] = []
+    for rank, device in enumerate(cluster.devices):
+        one = replace(chosen, paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), units=(), columns=(), shares=(), schemes=())
+        try:
+            check_memory(prepared, profile, cluster, one)
+        except PlanError:
+            continue
+        alone.append((price(one), device.name))
+    split = f"{asked}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
+    if not alone:
+        return f"{split}; it fits on no device alone."
+    seconds, name = min(alone)
+    return f"{split}, on '{name}' alone {seconds * 1e3:.1f} ms."
 
 
 def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:

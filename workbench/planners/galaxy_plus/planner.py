@@ -76,6 +76,8 @@ def plan(
     made = [_variant(one, *first_way, tile_tokens) for one in found]
     if price is None:
         return made[0]
+    if schemes is not None and made[0].num_positions > 1:
+        price = of_split(price)
     priced = {one: price(one) for one in made}
     ways = list(itertools.product((True, False) if overlap is None else (overlap,), (False, True) if both_ways is None else (both_ways,)))
     # What goes round both ways may prefer another plan: each of the best is asked in every way.
@@ -131,7 +133,8 @@ def candidates(
     """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one.
 
     ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: the device that stands first and
-    holds embedding and head.  schemes: 1 or 2 for all layers.  memory_length: tokens that must fit (default: `length`).
+    holds embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all to one device of several.
+    memory_length: tokens that must fit (default: `length`).
     effort: 0 looks at few rings (a re-plan in milliseconds), 2 at more.
     """
     lengths = stack_lengths(profile, length, decoder_length)
@@ -167,6 +170,8 @@ def candidates(
     always = []
     for found in pool:
         one = tables.plan(method, found.ranks, found.units, found.columns, found.tokens, found.second)
+        if schemes is not None and len(chosen) > 1 and not is_split(one):
+            continue
         if found in asked_anyway:
             always.append(one)
         if one in made or len(made) >= most_candidates + 4:
@@ -185,6 +190,19 @@ def candidates(
     return [
         replace(one, predicted_s=price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).total_s) for one in kept
     ]
+
+
+def is_split(plan: InferencePlan) -> bool:
+    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some tokens."""
+    shares = plan.shares or (0.0,) * plan.num_positions
+    first, second = 1 in plan.schemes, 2 in plan.schemes
+    parts = zip(plan.units, plan.columns, shares, strict=True)
+    return sum(bool(units or (first and columns) or (second and share)) for units, columns, share in parts) > 1
+
+
+def of_split(price: Price) -> Price:
+    """Return the price with which a plan that does not split is never chosen."""
+    return lambda plan: price(plan) if is_split(plan) else math.inf
 
 
 def _alone(tables: Tables, rank: int, schemes: int | None) -> Found | None:
