@@ -192,6 +192,11 @@ quantization_engine=gpu
 cache_dtype=float8
 keep_cache=2
 disk_budget_bytes=x
+disk_budget_bytes=-1
+tap_every=99
+tap_every=1000000000
+reduction=1000000000
+distillation_text=nowhere
 order=best
 objective=fastest
 paradigm=best
@@ -202,12 +207,16 @@ paradigm=best
 lora_rank=0
 lora_rank=-1
 lora_rank=x
+lora_rank=1000000000
+lora_rank=60000 -> 60,000
 lora_alpha=0
 lora_alpha=nan -> lora_alpha
 lora_alpha=-1
 lora_dropout=1
 lora_dropout=-1
 bottleneck=0
+bottleneck=1000000000000
+bottleneck=65000 -> 65,000
 train_norms=maybe
 dropout=2
 rank=4 -> lora_rank
@@ -227,6 +236,8 @@ generate=4 -> generate
 warmup=-1
 exchange=pigeon
 compare=-1
+warmup=1000000000000
+tile_tokens=1000000000000
 system=local scheme=1 -> local
 """,
     "p_rge": """
@@ -244,6 +255,8 @@ loss=hinge
 words=bad
 technique=prefix
 rank=0
+rank=1000000000
+rank=60000 -> 60,000
 alpha=nan -> alpha
 precision=int3
 compute_dtype=float64
@@ -260,6 +273,7 @@ faults='kill alpha x'
 faults='slow alpha 3 0.5'
 faults='slow alpha 3 nan'
 faults='kill alpha 3 4'
+faults='kill alpha 1000000' -> steps
 """,
 }
 

@@ -56,7 +56,7 @@ def refused(*words: str) -> dict[str, str]:
         (("--option", "reducton=4"), "Known: reduction", "'reduction'?"),
         (("--option", "reduction=four"), "a whole number", "Change it"),
         (("--option", "order=best"), "one of given, all", "Change it"),
-        (("--option", "dropout=1.5", "--model", "tiny-bert"), "[0, 1)", "Change it"),
+        (("--option", "dropout=1.5", "--model", "tiny-bert"), "at least 0 and below 1", "Lower dropout"),
         (("--option", "reduction=5", "--model", "tiny-bert"), "32 is not a multiple of 5", "divisor"),
         (("--option", "reduction"), "not KEY=VALUE", "reduction=8"),
         (("--epochs", "0"), "at least 1", "Raise epochs"),

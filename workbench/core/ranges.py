@@ -24,6 +24,10 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Interval = Annotated[float, Meta(ge=1e-3, le=1e9)]
 """Seconds between two things that repeat, or until one is given up."""
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
+Width = Annotated[int, Meta(ge=1, le=65_536)]
+"""A rank, a reduction, a number of queries: sizes inside a model."""
+Dropout = Annotated[float, Meta(ge=0, lt=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Slowness = Annotated[float, Meta(ge=1, le=1e6)]
 Slowing = Annotated[float, Meta(ge=1e-6, le=1e6)]

@@ -11,7 +11,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.methods.options import read_options
+from workbench.core.ranges import Dropout, Positive, Width
+from workbench.methods.options import read_options, require_width
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.lora import require_peft
@@ -34,12 +35,12 @@ class FineTuningOptions:
 
     technique: Technique = "lora"
     paradigm: Paradigm = "hybrid"
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    bottleneck: int = 64
+    lora_rank: Width = 8
+    lora_alpha: Positive = 16.0
+    lora_dropout: Dropout = 0.0
+    bottleneck: Width = 64
     train_norms: bool = True
-    dropout: float = 0.1
+    dropout: Dropout = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = read_options("fine_tuning", FineTuningOptions, job.options)
     facts = model_facts(job.model)
+    require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
+    require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
     task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
     tokenizer = load_tokenizer(job.model)
     max_length = min(job.max_length, facts.max_length)

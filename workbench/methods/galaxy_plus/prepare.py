@@ -9,6 +9,7 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.ranges import Tokens
 from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.options import read_options
 from workbench.models.facts import ModelFacts
@@ -40,12 +41,12 @@ class InferenceOptions:
     planner: Literal["own", "algorithm_1"] = "own"
     overlap: bool | None = None
     both_ways: bool | None = None
-    tile_tokens: int | None = None
-    scheme: int | None = None
-    generate: int = 0
-    warmup: int = 2
+    tile_tokens: Tokens | None = None
+    scheme: Literal[1, 2] | None = None
+    generate: Tokens = 0
+    warmup: Tokens = 2
     exchange: Exchange = "direct"
-    compare: int = 4
+    compare: Tokens = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +132,6 @@ def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> 
     def refuse(asked: Any, found: str, todo: str) -> ConfigError:
         return ConfigError(f"The option {asked} of {METHOD} was asked for.", found, todo)
 
-    for name in ("generate", "warmup", "compare", "tile_tokens"):
-        if (getattr(options, name) or 0) < 0:
-            raise refuse(f"{name} = {getattr(options, name)}", "It cannot be below 0.", "Raise it.")
-    if options.scheme not in (None, 1, 2):
-        raise refuse(f"scheme = {options.scheme}", "There are 1 and 2.", "Choose one of them, or leave it out.")
     if options.system != "galaxy_plus" and (options.scheme or options.planner != "own"):
         raise refuse(f"system = {options.system}", "Schemes and planners are galaxy_plus's to choose.", "Leave scheme and planner out.")
     if options.generate:

@@ -64,6 +64,10 @@ class PRGE:
         emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
         engines: real ones measure themselves, all at once.
         """
+        for fault in parse_faults(prepared.options.faults, cluster):
+            if fault.step > prepared.num_steps:
+                asked = f"The fault '{fault.kind} {cluster.devices[fault.rank].name} {fault.step}' was asked for."
+                raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
         precision = prepared.options.precision
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
@@ -137,10 +141,6 @@ class PRGE:
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
-        for fault in parse_faults(prepared.options.faults, cluster):
-            if fault.step > prepared.num_steps:
-                asked = f"The fault '{fault.kind} {cluster.devices[fault.rank].name} {fault.step}' was asked for."
-                raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
         setting, costs = self._settled(prepared, profile, cluster, plan)
         check_plan(prepared, cluster, plan, setting)
         chosen_passings(costs, cluster, plan, prepared.size(setting))

@@ -10,7 +10,8 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
-from workbench.methods.options import read_options
+from workbench.core.ranges import Count, Positive, Width
+from workbench.methods.options import read_options, require_width
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization import FloatType
@@ -50,20 +51,20 @@ class PRGEOptions:
     faults: injected, such as 'kill device-1 20; slow device-2 30 4' (at step 20, counted from 1; four times slower from step 30 on).
     """
 
-    queries: int = 4
-    epsilon: float = 1e-2
-    steps: int | None = None
+    queries: Width = 4
+    epsilon: Positive = 1e-2
+    steps: Count | None = None
     execution: Choice = "auto"
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Width = 16
+    alpha: Positive = 32.0
     precision: Precision = "float32"
     compute_dtype: FloatType | None = None
     after_loss: Literal["drop", "repeat"] = "drop"
     adapt: bool = False
-    step_s: float | None = None
+    step_s: Positive | None = None
     precisions: str = ""
     faults: str = ""
 
@@ -170,10 +171,6 @@ def require_known(job: Job) -> PRGEOptions:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
     ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.learning_rate, seed=job.seed)
-    if options.steps is not None and options.steps < 1:
-        raise ConfigError(f"{options.steps} steps were asked for.", "Nothing would be trained.", "Raise steps, or leave it out.")
-    if options.step_s is not None and not options.step_s > 0:
-        raise ConfigError(f"Steps of {options.step_s} s were asked for.", "No step is so short.", "Raise step_s, or leave it out.")
     return options
 
 
@@ -181,6 +178,7 @@ def prepare(job: Job) -> PreparedJob:
     """Load the task, put its prompts into tokens, and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = require_known(job)
     facts = model_facts(job.model)
+    require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     task = load_prompt_task(
         job.task,
         data=job.data,

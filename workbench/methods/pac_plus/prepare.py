@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.ranges import Dropout, NumBytes, Width
 from workbench.methods.options import read_options
 from workbench.methods.pac_plus.programs import Programs
 from workbench.methods.pac_plus.taps import record_layout
@@ -45,23 +47,23 @@ class PacPlusOptions:
     paradigm: 'hybrid' runs the planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are the baselines of section VI-A.
     """
 
-    reduction: int = 8
-    tap_every: int = 1
+    reduction: Width = 8
+    tap_every: Width = 1
     mix: Mix = "learned"
     head_input: HeadInput = "sum"
     target: Literal["label", "text"] = "label"
-    dropout: float = 0.1
+    dropout: Dropout = 0.1
     initialization: Initialization = "fan_in"
     distillation_text: str | None = None
     backbone_dtype: StorageType = "float32"
     compute_dtype: FloatType = "float32"
-    quantization_block: int = 64
+    quantization_block: Width = 64
     double_quantization: bool = False
     embedding_dtype: EmbeddingStorage | None = None
     quantization_engine: Engine = "auto"
     cache_dtype: str = "bfloat16"
     keep_cache: bool = False
-    disk_budget_bytes: int | None = None
+    disk_budget_bytes: NumBytes | None = None
     order: Literal["given", "all"] = "given"
     objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
     paradigm: Paradigm = "hybrid"
@@ -131,7 +133,10 @@ class PreparedJob:
 
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an option, task or model that does not exist, before anything large is loaded."""
-    _options(job)
+    folder = _options(job).distillation_text
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        asked = f"The option distillation_text = '{folder}' of pac_plus was asked for."
+        raise MissingDataError(asked, "There is no such folder.", "Name a folder of text files, or leave it out.")
     if job.task not in TASKS:
         raise unknown_task(job.task)
     require_known_model(job.model)
@@ -160,6 +165,9 @@ def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = _options(job)
     facts = model_facts(job.model)
+    if options.tap_every > facts.num_layers:
+        asked = f"The option tap_every = {options.tap_every} of pac_plus was asked for."
+        raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
     task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
     if options.target == "text":
         task = as_text_to_text(task)
