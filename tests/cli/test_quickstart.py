@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import nbformat
 import pytest
 from made_up_report import report
@@ -34,6 +37,22 @@ def test_runs_the_notebook_and_sums_up_its_report(notebook, tmp_path, capsys) ->
     assert "accuracy 0.800" in said
     assert str(tmp_path / "figures" / "index.html") in said
     assert (tmp_path / "figures" / "00_quickstart.ipynb").is_file()
+
+
+def test_the_kernel_opens_no_port_and_nothing_is_said_of_it(notebook, tmp_path, capfd, caplog) -> None:
+    """It talks over Unix sockets in a folder that only we can open, and that is gone afterwards."""
+    made, seen = report().write(tmp_path / "made.json"), tmp_path / "seen.json"
+    notebook(
+        "import json, os, pathlib, shutil, ipykernel.connect as connect\n"
+        f"shutil.copy({str(made)!r}, '../figures/report.json')\n"
+        "path = pathlib.Path(connect.get_connection_file())\n"
+        f"pathlib.Path({str(seen)!r}).write_text(json.dumps([json.loads(path.read_text()), oct(path.parent.stat().st_mode)[-3:]]))"
+    )
+    assert quickstart.main() == 0
+    connection, mode = json.loads(seen.read_text())
+    assert connection["transport"] == "ipc" and mode == "700"
+    assert not Path(connection["ip"]).parent.exists()
+    assert capfd.readouterr().err == "" and [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_failing_cell_is_named_and_an_old_report_does_not_pass_for_this_run(notebook, tmp_path, capsys) -> None:

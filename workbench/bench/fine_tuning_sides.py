@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.utils import logging
@@ -18,6 +17,7 @@ from workbench.methods.pac_plus.cached_batches import CachedBatches
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import TapStatistics, set_statistics
 from workbench.models.fast_side import FastSide
+from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
@@ -40,10 +40,10 @@ class BackboneFineTuning:
         logging.disable_progress_bar()
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
-            config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
+            config = require_peft().LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for
-                backbone = get_peft_model(backbone, config)
+                backbone = require_peft().get_peft_model(backbone, config)
         self._backbone = backbone.train()
         self._head = nn.Linear(backbone.config.hidden_size, num_outputs)
         self._in_bfloat16 = in_bfloat16

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from workbench.cli.show import summary
 from workbench.core.errors import ConfigError
@@ -24,13 +26,26 @@ def main() -> int:
     # jsonschema would build a grammar of web addresses on import, which takes longer than all the rest and checks nothing of ours.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
+    from jupyter_client.manager import AsyncKernelManager
     from papermill.exceptions import PapermillExecutionError
 
     print(f"Running {NOTEBOOK.relative_to(ROOT)} ...", flush=True)
     try:
-        papermill.execute_notebook(
-            NOTEBOOK, FOLDER / NOTEBOOK.name, cwd=NOTEBOOK.parent, kernel_name="python3", progress_bar=sys.stderr.isatty()
-        )
+        # Unix sockets in a folder of our own: nobody else reaches the kernel, and no port is opened.
+        with tempfile.TemporaryDirectory(prefix="workbench-kernel-", ignore_cleanup_errors=True) as sockets:
+
+            class PrivateKernel(AsyncKernelManager):
+                def __init__(self, **settings: Any) -> None:
+                    super().__init__(transport="ipc", connection_file=f"{sockets}/kernel.json", **settings)
+
+            papermill.execute_notebook(
+                NOTEBOOK,
+                FOLDER / NOTEBOOK.name,
+                cwd=NOTEBOOK.parent,
+                kernel_name="python3",
+                progress_bar=sys.stderr.isatty(),
+                kernel_manager_class=PrivateKernel,
+            )
     except PapermillExecutionError as error:
         print(f"Cell {error.exec_count} of {NOTEBOOK.name} failed: {error.ename}: {error.evalue}", file=sys.stderr)
         print(f"The whole trace is in {FOLDER / NOTEBOOK.name}. `workbench doctor` says what this machine lacks.", file=sys.stderr)

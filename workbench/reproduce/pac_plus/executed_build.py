@@ -18,6 +18,7 @@ from workbench.models.families import layer_paths
 from workbench.models.houlsby import DEVIATION, inject_adapters
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, import_bitsandbytes, quantize
 from workbench.models.stack import LayerStack
@@ -176,12 +177,12 @@ def _attach(stack: LayerStack, technique: str) -> nn.Module:
     stack.requires_grad_(technique == "full")
     if technique == "lora":
         import_bitsandbytes()  # peft would import it, with noise
-        from peft import LoraConfig, inject_adapter_in_model
+        peft = require_peft()
 
         paths = layer_paths(stack.family, stack.layers[0])
         roles = [role for role in ("query", "value", "query_key_value") if role in paths]
         targets = [paths[role].rpartition(".")[2] for role in roles]
-        inject_adapter_in_model(LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets), stack)
+        peft.inject_adapter_in_model(peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets), stack)
     elif technique == "adapters":
         inserted = inject_adapters(stack.stage(0, stack.num_layers), BOTTLENECK, train_norms=True)
         for name, parameter in inserted.named_parameters():
