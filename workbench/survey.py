@@ -13,6 +13,7 @@ from workbench.core.job import Job
 from workbench.experiment import Fidelity, Mode, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
+from workbench.models.loading import model_facts
 from workbench.profiler.host import HostProfile, measure_host
 from workbench.profiler.links import SIZES, LinkSample, fit_link, measure_links
 from workbench.runtime.context import RankContext
@@ -184,6 +185,10 @@ def survey_layers(
     if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:
         asked = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
         raise ConfigError(asked, "All must be at least 1.", "Raise them.")
+    longest = model_facts(job.model).max_length
+    if sequence_length > longest:
+        asked = f"Layers for {sequence_length} tokens were asked for."
+        raise ConfigError(asked, f"'{job.model}' knows {longest} positions.", "Ask for fewer.")
     notes: list[str] = []
 
     def note(event: Event) -> None:

@@ -74,6 +74,7 @@ devices --layers --batch x
 devices --layers --batch 0
 devices --layers --length 0
 devices --layers --length x
+devices --layers --model tiny-bert --length 100000 -> 100000
 devices --layers --model tiny-bert --device nobody
 devices --layers --links -> Several
 devices --cluster nowhere

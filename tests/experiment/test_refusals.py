@@ -79,7 +79,7 @@ def test_a_folder_that_another_run_uses(job: Job, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WorkbenchError, match=r"cannot be made: (Not a directory|File exists)"):
+    with pytest.raises(WorkbenchError, match=r"cannot be written to: (Not a directory|File exists)"):
         run(job, tmp_path / "file" / "folder")
 
 

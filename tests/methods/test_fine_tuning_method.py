@@ -74,8 +74,8 @@ def job_for(data: Path, *, epochs: int = 2, **options: object) -> Job:
         ({"lora_rank": "many"}, ("lora_rank = 'many'", "a whole number")),
         ({"lora_rank": 0}, ("lora_rank = 0", "at least 1")),
         ({"technique": "adapters", "bottleneck": 0}, ("bottleneck = 0", "at least 1")),
-        ({"lora_dropout": 1.0}, ("lora_dropout = 1.0", "in [0, 1)")),
-        ({"lora_alpha": 0.0}, ("lora_alpha = 0.0", "change nothing")),
+        ({"lora_dropout": 1.0}, ("lora_dropout = 1.0", "below 1")),
+        ({"lora_alpha": 0.0}, ("lora_alpha = 0.0", "above 0")),
     ],
 )
 def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
-from workbench.models.families import FAMILIES, Decoder, Family, family_of
+from workbench.models.families import FAMILIES, family_of
+from workbench.models.folder_checks import in_one_line, require_sizes, require_whole
 from workbench.models.hub import from_hub, known_models, locate, snapshot_of, suggestion
 from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
 from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
@@ -23,10 +24,6 @@ from workbench.models.tokenizer import TextTokenizer, read_settings, tiny_tokeni
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """What transformers can make a fast tokenizer from where there is no tokenizer.json."""
-MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
-"""Above these a configuration's sizes are no model's."""
-SHOWN_MISSING = 3
-"""Missing tensors that an error names."""
 _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
@@ -207,35 +204,8 @@ def _config(name: str) -> Any:
     place = locate(name)
     with _quiet_transformers():
         config = _load(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
-    _require_sizes(name, config)
+    require_sizes(name, config, _stored(name) or {})
     return config
-
-
-def _require_sizes(name: str, config: Any) -> None:
-    """Refuse a configuration that makes no model, and one whose layers are not those of the files, before anything of it is built."""
-    asked = f"The model '{name}' was asked for."
-    family = family_of(config.model_type)
-    parts: list[tuple[Family | Decoder, str]] = [(family, "num_hidden_layers")]
-    if family.decoder is not None:
-        encoder, decoder = ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
-        parts = [(family, encoder), (family.decoder, decoder)]
-    limits = dict.fromkeys((field for _, field in parts), MOST_LAYERS) | dict.fromkeys(("hidden_size", "num_attention_heads"), MOST_UNITS)
-    limits |= dict.fromkeys(set() if family.reads_images else {"vocab_size", "max_position_embeddings"}, MOST_TOKENS)
-    for field, most in limits.items():
-        value = getattr(config, field, 1)
-        if value is not None and not 1 <= value <= most:
-            raise MissingDataError(asked, f"Its configuration has {field} = {value}, which must be 1 to {most}.", "Mend its config.json.")
-    tensors = _stored(name) or {}
-    for part, field in parts:
-        path = part.layers
-        for ours, theirs in family.stored_names.items():
-            path = path.replace(ours.rstrip("."), theirs.rstrip(".")) if ours.rstrip(".") == path else path
-        stored = {int(match[1]) for match in (re.search(rf"(?:^|\.){re.escape(path)}\.(\d+)\.", key) for key in tensors) if match}
-        count = getattr(config, field)
-        if stored and count != len(stored):
-            raise MissingDataError(
-                asked, f"Its files hold {len(stored)} layers, its configuration has {field} = {count}.", "Take both of one model."
-            )
 
 
 def _skeleton(name: str, config: Any) -> Any:
@@ -244,13 +214,7 @@ def _skeleton(name: str, config: Any) -> Any:
         return _from_config(config)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         asked = f"The model '{name}' was asked for."
-        raise MissingDataError(asked, f"Its configuration makes no model: {_in_one_line(error)}.", "Mend its config.json.") from error
-
-
-def _in_one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    found = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading says nothing by itself
-    return found.partition("TypeError: ")[2] or found.rstrip(".")
+        raise MissingDataError(asked, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
 
 
 def _from_config(config: Any) -> Any:
@@ -287,25 +251,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     with _quiet_transformers():
         model, found = _load(name, load)
-    _require_whole(name, found)
+    require_whole(name, found)
     return model
-
-
-def _require_whole(name: str, found: Mapping[str, Any]) -> None:
-    """Raise MissingDataError if a checkpoint left parameters at random values.  found: transformers' loading_info."""
-    asked = f"The model '{name}' was asked for."
-    for key, stored, expected in sorted(found["mismatched_keys"]):
-        raise MissingDataError(
-            asked, f"Its {key} is {tuple(stored)}, by its configuration {tuple(expected)}.", "Take weights and configuration of one model."
-        )
-    missing = sorted(found["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
-        raise MissingDataError(
-            asked,
-            f"Its files do not hold {', '.join(missing[:SHOWN_MISSING])}{more}.",
-            "Take weights and configuration of one model; without these it would compute with random numbers.",
-        )
 
 
 def _stored(name: str) -> dict[str, StoredTensor] | None:
@@ -320,7 +267,7 @@ def _stored_in(name: str, folder: Path | None) -> dict[str, StoredTensor] | None
         return stored_tensors(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         asked = f"The model '{name}' was asked for."
-        raise MissingDataError(asked, f"Its weights do not load: {_in_one_line(error)}.", "Check its files.") from error
+        raise MissingDataError(asked, f"Its weights do not load: {in_one_line(error)}.", "Check its files.") from error
 
 
 def _load(name: str, load: Any) -> Any:
@@ -329,7 +276,7 @@ def _load(name: str, load: Any) -> Any:
         try:
             return load(True)
         except Exception as error:  # whatever a library says of files that a user gave
-            raise MissingDataError(asked, f"Its folder does not load: {_in_one_line(error)}.", "Check its files.") from error
+            raise MissingDataError(asked, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
     return from_hub(asked, load, f"Connect to the network, give a model folder, or choose one of {known_models()}.")
 
 

@@ -12,7 +12,7 @@ from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_ask
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.seeds import query_seed
-from workbench.methods.base import Event
+from workbench.methods.base import Event, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.quantization import held_bytes
@@ -198,16 +198,16 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queries": 0}, "0 queries"),
+        ({"queries": 0}, "queries = 0"),
         ({"epsilon": 0.0}, "epsilon = 0"),
-        ({"steps": 0}, "0 steps"),
-        ({"step_s": -1.0}, "Steps of -1"),
+        ({"steps": 0}, "steps = 0"),
+        ({"step_s": -1.0}, "step_s = -1"),
         ({"compute_dtype": "float8"}, "one of float32, float16, bfloat16, or left out"),
         ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. There are float32, .*Did you mean 'int8'"),
         ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),
-        ({"rank": 0}, "rank of 0"),
+        ({"rank": 0}, "rank = 0"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, object], message: str) -> None:
@@ -218,7 +218,7 @@ def test_settings_that_cannot_be(options: dict[str, object], message: str) -> No
 def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path) -> None:
     prepared, cluster = prepared_job(), engines.cluster
     method = p_rge.PRGE()
-    profile = method.profile(prepared, cluster, lambda event: None)
+    profile = method.profile(prepared, cluster, ignore)
     for plan, message in (
         (shared(1, 1), r"\[2\] queries"),
         (shared(2, 2, layers=5), "5 layers"),
@@ -232,8 +232,9 @@ def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path)
         ("kill device-9 2", "device-9"),
         ("burn device-1 2", "Kinds are"),
         ("slow device-1 2", "KIND DEVICE STEP"),
-        ("kill device-1 0", "counted from 1"),
+        ("kill device-1 0", "step = 0"),
         ("kill device-1 soon", "whole number"),
+        ("kill device-1 99", "The run has"),
     ):
         with pytest.raises(ConfigError, match=message):
-            method.check(prepared_job(faults=faults), profile, cluster, shared(2, 2), folder=tmp_path)
+            method.profile(prepared_job(faults=faults), cluster, ignore)
