@@ -21,7 +21,7 @@ from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile
 from workbench.profiler.links import LinkSample
-from workbench.runtime.transport import PacedLinks
+from workbench.runtime.paced_links import PacedLinks
 from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, PacedGroup, alike, survey_devices, survey_layers, survey_links
 
 HOST = HostProfile(

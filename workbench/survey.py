@@ -18,8 +18,8 @@ from workbench.profiler.host import HostProfile, measure_host
 from workbench.profiler.links import SIZES, LinkSample, fit_link, measure_links
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.paced_links import PacedLinks
 from workbench.runtime.process_group import group
-from workbench.runtime.transport import PacedLinks
 
 LONGEST_MESSAGE_S = 0.3
 """Messages that would take longer over a cluster's slowest link are not sent: a slow link needs no large ones to be measured."""

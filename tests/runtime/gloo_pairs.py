@@ -14,6 +14,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule, Value
+from workbench.runtime.executor import Executor
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.transport import Transport
 
 
@@ -40,24 +42,41 @@ def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20
     return on_ranks(2, work, timeout_s=timeout_s, **settings)
 
 
-def on_ranks(count: int, work: Callable[[int, Any], Any], *, timeout_s: float = 20.0, kind: Any = Transport, **settings: Any) -> list[Any]:
+def on_executors(count: int, work: Callable[[Executor], Any], *, factor: float = 1.0, **settings: Any) -> list[Any]:
+    """Return what work(executor) returns on each rank (see on_ranks).  factor: of the pacer."""
+    return on_ranks(count, lambda rank, transport: work(Executor(rank, transport, Pacer(factor))), **settings)
+
+
+def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
     """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
-    settings: of the Transport; a callable is called with the rank.  kind: of transport.
+    settings: of the Transport; a callable is called with the rank.
     """
     store = dist.HashStore()
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
     loopback = next(name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found))
 
+    def options() -> Any:
+        made = dist.ProcessGroupGloo._Options()
+        made._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
+        made._timeout = timedelta(seconds=timeout_s)
+        return made
+
     def serve(rank: int) -> None:
+        groups: dict[tuple[int, ...], Any] = {}
+
+        def subgroup(ranks: tuple[int, ...]) -> Any:
+            members = tuple(sorted(ranks))
+            if members not in groups:
+                part = dist.PrefixStore(f"{members}", store)
+                groups[members] = dist.ProcessGroupGloo(part, members.index(rank), len(members), options())
+            return groups[members]
+
         try:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
-            options._timeout = timedelta(seconds=timeout_s)
-            group = dist.ProcessGroupGloo(store, rank, count, options)
+            group = dist.ProcessGroupGloo(store, rank, count, options())
             own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
-            with kind(group, rank, subgroup=lambda ranks: group, timeout_s=timeout_s, **own) as transport:
+            with Transport(group, rank, subgroup=subgroup, timeout_s=timeout_s, **own) as transport:
                 results[rank] = work(rank, transport)
         except BaseException as error:
             errors.append(error)

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of_two, on_two_ranks, program
+from gloo_pairs import cluster_of_two, on_executors, on_two_ranks, program
 
 from workbench.core import Plan, Share, Stage
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
-from workbench.runtime.executor import Execution, execute, nbytes, require_one_program
-from workbench.runtime.pacing import Pacer
-from workbench.runtime.transport import PacedLinks, Transport
+from workbench.runtime.agreement import require_one_program
+from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.step_values import nbytes
+from workbench.runtime.transport import Transport
 from workbench.schedules import insert_transfers, one_f_one_b
 from workbench.simulator import simulate
 
@@ -74,19 +76,13 @@ class Layer:
 def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], factor: float = 1.0) -> list[tuple[Execution, Layer]]:
     cluster = cluster_of_two(bytes_per_s=4 * SAMPLES * WIDTH / 0.002)  # 2 ms a message
 
-    def work(rank: int, transport: Transport) -> tuple[Execution, Layer]:
+    def work(executor: Executor) -> tuple[Execution, Layer]:
+        rank = executor.rank
         layer = Layer(schedule, rank, weights[rank], inputs[rank])
-        done = execute(
-            program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S),
-            rank,
-            handlers=layer.table(),
-            transport=transport,
-            inputs=dict.fromkeys(schedule.inputs[rank]),
-            pacer=Pacer(factor),
-        )
-        return done, layer
+        made = program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S)
+        return executor.run(made, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
 
-    return on_two_ranks(work, paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
+    return on_executors(2, work, factor=factor, paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
 
 
 def made_up() -> tuple[torch.Tensor, torch.Tensor]:

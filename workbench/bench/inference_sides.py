@@ -19,8 +19,6 @@ from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import execute
-from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import empty
 
@@ -165,14 +163,8 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
         contents: dict[Value, Any] = {value: empty(program.costs.spec(value)).zero_() for value in received}
         contents |= {value: request.ids for value in whole.inputs[rank]}
         run = shard.begin(request.length, None)
-        done = execute(
-            replace(program, schedule=schedule),
-            rank,
-            handlers=InferenceHandlers(shard, layout, run).table(),
-            transport=session.transport,
-            inputs=contents,
-            pacer=session.pacer,
-        )
+        session.executor.idle()
+        done = session.executor.run(replace(program, schedule=schedule), InferenceHandlers(shard, layout, run).table(), contents)
     return tuple(done.spans)
 
 
@@ -187,14 +179,11 @@ def _communicate(session: InferenceSession, holding: Holding, request: Request) 
         for op in schedule.ops[rank]
         if op.kind not in COMMUNICATION
     }
-    done = execute(
-        program,
-        rank,
-        handlers=handlers,
-        transport=session.transport,
-        inputs=dict.fromkeys(schedule.inputs[rank], request.ids),
-        pacer=Pacer(0.0),
-    )
+    factor, session.pacer.factor = session.pacer.factor, 0.0
+    try:
+        done = session.executor.run(program, handlers, dict.fromkeys(schedule.inputs[rank], request.ids))
+    finally:
+        session.pacer.factor = factor
     return tuple(done.spans)
 
 

@@ -107,7 +107,7 @@ class Program:
                 else:
                     kept = body if separator else line
                     rank += word == "rank"
-                    if line.strip() and word not in ("rank", "in", "out"):
+                    if line.strip() and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
             except (ValueError, KeyError, TypeError) as error:
                 raise ScheduleError(f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE) from error
@@ -160,7 +160,7 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
     place = "before the schedule"
     if begins:
         rank = mine[begins[-1]].removeprefix("rank ")
-        ops = sum(not line.startswith(("rank ", "in ", "out ")) for line in mine[begins[-1] : at])
+        ops = sum(not line.startswith(("rank ", "in ", "out ", "carry ")) for line in mine[begins[-1] : at])
         place = f"rank {rank}, operation {ops}"
     sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
     raise ScheduleError(

@@ -107,14 +107,18 @@ def recv(value: Value, source: int, destination: int) -> Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values there before and after."""
+    """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values there before and after.
+
+    carried[rank]: pairs (output, input): the input is what the step before left as the output, so that steps follow without a pause.
+    """
 
     ops: tuple[tuple[Op, ...], ...]
     inputs: tuple[tuple[Value, ...], ...] = ()
     outputs: tuple[tuple[Value, ...], ...] = ()
+    carried: tuple[tuple[tuple[Value, Value], ...], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "outputs"):
+        for name in ("inputs", "outputs", "carried"):
             given = getattr(self, name)
             if not given:
                 object.__setattr__(self, name, ((),) * len(self.ops))
@@ -122,6 +126,14 @@ class Schedule:
                 raise ScheduleError(
                     f"A schedule for {len(self.ops)} ranks was asked for.", f"Its {name} name {len(given)}.", "Name one tuple per rank."
                 )
+        for rank, pairs in enumerate(self.carried):
+            for output, given_as in pairs:
+                if output not in self.outputs[rank] or given_as not in self.inputs[rank]:
+                    raise ScheduleError(
+                        f"Rank {rank} was asked to carry {output} over to the next step as {given_as}.",
+                        "The first must be one of its outputs, the second one of its inputs.",
+                        "Name them so.",
+                    )
 
     @property
     def world_size(self) -> int:
@@ -142,8 +154,9 @@ class Schedule:
 
     def footer(self, rank: int) -> list[str]:
         """Return the lines of text after a rank's operations."""
-        outputs = self.outputs[rank]
-        return ["out " + " ".join(map(str, outputs))] if outputs else []
+        outputs, carried = self.outputs[rank], self.carried[rank]
+        lines = ["out " + " ".join(map(str, outputs))] if outputs else []
+        return [*lines, *(["carry " + " ".join(f"{output}>{given_as}" for output, given_as in carried)] if carried else [])]
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -151,6 +164,7 @@ class Schedule:
         ops: list[list[Op]] = []
         inputs: list[tuple[Value, ...]] = []
         outputs: list[tuple[Value, ...]] = []
+        carried: list[tuple[tuple[Value, Value], ...]] = []
         for number, raw in enumerate(text.splitlines(), start=1):
             line = raw.split("#")[0].strip()
             if not line:
@@ -162,15 +176,19 @@ class Schedule:
                 ops.append([])
                 inputs.append(())
                 outputs.append(())
+                carried.append(())
             elif not ops:
                 raise _unreadable(number, line, "it comes before 'rank 0'")
             elif word == "in":
                 inputs[-1] = tuple(_value(token, number) for token in rest.split())
             elif word == "out":
                 outputs[-1] = tuple(_value(token, number) for token in rest.split())
+            elif word == "carry":
+                pairs = [token.partition(">") for token in rest.split()]
+                carried[-1] = tuple((_value(output, number), _value(given_as, number)) for output, _, given_as in pairs)
             else:
                 ops[-1].append(_op(line, number))
-        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs))
+        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
     def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
         """Return labels as a table, a row per rank, `mark` (rank, index) in >brackets<.

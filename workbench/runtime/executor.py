@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,16 +12,22 @@ from typing import Any, Protocol
 
 import torch
 
-from workbench.core.program import Program, require_same
-from workbench.core.schedule import COLLECTIVES, RECV, RING, SEND, Op, Schedule, Value
+from workbench.core.program import Program
+from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
 from workbench.core.timeline import MemorySample, Span
-from workbench.runtime.direct_transport import DirectTransport
+from workbench.runtime.collectives import run_collective
+from workbench.runtime.rank_part import RankPart
+from workbench.runtime.step_values import StepValues
 from workbench.runtime.transport import Transport
+
+COMPUTE = "compute"
+"""The stream that runs on the thread that asks for a step; every other stream has a thread of its own."""
+_KEPT_PARTS = 64
 
 Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
 """What an operation kind does: (operation, contents of op.reads) -> contents of op.writes.
 
-A collective's handler returns one tensor, which is reduced in place and then written.
+A collective's handler returns one tensor, this rank's contribution (see run_collective).
 """
 
 
@@ -34,183 +41,259 @@ class ComputePacer(Protocol):
         """Return (result, start, end, late) in monotonic seconds; begin_s: when the device could have begun."""
         ...
 
+    def for_stream(self, name: str) -> ComputePacer:
+        """Return the pacer of a further stream of the same device."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """What one rank did in one step.  spans: monotonic seconds.  outputs: the schedule's outputs on this rank."""
+    """What one rank did in one step.  spans: monotonic seconds.  outputs: the schedule's outputs on this rank, but for carried ones."""
 
     spans: list[Span] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     outputs: dict[Value, Any] = field(default_factory=dict)
 
 
-def execute(
-    program: Program,
-    rank: int,
-    *,
-    handlers: Mapping[str, Handler],
-    transport: Transport | DirectTransport,
-    inputs: Mapping[Value, Any],
-    pacer: ComputePacer,
-    begin_s: float | None = None,
-) -> Execution:
-    """Run the rank's operations in list order; transfers and their waiting overlap with them.
+class Executor:
+    """The streams of one rank, as long as its group lives.  Close it, or use it as a context manager.
 
-    handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.
-    pacer: makes a compute operation take the seconds that the program states.
-    begin_s: when the device became free, if that was before this call (monotonic seconds).
-    Operations of further compute streams run in list order on the same thread.  With a DirectTransport a value is sent as soon as it is
-    there, one that only passes through without this thread, and the sums of stream RING are added, unpaced, by the thread that brings the
-    last term.
-    Raises DeviceLostError when a peer dies or falls silent.
+    pacer: of stream "compute"; asked for one for each further stream.  devices: the torch device of a stream, the host's if it is not
+    named; what an operation reads is moved there, and values cross the links through host memory.
     """
-    schedule, spec = program.schedule, program.costs.spec
-    ops = schedule.ops[rank]
-    mailbox = transport.mailbox
-    direct = transport if isinstance(transport, DirectTransport) else None
-    done = Execution()
-    last_read = _last_reads(schedule, rank, compute_only=direct is not None)
-    live = _LiveBytes(done.memory)
 
-    def present(value: Value, content: Any, time_s: float) -> None:
-        if direct is None or value in last_read:
-            mailbox.put(value, content, time_s)
-        if direct is not None:
-            direct.present(value, content)
+    def __init__(self, rank: int, transport: Transport, pacer: ComputePacer, *, devices: Mapping[str, torch.device] | None = None) -> None:
+        self.rank, self.transport, self.pacer = rank, transport, pacer
+        self._devices = dict(devices or {})
+        self._host = torch.device("cpu") if devices else None
+        self._pacers: dict[str, ComputePacer] = {COMPUTE: pacer}
+        self._threads: dict[str, queue.SimpleQueue] = {}
+        self._free_s: dict[str, float] = {}
+        self._parts: dict[int, tuple[Program, RankPart]] = {}
+        self._last: Step | None = None
+        self._aborted: BaseException | None = None
 
-    def summed(op: Op, contents: tuple[Any, ...]) -> None:
-        start = time.monotonic()
-        with torch.inference_mode():
-            results = handlers[op.kind](op, contents)
-        end = time.monotonic()
-        done.spans.append(Span(rank, op, start, end))
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads of the streams and of the transport."""
+        for waiting in self._threads.values():
+            waiting.put(None)
+        self.transport.close()
+
+    def idle(self) -> None:
+        """Note that the device waited for something outside its programs: no stream is taken to have been free before now."""
+        self._free_s.clear()
+
+    def abort(self, error: BaseException) -> None:
+        """Let the step in progress, and every later one, end with DeviceLostError where it waits (callable from any thread)."""
+        self._aborted = error
+        if self._last is not None:
+            self._last.values.fail(error)
+
+    def run(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Execution:
+        """Run the rank's part of a program (see `begin`) to its end."""
+        return self.begin(program, handlers, inputs, name=name).finish()
+
+    def begin(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Step:
+        """Start a step: its transfers and all streams but "compute", which runs when the step is finished.  Steps are finished in order.
+
+        A step may begin before the one before is finished; what that one carries over is not an input then.
+        handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: of the step, for error messages.
+        A compute operation takes the seconds that the program states, if the pacer's factor is 1; those of stream RING run unpaced on
+        the thread that brings the last value that they read.
+        """
+        step = Step(self, program, self._part(program), handlers, name)
+        former, self._last = self._last, step
+        if former is not None:
+            former.continue_in(step)
+        failure = self._aborted or self.transport.failure
+        if failure is not None:
+            step.values.fail(failure)
+        now_s = time.monotonic()
+        for value in program.schedule.inputs[self.rank]:
+            if value in inputs:
+                step.values.put(value, inputs[value], self._free_s.get(COMPUTE, now_s))
+        for stream in step.part.streams:
+            if stream != COMPUTE:
+                self._thread(stream).put(step)
+        return step
+
+    def _part(self, program: Program) -> RankPart:
+        found = self._parts.get(id(program))
+        if found is None or found[0] is not program:
+            if len(self._parts) >= _KEPT_PARTS:
+                self._parts.pop(next(iter(self._parts)))
+            found = self._parts[id(program)] = (program, RankPart.of(program, self.rank))
+        return found[1]
+
+    def _thread(self, stream: str) -> queue.SimpleQueue:
+        waiting = self._threads.get(stream)
+        if waiting is None:
+            waiting = self._threads[stream] = queue.SimpleQueue()
+            self._pacers[stream] = self.pacer.for_stream(stream)
+            threading.Thread(target=self._stream_loop, args=(stream, waiting), name=f"stream-{stream}", daemon=True).start()
+        return waiting
+
+    def _stream_loop(self, stream: str, waiting: queue.SimpleQueue) -> None:
+        while (step := waiting.get()) is not None:
+            step.run_in_thread(stream)
+
+    def run_stream(self, step: Step, stream: str) -> None:
+        """Run a stream's operations of a step in list order, on the calling thread."""
+        pacer, free_s = self._pacers[stream], self._free_s.get(stream, step.begin_s)
+        device, values = self._devices.get(stream, self._host), step.values
+        for index, op in step.part.streams.get(stream, ()):
+            try:
+                arrivals = [values.get(value) for value in op.reads]
+                contents = tuple(arrival.content if device is None else _on(device, arrival.content) for arrival in arrivals)
+                handle = partial(step.handlers[op.kind], op, contents)
+                if op.kind in COLLECTIVES:
+                    results, span = self._collective(step.program, op, handle()[0])
+                    free_s = span.end_s
+                else:
+                    ready_s = max((arrival.time_s for arrival in arrivals), default=free_s)
+                    duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
+                    results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
+                    span = Span(self.rank, op, start_s, free_s, 0, late_s)
+                step.spans.append(span)
+                step.write(op, results, free_s)
+            except Exception as error:
+                error.add_note(step.place(index))
+                raise
+            del arrivals, contents, handle, results
+            for value in op.reads:
+                values.release(value)
+        self._free_s[stream] = free_s
+
+    def _collective(self, program: Program, op: Op, content: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Span]:
+        rows: list[int] = []
+        if op.kind in (ALLGATHER, REDUCESCATTER):
+            alike = {
+                rank: next(other for other in program.schedule.ops[rank] if other._replace(reads=op.reads, writes=op.writes) == op)
+                for rank in op.ranks
+            }
+            values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
+            rows = [program.costs.spec(value).shape[0] for value in values]
+        transport = self.transport
+        result, span = run_collective(op, content.cpu(), rows, transport.subgroup(op.ranks), self.rank, transport.paced_links)
+        return (result,) * len(op.writes), span
+
+
+class Step:
+    """One step of one rank, in progress (see Executor.begin)."""
+
+    def __init__(self, executor: Executor, program: Program, part: RankPart, handlers: Mapping[str, Handler], name: str) -> None:
+        self.program, self.part, self.handlers, self.name = program, part, handlers, name
+        self.begin_s = time.monotonic()
+        self.spans: list[Span] = []
+        self._executor = executor
+        transport = executor.transport
+        self.values = StepValues(part.uses, part.sources, part.carried, timeout_s=transport.timeout_s)
+        self._leave = transport.expect_sends(part.sends, self.values, self.spans)
+        self._num_missing = {id(op): len(set(op.reads)) for ops in part.inline.values() for op in ops}
+        self._lock = threading.Lock()
+        self._modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._num_running = sum(stream != COMPUTE for stream in part.streams)
+        self._streams_done = threading.Event()
+        self._is_last = True
+        self._error: BaseException | None = None
+        if not self._num_running:
+            self._streams_done.set()
+        self.values.on_present(self._present)
+        transport.expect_receives(part.receives, self.values, self.spans)
+
+    def continue_in(self, following: Step) -> None:
+        """Hand what is carried to the next step."""
+        self._is_last = False
+        self.values.continue_in(following.values)
+
+    def finish(self) -> Execution:
+        """Run the stream "compute", wait for the others, and return what this rank did.
+
+        Unless a later step has begun, everything has left then.  An error bears a note that names the device, the step and the
+        operation, and shows the grid with it marked.  Raises DeviceLostError when a peer dies or falls silent.
+        """
+        try:
+            self._executor.run_stream(self, COMPUTE)
+            while not self._streams_done.wait(1.0):
+                self.values.raise_failure()
+            if self._error is not None:
+                raise self._error
+            if self._is_last:
+                self._executor.transport.flush(self.values)
+        except BaseException as error:
+            first = self.values.fail(error)
+            if self._error is first and error is not first:
+                raise first from None
+            raise
+        outputs = {}
+        for value in self.program.schedule.outputs[self._executor.rank]:
+            if value not in self.part.carried:
+                outputs[value] = self.values.take(value)
+        return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
+
+    def run_in_thread(self, stream: str) -> None:
+        """Run a further stream on its own thread; `finish` raises its error."""
+        grad, inference = self._modes
+        try:
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                self._executor.run_stream(self, stream)
+        except BaseException as error:  # raised by `finish`
+            if self.values.fail(error) is error:
+                self._error = error
+        with self._lock:
+            self._num_running -= 1
+            if not self._num_running:
+                self._streams_done.set()
+
+    def write(self, op: Op, results: tuple[Any, ...], time_s: float) -> None:
+        """Store what an operation wrote."""
+        assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
         for value, content in zip(op.writes, results, strict=True):
-            present(value, content, end)
+            self.values.put(value, content, time_s)
 
-    free_s = time.monotonic() if begin_s is None else begin_s
-    if direct is not None:
-        for op in ops:
-            if op.stream == RING:
-                direct.join(op, partial(summed, op))
-        direct.expect(ops, spec, schedule.outputs[rank])
-    else:
-        transport.expect(ops, spec)
-    for value in schedule.inputs[rank]:
-        present(value, inputs[value], free_s)
+    def place(self, index: int) -> str:
+        """Return where an operation stands: device, step, operation, and the grid with it marked."""
+        rank, schedule = self._executor.rank, self.program.schedule
+        device, op = self.program.devices[rank], schedule.ops[rank][index]
+        step = f", {self.name}" if self.name else ""
+        return f"Device '{device}' (rank {rank}){step}, operation {op.label}:\n{schedule.grid((rank, index), window=4)}"
 
-    for index, op in enumerate(ops):
-        if op.kind == RECV or (direct is not None and (op.kind == SEND or op.stream == RING)):
-            continue
-        arrivals = tuple(mailbox.get(value) for value in op.reads)
-        contents = tuple(arrival.content for arrival in arrivals)
-        if isinstance(transport, Transport) and op.kind == SEND:
-            transport.send(op, contents[0], lambda: None)
-        elif op.kind in COLLECTIVES:
-            tensor = handlers[op.kind](op, contents)[0]
-            transport.collective(op, tensor)
-            _write(op, (tensor,) * len(op.writes), present, live)
-            free_s = time.monotonic()
-        else:
-            begin_s = max((arrival.time_s for arrival in arrivals), default=free_s)
-            duration_s = program.seconds(rank, index) if pacer.factor else 0.0
-            results, start, end, late = pacer.run(partial(handlers[op.kind], op, contents), duration_s, max(begin_s, free_s))
-            free_s = end
-            done.spans.append(Span(rank, op, start, end, 0, late))
-            _write(op, results, present, live)
-        for value, content in zip(op.reads, contents, strict=True):
-            live.seen(value, content)
-            if last_read[value] == index:
-                mailbox.drop(value)
-                live.free(value)
-        if direct is not None:
-            direct.tidy()
-            for value in op.writes:
-                if value not in last_read:
-                    live.free(value)  # it was only to be sent
-        del arrivals, contents
+    def _present(self, value: Value, content: Any) -> None:
+        self._leave(value, content)
+        for op in self.part.inline.get(value, ()):
+            with self._lock:
+                self._num_missing[id(op)] -= 1
+                is_complete = not self._num_missing[id(op)]
+            if is_complete:
+                self._run_inline(op)
 
-    transport.flush()
-    done.outputs = {value: mailbox.get(value).content for value in schedule.outputs[rank]}
-    mailbox.take_all()
-    done.spans += transport.take_spans()
-    return done
+    def _run_inline(self, op: Op) -> None:
+        start_s = time.monotonic()
+        try:
+            with torch.inference_mode():
+                results = self.handlers[op.kind](op, tuple(self.values.get(read).content for read in op.reads))
+        except Exception as error:
+            error.add_note(self.place(self.program.schedule.ops[self._executor.rank].index(op)))
+            if self.values.fail(error) is error:
+                self._error = error
+            raise
+        end_s = time.monotonic()
+        self.spans.append(Span(self._executor.rank, op, start_s, end_s))
+        self.write(op, results, end_s)
+        for read in op.reads:
+            self.values.release(read)
 
 
-def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
-    """Compare the ranks' programs before their first step; every rank of the group takes part.
-
-    Raises ScheduleError on every rank, naming the first operation that differs, if a rank has another program than rank 0.
-    """
-    text = program.to_text().encode()
-    own = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
-    digests = [torch.empty_like(own) for _ in range(group.size())]
-    group.allgather([digests], [own]).wait()
-    other = next((rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])), None)
-    if other is None:
-        return
-    texts = []
-    for root in (0, other):
-        length = torch.tensor([len(text)])
-        _from(group, root, length)
-        content = torch.zeros(int(length), dtype=torch.uint8)
-        if group.rank() == root:
-            content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        _from(group, root, content)
-        texts.append(bytes(content.tolist()).decode())
-    require_same(*texts, ranks=(0, other))
-
-
-def _from(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    group.broadcast([tensor], options).wait()
-
-
-def _write(op: Op, results: tuple[Any, ...], put: Callable[[Value, Any, float], None], live: _LiveBytes) -> None:
-    assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
-    now = time.monotonic()
-    for value, content in zip(op.writes, results, strict=True):
-        put(value, content, now)
-        live.seen(value, content)
-
-
-def _last_reads(schedule: Schedule, rank: int, *, compute_only: bool) -> dict[Value, int]:
-    """Return the index of each value's last reader; outputs are never dropped.
-
-    compute_only: SENDs and the sums of a ring, which the transport sees to, do not count.
-    """
-    counted = [(index, op) for index, op in enumerate(schedule.ops[rank]) if not (compute_only and (op.kind == SEND or op.stream == RING))]
-    last = {value: index for index, op in counted for value in op.reads}
-    return last | {value: -1 for value in schedule.outputs[rank]}
-
-
-class _LiveBytes:
-    """Adds up the bytes of the values that live, as they come and go."""
-
-    def __init__(self, samples: list[MemorySample]) -> None:
-        self._samples, self._total = samples, 0
-        self._sizes: dict[Value, int] = {}
-
-    def seen(self, value: Value, content: Any) -> None:
-        if value in self._sizes:
-            return
-        size = nbytes(content)
-        self._sizes[value] = size
-        if size:
-            self._total += size
-            self._samples.append(MemorySample(time.monotonic(), self._total))
-
-    def free(self, value: Value) -> None:
-        size = self._sizes.pop(value, 0)
-        if size:
-            self._total -= size
-            self._samples.append(MemorySample(time.monotonic(), self._total))
-
-
-def nbytes(content: Any) -> int:
-    """Return the bytes of a tensor, of an object with `nbytes`, or of a sequence of these; 0 for anything else."""
+def _on(device: torch.device, content: Any) -> Any:
+    """Return a tensor, or a sequence of these, on a device; anything else as it is."""
     if isinstance(content, torch.Tensor):
-        return content.numel() * content.element_size()
+        return content.to(device)
     if isinstance(content, (tuple, list)):
-        return sum(nbytes(part) for part in content)
-    return int(getattr(content, "nbytes", 0))
+        return type(content)(_on(device, part) for part in content)
+    return content

@@ -30,7 +30,7 @@ class Pacer:
     An operation of c seconds ends no earlier than factor * c after it began: factor 1 on a healthy device, 4 on one that is four times
     slower than its program says, 0 to run as fast as the host can.  Sleeps end a little after their deadline; that overshoot is credit for
     the next deadline, so that it does not add up over thousands of operations.
-    Not for use by several threads at once: give each compute stream its own.
+    Not for use by several threads at once: each compute stream has its own (`for_stream`), which add up to the device's.
     """
 
     def __init__(
@@ -38,17 +38,36 @@ class Pacer:
     ) -> None:
         if not 0 <= factor < float("inf"):
             raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be 0 or more.", "Give a factor such as 4, or 1 for none.")
-        self.factor = factor
+        self._factor = factor
         self._clock = clock
         self._sleep = sleep
+        self._device = self
+        self._streams: list[Pacer] = []
         self.reset()
+
+    @property
+    def factor(self) -> float:
+        """Return the device's factor, the same for all of its streams."""
+        return self._device._factor
+
+    @factor.setter
+    def factor(self, factor: float) -> None:
+        self._device._factor = factor
+
+    def for_stream(self, name: str) -> Pacer:
+        """Return the pacer of a further compute stream of the device."""
+        stream = Pacer(clock=self._clock, sleep=self._sleep)
+        stream._device = self._device
+        self._device._streams.append(stream)
+        return stream
 
     def reset(self) -> None:
         """Forget all overruns and credit."""
         self._credit_s = 0.0
         self._late_s = 0.0
         self._paced_s = 0.0
-        self._num_late = 0
+        for stream in self._streams:
+            stream.reset()
 
     def run(self, function: Callable[[], T], duration_s: float, begin_s: float | None = None) -> Paced[T]:
         """Call `function`, which takes the device `duration_s` at factor 1; return at its deadline, or when it ends, if later.
@@ -73,7 +92,6 @@ class Pacer:
             # Part of the credit was spent by ending after the shortened but before the whole deadline.
             self._credit_s = max(0.0, self._credit_s - max(0.0, start_s + duration_s - done_s))
         self._late_s += late_s
-        self._num_late += late_s > 0
         self._paced_s += max(duration_s, end_s - start_s)
         return Paced(result, start_s, end_s, late_s)
 
@@ -87,20 +105,15 @@ class Pacer:
 
     @property
     def late_s(self) -> float:
-        """Return the seconds by which operations ended after their deadlines."""
-        return self._late_s
+        """Return the seconds by which operations ended after their deadlines, on all streams."""
+        return self._late_s + sum(stream.late_s for stream in self._streams)
 
     @property
     def paced_s(self) -> float:
-        """Return the seconds of all paced operations together."""
-        return self._paced_s
-
-    @property
-    def num_late(self) -> int:
-        """Return how many operations ended after their deadline."""
-        return self._num_late
+        """Return the seconds of all paced operations together, on all streams."""
+        return self._paced_s + sum(stream.paced_s for stream in self._streams)
 
     @property
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
-        return self._late_s / self._paced_s if self._paced_s else 0.0
+        return self.late_s / self.paced_s if self.paced_s else 0.0

@@ -1,7 +1,7 @@
-"""Move values between ranks: one thread sends in order, one thread per source receives, the compute thread only waits.
+"""Move values between ranks: a value leaves when it is present and its turn in its channel has come, while streams compute.
 
-The threads keep transfers going while the rank computes (gloo makes progress in the background) and take the
-times that the timeline shows. `PacedLinks` stands in for the network where the kernel cannot shape it.
+A message is given to gloo by the thread that has its value, or by the sending thread where an earlier one still occupies the egress.
+A value that only passes through is sent on by the thread that received it, whatever the streams do meanwhile.
 """
 
 from __future__ import annotations
@@ -9,123 +9,57 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from workbench.core.cluster import Cluster
-from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.costs import Spec
-from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, Op, Value
+from workbench.core.schedule import Op, Value
 from workbench.core.timeline import Span
+from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.step_values import StepValues, nbytes
 
-_SEE_FIRST = "See the first device that failed."
-
-
-class Arrival(NamedTuple):
-    """A value and the moment at which it was there, in seconds of the monotonic clock."""
-
-    content: Any
-    time_s: float
-
-
-class Mailbox:
-    """The values present on this rank: written by the compute thread and the receivers, awaited by the compute thread.
-
-    One thread waits at a time.  A value that is there costs no lock: dict operations are atomic.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._values: dict[Value, Arrival] = {}
-        self._sources: dict[Value, int] = {}
-        self._awaited: Value | None = None
-        self._arrived = threading.Event()
-        self._failure: BaseException | None = None
-
-    def expect(self, value: Value, source: int) -> None:
-        """Note from which rank a value will come."""
-        self._sources[value] = source
-
-    def put(self, value: Value, content: Any, time_s: float) -> None:
-        """Store a value and wake who waits for it."""
-        self._values[value] = Arrival(content, time_s)
-        if self._awaited == value:
-            self._arrived.set()
-
-    def get(self, value: Value) -> Arrival:
-        """Wait for a value.  Raises DeviceLostError if its sender failed or fell silent."""
-        found = self._values.get(value)
-        if found is not None:
-            return found
-        deadline_s = time.monotonic() + self._timeout_s
-        self._awaited = value
-        try:
-            while True:
-                # Cleared first and looked for then: what is stored in between wakes us.
-                self._arrived.clear()
-                found = self._values.get(value)
-                if found is not None:
-                    return found
-                if self._failure is not None:
-                    raise DeviceLostError(self._asked(value), f"A transfer failed: {self._failure}.", _SEE_FIRST)
-                if not self._arrived.wait(deadline_s - time.monotonic()):
-                    raise DeviceLostError(
-                        self._asked(value),
-                        f"It did not come within {self._timeout_s:g} s.",
-                        "Check that every device still runs.",
-                    )
-        finally:
-            self._awaited = None
-
-    def _asked(self, value: Value) -> str:
-        return f"Value {value} was awaited from {f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
-
-    def drop(self, value: Value) -> None:
-        """Forget a value after its last read."""
-        self._values.pop(value, None)
-        self._sources.pop(value, None)
-
-    def take_all(self) -> dict[Value, Any]:
-        """Return what is left, and empty the box."""
-        left, self._values = self._values, {}
-        return {value: arrival.content for value, arrival in left.items()}
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the compute thread that a communication thread failed."""
-        self._failure = self._failure or error
-        self._arrived.set()
-
-    def raise_failure(self) -> None:
-        """Raise DeviceLostError if a communication thread has failed."""
-        if self._failure is not None:
-            raise DeviceLostError("A transfer was under way.", f"It failed: {self._failure}.", _SEE_FIRST)
+WINDOW = 16
+"""Receives posted ahead per source: a message whose receive is posted late waits for one more round trip."""
+WINDOW_BYTES = 1 << 20
+"""Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less than this."""
+LEAST_WINDOW = 4
+SMALL_BYTES = 1 << 16
+"""Messages up to this size do not occupy the egress: the network interleaves them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PacedLinks:
-    """Makes messages take as long as the cluster's links would: for fidelity 'paced', where the kernel does not shape them."""
+class _Message:
+    """A SEND of one step.  content: None until its value is present."""
 
-    cluster: Cluster
-    rank: int
+    def __init__(self, op: Op, values: StepValues, spans: list[Span]) -> None:
+        self.op, self.values, self.spans = op, values, spans
+        self.content: torch.Tensor | None = None
+        self.work: Any = None
+        self.start_s = 0.0
 
-    def transfer_s(self, destination: int, nbytes: int) -> float:
-        """Return latency plus bytes over the link's rate, in seconds."""
-        return self.cluster.link(self.rank, destination).transfer_s(nbytes)
+    @property
+    def is_large(self) -> bool:
+        return nbytes(self.content) > SMALL_BYTES
 
-    def collective_s(self, kind: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """Return the seconds of an all-reduce or a broadcast."""
-        return (ring_allreduce_s if kind == ALLREDUCE else broadcast_s)(self.cluster, ranks, nbytes)
+
+class _Channel:
+    """The messages to one destination, in list order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pending: deque[_Message] = deque()
+        self.num_sent = 0
 
 
 class Transport:
-    """Sends, receives and reduces for one rank over a gloo process group.  Close it, or use it as a context manager.
+    """Sends and receives for one rank over a gloo process group.  Close it, or use it as a context manager.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called on its members only).
-    paced_links: None where the kernel shapes the links.  window: receives posted ahead per source.
+    paced_links: None where the kernel shapes the links.  timeout_s: how long a value from another rank is awaited.
+    peers: the group's number of each rank that operations name (None: the same numbers); they differ where the devices that a failure
+    left have made a group of their own.
     """
 
     def __init__(
@@ -136,17 +70,19 @@ class Transport:
         subgroup: Callable[[tuple[int, ...]], torch.distributed.ProcessGroup],
         paced_links: PacedLinks | None = None,
         timeout_s: float = 30.0,
-        window: int = 4,
+        window: int = WINDOW,
+        peers: Mapping[int, int] | None = None,
     ) -> None:
-        self._group, self._rank, self._subgroup = group, rank, subgroup
-        self._paced_links, self._window = paced_links, window
-        self.mailbox = Mailbox(timeout_s)
-        self._spans: list[Span] = []
-        self._sends: queue.SimpleQueue = queue.SimpleQueue()
+        self.subgroup, self.paced_links, self.timeout_s = subgroup, paced_links, timeout_s
+        self._group, self._rank, self._peers, self._window = group, rank, peers, window
+        self._channels: dict[int, _Channel] = {}
+        self._egress = threading.Lock()
+        self._num_waiting = 0  # messages that the sending thread has still to give to gloo
+        self._num_large = 0  # large messages that gloo has and that have not left
+        self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._receives: dict[int, queue.SimpleQueue] = {}
-        self._sent: dict[int, int] = {}
-        self._threads = [threading.Thread(target=self._send_loop, name="send", daemon=True)]
-        self._threads[0].start()
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._send_loop, name="send", daemon=True).start()
 
     def __enter__(self) -> Transport:
         return self
@@ -154,131 +90,157 @@ class Transport:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def expect(self, ops: Iterable[Op], spec: Callable[[Value], Spec]) -> None:
-        """Announce the RECVs of a step, in order; their values appear in the mailbox."""
-        for op in ops:
-            if op.kind != RECV:
-                continue
-            source = op.ranks[0]
+    def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
+        """Announce a step's SENDs, in list order; return what must be called with each value when it is present.
+
+        Their spans are added to `spans`, and each releases its value when it has left.
+        """
+        outgoing: dict[Value, list[tuple[_Channel, _Message]]] = {}
+        for op in sends:
+            channel = self._channels.setdefault(op.ranks[1], _Channel())
+            message = _Message(op, values, spans)
+            outgoing.setdefault(op.reads[0], []).append((channel, message))
+            channel.pending.append(message)
+
+        def present(value: Value, content: Any) -> None:
+            for channel, message in outgoing.pop(value, ()):
+                message.content = content.detach().cpu().contiguous()
+                self._advance(channel)
+
+        return present
+
+    def expect_receives(self, receives: Mapping[int, Sequence[tuple[Op, Spec]]], values: StepValues, spans: list[Span]) -> None:
+        """Announce a step's RECVs by source, in list order: what comes is put into `values`, when it came is added to `spans`."""
+        for source, batch in receives.items():
             if source not in self._receives:
                 self._receives[source] = queue.SimpleQueue()
-                thread = threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self.mailbox.expect(op.writes[0], source)
-            self._receives[source].put((op, spec(op.writes[0])))
+                threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True).start()
+            self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
 
-    def send(self, op: Op, content: torch.Tensor, done: Callable[[], None]) -> None:
-        """Queue a tensor for op.ranks[1]; `done` is called when it has left."""
-        self._sends.put((op, content, done))
+    def flush(self, values: StepValues) -> None:
+        """Wait until everything that was announced has left, also what only passes through.
 
-    def collective(self, op: Op, content: torch.Tensor) -> None:
-        """Sum a tensor over op.ranks (ALLREDUCE), or copy op.ranks[0]'s to the others (BROADCAST), in place."""
-        self._spans.append(reduce(op, content, self._subgroup(op.ranks), self._rank, self._paced_links))
-
-    def take_spans(self) -> list[Span]:
-        """Return the communication spans since the last call, monotonic seconds."""
-        spans, self._spans = self._spans, []
-        return spans
-
-    def flush(self) -> None:
-        """Wait until every queued send has left.  Raises DeviceLostError if one failed."""
+        Raises DeviceLostError if something could not leave, or did not within timeout_s.
+        """
+        deadline_s = time.monotonic() + self.timeout_s
+        while any(channel.pending for channel in self._channels.values()):
+            if time.monotonic() > deadline_s:
+                message = next(channel.pending[0] for channel in self._channels.values() if channel.pending)
+                values.fail(TimeoutError(f"value {message.op.reads[0]} did not come within {self.timeout_s:g} s"))
+            values.raise_failure()
+            time.sleep(2e-4)
         left = threading.Event()
-        self._sends.put((None, None, left.set))
+        self._leaving.put(left)
         while not left.wait(0.5):
-            self.mailbox.raise_failure()
-        self.mailbox.raise_failure()
+            values.raise_failure()
+        values.raise_failure()
 
     def close(self) -> None:
-        """End the threads; queued transfers are abandoned."""
-        self._sends.put(None)
+        """End the threads; transfers in progress are abandoned."""
+        self._leaving.put(None)
         for receives in self._receives.values():
             receives.put(None)
 
-    def _send_loop(self) -> None:
+    def _fail(self, values: StepValues, error: BaseException) -> None:
+        self.failure = self.failure or error
+        values.fail(error)
+
+    def _peer(self, rank: int) -> int:
+        return rank if self._peers is None else self._peers[rank]
+
+    def _advance(self, channel: _Channel) -> None:
+        """Send what is present at the head of a channel."""
+        with channel.lock:
+            while channel.pending and channel.pending[0].content is not None:
+                message = channel.pending[0]
+                with self._egress:
+                    if self.paced_links is None and not self._num_waiting and not self._num_large:
+                        self._give_to_gloo(message)
+                    else:
+                        self._num_waiting += 1
+                    self._leaving.put(message)
+                channel.pending.popleft()  # last: `flush` looks here first and then asks the sending thread
+
+    def _give_to_gloo(self, message: _Message) -> None:
+        destination = message.op.ranks[1]
+        channel = self._channels[destination]
+        if not message.start_s:
+            message.start_s = time.monotonic()
         try:
-            while (item := self._sends.get()) is not None:
-                op, content, done = item
-                if op is not None:
-                    destination = op.ranks[1]
-                    content = content.contiguous()
-                    nbytes = content.numel() * content.element_size()
-                    start = time.monotonic()
-                    if self._paced_links is not None:
-                        time.sleep(self._paced_links.transfer_s(destination, nbytes))
-                    tag = self._sent.get(destination, 0)
-                    self._sent[destination] = tag + 1
-                    self._group.send([content], destination, tag).wait()
-                    self._spans.append(Span(self._rank, op, start, time.monotonic(), nbytes))
-                done()
-        except BaseException as error:  # handed to the compute thread, which raises it
-            self.mailbox.fail(error)
+            message.work = self._group.send([message.content], self._peer(destination), channel.num_sent)
+        except RuntimeError as error:
+            self._fail(message.values, error)
+            return
+        channel.num_sent = (channel.num_sent + 1) % (1 << 30)
+        self._num_large += message.is_large
+
+    def _send_loop(self) -> None:
+        """Wait for each message to have left, in the order in which they became ready; give gloo those that had to wait."""
+        while (item := self._leaving.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._see_off(item)
+            except BaseException as error:  # handed to the streams, which raise it
+                self._fail(item.values, error)
+            item.content = item.work = None
+
+    def _see_off(self, message: _Message) -> None:
+        size = nbytes(message.content)
+        if message.work is None:
+            if self.paced_links is not None:
+                message.start_s = time.monotonic()
+                time.sleep(self.paced_links.transfer_s(message.op.ranks[1], size))
+            with self._egress:
+                self._give_to_gloo(message)
+                self._num_waiting -= 1
+        if message.work is None:
+            return
+        try:
+            message.work.wait()
+        finally:
+            with self._egress:
+                self._num_large -= message.is_large
+        message.spans.append(Span(self._rank, message.op, message.start_s, time.monotonic(), size))
+        message.values.release(message.op.reads[0])
 
     def _receive_loop(self, source: int) -> None:
-        posted: list[tuple[Op, torch.Tensor, Any]] = []
-        tag = 0
-        waiting = self._receives[source]
+        batches, peer, number = self._receives[source], self._peer(source), 0
+        coming: deque[tuple[Op, Spec, StepValues, list[Span]]] = deque()
+        posted: deque[tuple[Op, torch.Tensor, Any, StepValues, list[Span]]] = deque()
+        posted_bytes = 0
+        values: StepValues | None = None
         try:
             while True:
-                while len(posted) < self._window:
-                    try:
-                        item = waiting.get(block=not posted)
-                    except queue.Empty:
-                        break
-                    if item is None:
+                while not (coming or posted) or not batches.empty():
+                    batch = batches.get()
+                    if batch is None:
                         return
-                    op, spec = item
+                    coming.extend(batch)
+                while coming and (len(posted) < min(LEAST_WINDOW, self._window) or self._may_post(len(posted), posted_bytes)):
+                    op, spec, values, spans = coming.popleft()
                     buffer = empty(spec)
-                    posted.append((op, buffer, self._group.recv([buffer], source, tag)))
-                    tag += 1
-                op, buffer, work = posted.pop(0)
+                    posted.append((op, buffer, self._group.recv([buffer], peer, number), values, spans))
+                    posted_bytes += nbytes(buffer)
+                    number = (number + 1) % (1 << 30)
+                op, buffer, work, values, spans = posted.popleft()
                 start = time.monotonic()
                 work.wait()
                 end = time.monotonic()
-                nbytes = buffer.numel() * buffer.element_size()
-                self.mailbox.put(op.writes[0], buffer, end)
-                self._spans.append(Span(self._rank, op, start, end, nbytes))
-        except BaseException as error:  # handed to the compute thread, which raises it
-            self.mailbox.fail(error)
+                posted_bytes -= nbytes(buffer)
+                spans.append(Span(self._rank, op, start, end, nbytes(buffer)))
+                values.put(op.writes[0], buffer, end)
+        except BaseException as error:  # handed to the streams, which raise it
+            for _, _, _, waiting, _ in posted:
+                waiting.fail(error)
+            if values is not None:
+                self._fail(values, error)
+
+    def _may_post(self, num_posted: int, num_bytes: int) -> bool:
+        return num_posted < self._window and num_bytes < WINDOW_BYTES
 
 
 def empty(spec: Spec) -> torch.Tensor:
     """Return an uninitialized tensor of a spec."""
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-
-
-def reduce(op: Op, content: torch.Tensor, group: torch.distributed.ProcessGroup, rank: int, paced_links: PacedLinks | None) -> Span:
-    """Sum a tensor over op.ranks (ALLREDUCE), or copy op.ranks[0]'s to the others (BROADCAST), in place; return what it took.
-
-    group: of op.ranks.  rank: this one.
-    """
-    start = time.monotonic()
-    if op.kind == ALLREDUCE:
-        _wait(group.allreduce([content]), op)
-        share = 2 * (len(op.ranks) - 1) / len(op.ranks)
-    else:
-        assert op.kind == BROADCAST, f"{op.kind} is not a collective of this transport"
-        _wait(group.broadcast([content], _broadcast_options(op.ranks)), op)
-        share = float(op.ranks[0] == rank)
-    nbytes = content.numel() * content.element_size()
-    if paced_links is not None:
-        # All members leave a collective at once, so each can wait out the links' time by itself.
-        time.sleep(paced_links.collective_s(op.kind, op.ranks, nbytes))
-    return Span(rank, op, start, time.monotonic(), round(share * nbytes))
-
-
-def _wait(work: Any, op: Op) -> None:
-    """Wait for a collective until the group's timeout.  Raises DeviceLostError."""
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise DeviceLostError(
-            f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was under way.", f"It failed: {str(error).splitlines()[0]}.", _SEE_FIRST
-        ) from error
-
-
-def _broadcast_options(ranks: tuple[int, ...]) -> torch.distributed.BroadcastOptions:
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank = sorted(ranks).index(ranks[0])  # a subgroup numbers its members in ascending order
-    options.rootTensor = 0
-    return options

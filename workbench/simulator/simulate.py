@@ -5,11 +5,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
+from workbench.core.collective_times import sent_bytes
 from workbench.core.collector import paused_collector
 from workbench.core.costs import Costs
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Schedule
+from workbench.core.schedule import BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Schedule
 from workbench.core.timeline import Span, Timeline
 from workbench.simulator.interfaces import Interfaces
 from workbench.simulator.memory import memory_over_time
@@ -106,13 +107,10 @@ def _checked(seconds: float, rank: int, op: Op) -> float:
 
 
 def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
-    """Return the bytes that leave the rank: ring algorithms (Patarasuk and Yuan, 2009), a broadcast straight from its root.
+    """Return the bytes that leave the rank.
 
     The tensor is what the operation writes (of a REDUCESCATTER and of a BROADCAST's root: what it reads).
     """
-    size = len(op.ranks)
-    if op.kind == BROADCAST:
-        return (size - 1) * sum(costs.spec(value).nbytes for value in op.reads) if rank == op.ranks[0] else 0
-    nbytes = sum(costs.spec(value).nbytes for value in (op.reads if op.kind == REDUCESCATTER else op.writes))
-    steps = {ALLREDUCE: 2 * (size - 1), ALLGATHER: size - 1, REDUCESCATTER: size - 1}[op.kind]
-    return steps * nbytes // size
+    whole = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
+    nbytes = sum(costs.spec(value).nbytes for value in whole)
+    return sent_bytes(op.kind, len(op.ranks), nbytes, is_root=rank == op.ranks[0])

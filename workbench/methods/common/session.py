@@ -20,12 +20,14 @@ from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DeviceReporter
+from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Execution, Handler, execute, require_one_program
+from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.paced_links import PacedLinks
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import Meeting
-from workbench.runtime.transport import PacedLinks, Transport
+from workbench.runtime.transport import Transport
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -135,7 +137,6 @@ class RankSession(Generic[AJob]):
         self.context, self.rank_job, self.split = context, rank_job, rank_job.split
         self.rank = context.rank
         self._group = group
-        self._free_s: float | None = None
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
         self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices])
@@ -143,34 +144,25 @@ class RankSession(Generic[AJob]):
         self.slows_down = rank_job.is_paced and context.fidelity != "real"
         self.pacer = Pacer(1.0 if self.slows_down else 0.0)
         paced = context.fidelity == "paced" and self.slows_down
-        self.transport = Transport(
+        transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
             paced_links=PacedLinks(cluster=rank_job.cluster, rank=self.rank) if paced else None,
             timeout_s=rank_job.timeout_s,
         )
+        self.executor = Executor(self.rank, transport, self.pacer)
 
     def __enter__(self) -> RankSession[AJob]:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.transport.close()
+        self.executor.close()
 
     def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
         """Run this rank's part of a program; inputs that are not given are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
-        done = execute(
-            program,
-            self.rank,
-            handlers=handlers,
-            transport=self.transport,
-            inputs=contents,
-            pacer=self.pacer,
-            begin_s=self._free_s,
-        )
-        self._free_s = max((span.end_s for span in done.spans if not span.op.is_communication), default=None)
-        return done
+        return self.executor.run(program, handlers, contents)
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
         """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""
@@ -182,7 +174,7 @@ class RankSession(Generic[AJob]):
         self.sum(torch.zeros(1))
         if program is not None:
             require_one_program(self._group, program)
-        self._free_s = None
+        self.executor.idle()
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""

@@ -13,7 +13,7 @@ from workbench.core.errors import DeviceLostError
 WIDTH = 32
 """Numbers in one message, the first is how many follow; more go in a second one."""
 _TAG = 1 << 30
-"""Above the numbers of a DirectTransport's messages."""
+"""Above the numbers of a Transport's messages."""
 
 
 class ControlChannel:

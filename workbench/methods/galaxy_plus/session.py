@@ -36,13 +36,14 @@ from workbench.models.sharding import (
     stack_shapes,
 )
 from workbench.models.sharding.weights import FileWeights
+from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
-from workbench.runtime.direct_transport import DirectTransport
-from workbench.runtime.executor import execute, require_one_program
+from workbench.runtime.executor import Executor
 from workbench.runtime.memory import MemoryBudget
+from workbench.runtime.paced_links import PacedLinks
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import Meeting
-from workbench.runtime.transport import PacedLinks
+from workbench.runtime.transport import Transport
 from workbench.schedules.inference import Exchange
 
 
@@ -102,7 +103,7 @@ class InferenceSession:
         self._source: WeightSource | None = None
         self.is_paced = setup.host is not None and context.fidelity != "real"
         self.pacer = Pacer(1.0 if self.is_paced else 0.0)
-        self.transport = DirectTransport(
+        transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
@@ -110,6 +111,7 @@ class InferenceSession:
             timeout_s=setup.timeout_s,
             peers=self._peers,
         )
+        self.executor = Executor(self.rank, transport, self.pacer)
         self.control = ControlChannel(group, self.rank, self._peers)
         self.programs = Programs(setup.cluster, self.stacks, setup.host if self.is_paced else None)
 
@@ -117,7 +119,7 @@ class InferenceSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.transport.close()
+        self.executor.close()
         self._release(keep=False)
 
     # Weights.
@@ -226,7 +228,8 @@ class InferenceSession:
         begin = time.monotonic()
         layout, program = prepared
         inputs: dict[Value, object] = {value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
-        done = execute(program, self.rank, handlers=handlers.table(), transport=self.transport, inputs=inputs, pacer=self.pacer)
+        self.executor.idle()
+        done = self.executor.run(program, handlers.table(), inputs)
         computed = [span for span in done.spans if not span.op.is_communication]
         output = next(iter(done.outputs.values()), None)
         return Answer(

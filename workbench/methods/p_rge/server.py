@@ -88,7 +88,7 @@ class _Server:
             case Abort():
                 session = self._session
                 if session is not None and command.generation == self._generation:
-                    session.transport.mailbox.fail(DeviceLostError("A step was under way.", "A device has gone.", "It is made without."))
+                    session.executor.abort(DeviceLostError("A step was under way.", "A device has gone.", "It is made without."))
             case Slow():
                 self._factor = command.factor
                 self._slow_down()

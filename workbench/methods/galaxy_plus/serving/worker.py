@@ -137,7 +137,7 @@ class _Worker:
                 self._given_up = max(self._given_up, command.epoch)
                 session = self._session
                 if session is not None and self._epoch == command.epoch:
-                    session.transport.mailbox.fail(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
+                    session.executor.abort(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
             case Ping():
                 since_s = self._busy_since_s
                 self._context.publish(Pong(0.0 if since_s is None else time.monotonic() - since_s))

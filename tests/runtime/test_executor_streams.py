@@ -1,0 +1,253 @@
+"""Several compute streams, collectives beside them, steps that follow without a pause, and what a failure says."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from gloo_pairs import on_executors, program
+
+from workbench.core.costs import Spec
+from workbench.core.errors import ScheduleError
+from workbench.core.program import Program
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
+from workbench.core.timeline import Span
+from workbench.core.unrolled import unrolled
+from workbench.runtime.executor import Execution, Executor
+from workbench.schedules import check
+from workbench.schedules.heads import split_heads
+from workbench.simulator import simulate
+
+WIDTH = 4
+
+
+def value(name: str, microbatch: int = NONE) -> Value:
+    return Value(name, 0, microbatch)
+
+
+def op(kind: str, reads: tuple[Value, ...] = (), writes: tuple[Value, ...] = (), stream: str = "compute", microbatch: int = NONE) -> Op:
+    return Op(kind, 0, microbatch, NONE, reads, writes, (), stream)
+
+
+def ones(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.ones(WIDTH) for _ in made.writes)
+
+
+def small(value: Value) -> Spec:
+    return Spec((WIDTH,))
+
+
+def only(executions: list[Execution]) -> Execution:
+    (execution,) = executions
+    return execution
+
+
+def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
+    """Each waits for the other's operation to have begun: this ends only if they overlap."""
+    schedule = split_heads((1, 1), backward=False)
+    both = threading.Barrier(2, timeout=10)
+
+    def attend(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        both.wait()
+        return ones(made, reads)
+
+    made = program(schedule, small, ATTN=0.05, MLP=0.01)
+    inputs = {Value("hidden", 0, 0): torch.ones(WIDTH)}
+    done = only(on_executors(1, lambda executor: executor.run(made, {"ATTN": attend, "MLP": ones}, inputs)))
+    first, second = (span for span in done.spans if span.op.kind == "ATTN")
+    assert {first.op.stream, second.op.stream} == {"compute", "compute1"}
+    assert min(first.end_s, second.end_s) - max(first.start_s, second.start_s) >= 0.04, "paced side by side"
+
+
+def test_a_collective_overlaps_with_compute() -> None:
+    """The sum needs rank 1's operation, which waits until rank 0 computes beside the collective."""
+    part, total, other, end = value("part"), value("sum"), value("other"), value("end")
+    reduce = Op(ALLREDUCE, 0, NONE, NONE, (part,), (total,), (0, 1), "collective")
+    computing = threading.Event()
+    schedule = Schedule(
+        ops=(
+            (op("PART", (), (part,)), reduce, op("LONG", (), (other,)), op("END", (total, other), (end,))),
+            (op("WAIT", (), (part,)), reduce),
+        ),
+        outputs=((end,), (total,)),
+    )
+
+    def long(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        computing.set()
+        return ones(made, reads)
+
+    def wait(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert computing.wait(10), "rank 0 did not compute while it waited for the sum"
+        return ones(made, reads)
+
+    handlers = {"PART": ones, "LONG": long, "WAIT": wait, "END": lambda made, reads: (reads[0] + reads[1],)}
+    handlers[ALLREDUCE] = lambda made, reads: reads
+    first, second = on_executors(2, lambda executor: executor.run(program(schedule, small), handlers, {}))
+    assert first.outputs[end].tolist() == [3.0] * WIDTH and second.outputs[total].tolist() == [2.0] * WIDTH
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (3, 1, 2), (2, 0, 5, 1)])
+@pytest.mark.parametrize("order", ["ascending", "rotated"])
+def test_all_gather_and_reduce_scatter_of_unequal_parts(rows: tuple[int, ...], order: str) -> None:
+    size = len(rows)
+    ranks = tuple(range(size)) if order == "ascending" else (*range(1, size), 0)
+    tokens = [Value("part", rank) for rank in range(size)]
+    blocks, gathered = [Value("block", rank) for rank in range(size)], value("whole")
+    schedule = Schedule(
+        ops=tuple(
+            (
+                Op(ALLGATHER, 0, NONE, NONE, (tokens[rank],), (gathered,), ranks, "collective"),
+                Op(REDUCESCATTER, 0, NONE, NONE, (gathered,), (blocks[rank],), ranks, "collective"),
+            )
+            for rank in range(size)
+        ),
+        inputs=tuple((token,) for token in tokens),
+        outputs=tuple((gathered, block) for block in blocks),
+    )
+    check(schedule)
+
+    def spec(value: Value) -> Spec:
+        return Spec((rows[value.stage] if value.name != "whole" else sum(rows), WIDTH))
+
+    parts = [torch.randn(count, WIDTH) for count in rows]
+    handlers = {ALLGATHER: lambda made, reads: reads, REDUCESCATTER: lambda made, reads: (reads[0].clone(),)}
+
+    def work(executor: Executor) -> Execution:
+        return executor.run(program(schedule, spec), handlers, {tokens[executor.rank]: parts[executor.rank]})
+
+    whole = torch.cat([parts[rank] for rank in ranks])
+    sums = dict(zip(ranks, (size * whole).split([rows[rank] for rank in ranks]), strict=True))
+    for rank, done in enumerate(on_executors(size, work)):
+        torch.testing.assert_close(done.outputs[gathered], whole)
+        torch.testing.assert_close(done.outputs[blocks[rank]], sums[rank])
+        simulated = simulate(program(schedule, spec))
+        sent = [
+            [span.nbytes for span in spans if span.rank == rank and span.op.kind == ALLGATHER] for spans in (done.spans, simulated.spans)
+        ]
+        assert sent[0] == sent[1]
+
+
+def chain() -> Schedule:
+    """A step of two ranks: rank 0 makes a value for rank 1, both keep a state from step to step, and rank 1 begins with the one before."""
+    ready, former, old, new = value("ready"), value("former"), value("state", 0), value("state", 1)
+    first = (op("MAKE", (old,), (new, ready)), send(ready, 0, 1))
+    second = (op("USE", (former, old), (new,)), recv(ready, 0, 1))
+    return Schedule(
+        ops=(first, second),
+        inputs=((old,), (old, former)),
+        outputs=((new,), (new, ready)),
+        carried=(((new, old),), ((new, old), (ready, former))),
+    )
+
+
+def test_steps_follow_without_a_pause() -> None:
+    """Rank 1 reads in each step what came in the step before; rank 0 is steps ahead, never drained."""
+    schedule, num_steps = chain(), 4
+    check(schedule)
+    assert Schedule.from_text(schedule.to_text()) == schedule
+    ahead = threading.Event()
+
+    def work(executor: Executor) -> list[Any]:
+        made: Program = program(schedule, small)
+        seen: list[float] = []
+        count = iter(range(num_steps))
+
+        def make(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+            if next(count) == 1:
+                ahead.set()
+            return reads[0] + 1, 10 * (reads[0] + 1)
+
+        def use(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+            assert ahead.wait(10), "rank 0 waits for rank 1"
+            seen.append(reads[0][0].item())
+            return (reads[0] + reads[1],)
+
+        start = {one: torch.zeros(WIDTH) for one in schedule.inputs[executor.rank]}
+        steps = [executor.begin(made, {"MAKE": make, "USE": use}, start)]
+        for _ in range(num_steps - 1):
+            steps.append(executor.begin(made, {"MAKE": make, "USE": use}, {}))
+            assert steps[-2].finish().outputs == {}, "what is carried stays with the executor"
+        steps[-1].finish()
+        return seen
+
+    assert on_executors(2, work) == [[], [0.0, 10.0, 20.0, 30.0]]
+
+
+def test_the_unrolled_program_is_simulated_without_a_pause() -> None:
+    schedule = chain()
+    made = program(schedule, small, MAKE=1.0, USE=1.0)
+    (alone,) = {span.end_s for span in simulate(made).spans if span.op.kind == "USE"}
+    whole = simulate(unrolled(made, 4))
+    ends = [span.end_s for span in whole.spans if span.op.kind in ("MAKE", "USE")]
+    assert alone == 1.0 and sorted(ends) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+    text = unrolled(made, 2).to_text()
+    assert Program.from_text(text).to_text() == text
+    with pytest.raises(ScheduleError, match="0 steps"):
+        unrolled(made, 0)
+    with pytest.raises(ScheduleError, match="carry"):
+        Schedule(ops=((),), carried=(((value("a"), value("b")),),))
+
+
+@pytest.mark.parametrize("stream", ["compute", "compute1"])
+def test_a_failing_operation_is_marked_in_the_grid(stream: str) -> None:
+    first, second = value("first"), value("second")
+    schedule = Schedule(ops=((op("GOOD", (), (first,)), op("BAD", (first,), (second,), stream, 7)),), outputs=((second,),))
+
+    def bad(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        raise ValueError("it was odd")
+
+    def work(executor: Executor) -> None:
+        executor.run(program(schedule, small), {"GOOD": ones, "BAD": bad}, {}, name="epoch 1, step 3")
+
+    with pytest.raises(ValueError, match="odd") as caught:
+        on_executors(1, work)
+    (note,) = caught.value.__notes__
+    assert "Device 'd0' (rank 0), epoch 1, step 3, operation 0BAD7" in note and ">0BAD7<" in note and "0GOOD" in note
+
+
+def test_collectives_of_the_same_ranks_on_two_streams_have_no_order() -> None:
+    part, sums = value("part"), [value("sum", 0), value("sum", 1)]
+    reduces = tuple(Op(ALLREDUCE, 0, m, NONE, (part,), (sums[m],), (0, 1), f"collective{m}") for m in range(2))
+    schedule = Schedule(ops=(reduces, reduces), inputs=((part,), (part,)))
+    with pytest.raises(ScheduleError, match="order"):
+        on_executors(2, lambda executor: executor.run(program(schedule, small), {}, {}))
+
+
+def accelerators() -> list[str]:
+    kinds = [name for name, backend in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if backend.is_available()]
+    return ["cpu", *kinds]
+
+
+@pytest.mark.parametrize("kind", accelerators())
+def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
+    """Values cross the links through host memory, whatever device their stream computes on."""
+    torch.manual_seed(0)
+    source, passed, result = value("in"), value("act"), value("out")
+    schedule = Schedule(
+        ops=(
+            (op("FIRST", (source,), (passed,), "accelerator"), send(passed, 0, 1)),
+            (recv(passed, 0, 1), op("SECOND", (passed,), (result,))),
+        ),
+        inputs=((source,), ()),
+        outputs=((), (result,)),
+    )
+    weight, rows = torch.randn(WIDTH, WIDTH), torch.randn(2, WIDTH)
+    devices = {"accelerator": torch.device(kind)}
+
+    def first(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        assert reads[0].device.type == kind
+        return (reads[0] @ weight.to(kind),)
+
+    def second(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        assert reads[0].device.type == "cpu"
+        return (reads[0] @ weight,)
+
+    def work(executor: Executor) -> tuple[Execution, list[Span]]:
+        placed = Executor(executor.rank, executor.transport, executor.pacer, devices=devices)
+        done = placed.run(program(schedule, lambda value: Spec((2, WIDTH))), {"FIRST": first, "SECOND": second}, {source: rows})
+        return done, done.spans
+
+    _, (last, _) = on_executors(2, work)
+    torch.testing.assert_close(last.outputs[result], rows @ weight @ weight, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import Value
+from workbench.runtime.step_values import StepValues
+
+A, B = Value("a", 0), Value("b", 0)
+
+
+def values(uses: dict[Value, int], **settings: object) -> StepValues:
+    return StepValues(uses, settings.pop("sources", {}), settings.pop("carried", {}), timeout_s=0.1)  # type: ignore[arg-type]
+
+
+def test_a_value_lives_until_its_last_use() -> None:
+    box = values({A: 2, B: 1})
+    box.put(A, torch.zeros(4), 1.0)
+    box.put(B, torch.zeros(2), 1.0)
+    box.put(Value("nobody", 0), torch.zeros(100), 1.0)
+    box.release(A)
+    assert box.get(A).time_s == 1.0
+    box.release(A)
+    assert [sample.nbytes for sample in box.memory] == [16, 24, 8]
+    assert box.take(B).shape == (2,)
+
+
+def test_several_streams_await_one_value() -> None:
+    box, got = values({A: 2}), []
+    threads = [threading.Thread(target=lambda: got.append(box.get(A).content)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)  # longer than the time-out: what this rank computes itself may take any time
+    box.put(A, "there", 1.0)
+    for thread in threads:
+        thread.join(10)
+    assert got == ["there", "there"]
+
+
+def test_a_failure_wakes_whoever_waits() -> None:
+    box, later = values({A: 1, B: 1}), values({A: 1})
+    box.continue_in(later)
+    threading.Timer(0.05, box.fail, args=(ConnectionError("gone"),)).start()
+    with pytest.raises(DeviceLostError, match="gone"):
+        box.get(A)
+    with pytest.raises(DeviceLostError, match="gone"):
+        later.get(A)
+    with pytest.raises(DeviceLostError, match="gone"):
+        box.raise_failure()
+    assert str(box.fail(ValueError("second"))) == "gone", "the first error counts"
+    box.put(B, "there", 1.0)
+    assert box.get(B).content == "there"  # what has come stays readable
+
+
+def test_a_silent_sender_is_named() -> None:
+    with pytest.raises(DeviceLostError, match=r"a:0 was awaited from rank 3.*within 0.1 s"):
+        values({A: 1}, sources={A: 3}).get(A)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_carried_value_is_the_next_steps(is_early: bool) -> None:
+    box, later = values({}, carried={A: B}), values({B: 1})
+    if is_early:
+        box.put(A, "kept", 1.0)
+    box.continue_in(later)
+    if not is_early:
+        box.put(A, "kept", 1.0)
+    assert later.get(B) == ("kept", 1.0, 0)

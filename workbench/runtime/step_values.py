@@ -1,0 +1,153 @@
+"""The values of one step on one rank: written by its streams and by receivers, awaited by its streams, freed after their last use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import Value
+from workbench.core.timeline import MemorySample
+
+_SEE_FIRST = "See the first device that failed."
+
+
+class Arrival(NamedTuple):
+    """A value and the moment at which it became present, in seconds of the monotonic clock."""
+
+    content: Any
+    time_s: float
+    nbytes: int = 0
+
+
+class StepValues:
+    """Every thread of a rank may write, await and release values.
+
+    uses: how many operations of this rank read each value; it is freed after that many releases.  sources: the rank that sends a value.
+    carried: what the next step reads under another name, see Schedule.carried.  timeout_s: how long a value from another rank is awaited.
+    """
+
+    def __init__(
+        self,
+        uses: Mapping[Value, int],
+        sources: Mapping[Value, int],
+        carried: Mapping[Value, Value],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._uses, self._sources, self._carried, self._timeout_s = dict(uses), sources, carried, timeout_s
+        self._present: dict[Value, Arrival] = {}
+        self._waiting: dict[Value, list[threading.Event]] = {}
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._next: StepValues | None = None
+        self._for_next: dict[Value, Arrival] = {}
+        self._on_present: Callable[[Value, Any], None] = lambda value, content: None
+        self._live_bytes = 0
+        self.memory: list[MemorySample] = []
+
+    def on_present(self, call: Callable[[Value, Any], None]) -> None:
+        """Call (value, content) on the thread that writes a value, right after it is present."""
+        self._on_present = call
+
+    def put(self, value: Value, content: Any, time_s: float) -> None:
+        """Store a value, wake the streams that await it, and pass it on."""
+        arrival = Arrival(content, time_s, nbytes(content))
+        with self._lock:
+            if self._uses.get(value, 0):
+                self._present[value] = arrival
+                self._count(arrival.nbytes)
+                for event in self._waiting.get(value, ()):
+                    event.set()
+            carried = self._carried.get(value)
+            following = self._next
+            if carried is not None and following is None:
+                self._for_next[carried] = arrival
+        if carried is not None and following is not None:
+            following.put(carried, content, time_s)
+        self._on_present(value, content)
+
+    def get(self, value: Value) -> Arrival:
+        """Wait for a value.  Raises DeviceLostError if its sender failed or fell silent, or if another stream of this rank failed."""
+        found = self._present.get(value)
+        if found is not None:
+            return found
+        event = threading.Event()
+        with self._lock:
+            self._waiting.setdefault(value, []).append(event)
+        deadline_s = time.monotonic() + self._timeout_s
+        source = self._sources.get(value)
+        while True:
+            event.clear()
+            found = self._present.get(value)
+            if found is not None:
+                return found
+            if self._failure is not None:
+                raise DeviceLostError(self._asked(value), f"It failed: {self._failure}.", _SEE_FIRST)
+            # What this rank computes itself may take any time.
+            if not event.wait(None if source is None else max(0.0, deadline_s - time.monotonic())) and time.monotonic() >= deadline_s:
+                raise DeviceLostError(
+                    self._asked(value), f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
+                )
+
+    def _asked(self, value: Value) -> str:
+        return f"Value {value} was awaited from {f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
+
+    def take(self, value: Value) -> Any:
+        """Wait for an output and hand it over to the caller, whose memory it is from then on."""
+        content = self.get(value).content
+        with self._lock:
+            del self._present[value]
+        return content
+
+    def release(self, value: Value) -> None:
+        """Note that one operation has finished with a value; free it after the last."""
+        with self._lock:
+            left = self._uses[value] = self._uses[value] - 1
+            if left == 0:
+                self._waiting.pop(value, None)
+                self._count(-self._present.pop(value).nbytes)
+
+    def continue_in(self, following: StepValues) -> None:
+        """Hand carried values to the next step from now on, and those that are present already."""
+        with self._lock:
+            self._next, ready, failure = following, self._for_next, self._failure
+            self._for_next = {}
+        if failure is not None:
+            following.fail(failure)
+        for value, arrival in ready.items():
+            following.put(value, arrival.content, arrival.time_s)
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Wake every waiting stream, also of later steps, with an error; return the first one, which counts."""
+        with self._lock:
+            first = self._failure = self._failure or error
+            for events in self._waiting.values():
+                for event in events:
+                    event.set()
+        if self._next is not None:
+            self._next.fail(error)
+        return first
+
+    def raise_failure(self) -> None:
+        """Raise DeviceLostError if a communication thread has failed."""
+        if self._failure is not None:
+            raise DeviceLostError("A transfer was in progress.", f"It failed: {self._failure}.", _SEE_FIRST)
+
+    def _count(self, change: int) -> None:
+        if change:
+            self._live_bytes += change
+            self.memory.append(MemorySample(time.monotonic(), self._live_bytes))
+
+
+def nbytes(content: Any) -> int:
+    """Return the bytes of a tensor, of an object with `nbytes`, or of a sequence of these; 0 for anything else."""
+    if isinstance(content, torch.Tensor):
+        return content.numel() * content.element_size()
+    if isinstance(content, (tuple, list)):
+        return sum(nbytes(part) for part in content)
+    return int(getattr(content, "nbytes", 0))
