@@ -12,6 +12,7 @@ from workbench.core.errors import ConfigError
 
 # Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
 BENCHES = {
+    "executor": "workbench.bench.executor",
     "runtime": "workbench.bench.runtime",
     "pac_plus": "workbench.bench.pac_plus",
     "galaxy_plus": "workbench.bench.galaxy_plus",

@@ -1,0 +1,274 @@
+"""`workbench bench executor`: the time that programs take on emulated devices over the time that the simulator gives the same programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import chain
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster, Link
+from workbench.core.collective_times import ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec
+from workbench.core.errors import RuntimeSetupError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.program import Program
+from workbench.core.schedule import ALLREDUCE, COMMUNICATION, NONE, SEND, Op, Schedule, Value
+from workbench.core.unrolled import unrolled
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.executor import Executor, Handler
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import group
+from workbench.runtime.transport import Transport, empty
+from workbench.schedules import (
+    asynchronous_1f1b,
+    gpipe,
+    hybrid_1f1b,
+    insert_transfers,
+    one_f_one_b,
+    ring_allgather_gemm,
+    split_heads,
+)
+from workbench.schedules.inference.costs import MESSAGE_S
+from workbench.simulator import simulate
+
+SIZES = (2, 3, 4)
+MICRO_BATCHES = 8
+MBIT_PER_S = 500
+LATENCY_S = 2e-4
+CROSSING = Spec((4, 32, 128))
+"""What crosses a boundary: 64 KB, 1.05 ms on the link."""
+SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
+SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
+ROUNDS = 15
+LAYERS = 4
+STEPS = 4
+"""Of the pipeline that does not drain between its steps."""
+NUM_OPS = 2000
+"""Of the chain whose unpaced time is the executor's own cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCosts:
+    """Seconds by kind, bytes by value name, transfers by the cluster's links: a Costs."""
+
+    cluster: Cluster
+    gradient: Spec
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation."""
+        if op.kind == SEND:
+            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + MESSAGE_S
+        if op.kind == ALLREDUCE:
+            return ring_allreduce_s(self.cluster, op.ranks, self.gradient.nbytes) + 2 * (len(op.ranks) - 1) * MESSAGE_S
+        return SECONDS[op.kind]
+
+    def spec(self, value: Value) -> Spec:
+        """Return what a value is."""
+        return CROSSING if value.name in SENT else self.gradient if value.name == "gsum" else TOKEN
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return none: nothing is trained."""
+        return 0
+
+
+def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
+    """Return the programs for a cluster by name, with how many steps of each follow without a pause."""
+    size = cluster.world_size
+    plan = _plan([(rank,) for rank in range(size)])
+    one = (1,) * MICRO_BATCHES
+    groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
+    schedules = {
+        "1F1B": insert_transfers(one_f_one_b(plan, one)),
+        "GPipe": insert_transfers(gpipe(plan, one)),
+        "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
+        "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
+        "two streams": _side_by_side(split_heads((1, 1), num_layers=LAYERS), size),
+        "forward-only chain": _forward_only(insert_transfers(gpipe(plan, one))),
+        "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
+    }
+    costs = BenchCosts(cluster=cluster, gradient=Spec((25_000,)))
+    found = {name: (Program.on(cluster, schedule, costs), 1) for name, schedule in schedules.items()}
+    found["not draining"] = (found["forward-only chain"][0], STEPS)
+    return found
+
+
+def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
+    """Return measured over simulated time of every program on 2, 3 and 4 devices, and what the executor costs an operation.
+
+    Raises RuntimeSetupError where the kernel does not shape links.
+    """
+    points: list[dict[str, Any]] = []
+    own: list[float] = []
+    for size in SIZES:
+        cluster = _cluster(size)
+        with EngineCluster.start(cluster) as engines:
+            if engines.fidelity != "kernel":
+                raise RuntimeSetupError(
+                    "The executor benchmark was asked for.",
+                    f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
+                    "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
+                )
+            results = engines.run(run_rank, [cluster] * size)
+        for name, (program, num_steps) in programs(cluster).items():
+            points.append(_point(name, size, program, num_steps, [result["rounds"][name] for result in results]))
+            progress(_line(points[-1]))
+        own += [result["own_s"] for result in results]
+    return {
+        "name": "executor",
+        "label": "emulated, kernel links",
+        "what": f"time of a program measured / simulated, {ROUNDS} rounds, programs taking turns; late: share of overrun deadlines",
+        "mbit_per_s": MBIT_PER_S,
+        "message_bytes": CROSSING.nbytes,
+        "own_cost_us": 1e6 * median(own),
+        "median_ratio": median(point["ratio"] for point in points),
+        "points": points,
+    }
+
+
+def run_rank(context: RankContext, cluster: Cluster) -> dict[str, Any]:
+    """Run every program in turn; return by name the rounds' (begin, end, late, paced) seconds of this rank, and the executor's own cost."""
+    rounds: dict[str, list[tuple[float, float, float, float]]] = {}
+    with group(context, 30.0) as process_group:
+        subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        chosen = programs(cluster)
+        members = {
+            tuple(sorted(op.ranks)) for program, _ in chosen.values() for ops in program.schedule.ops for op in ops if len(op.ranks) > 1
+        }
+        for ranks in sorted(members):
+            subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
+        transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))])
+        pacer = Pacer(1.0)
+        with Executor(context.rank, transport, pacer) as executor:
+            own_s = _own_cost(executor)
+            for turn in range(ROUNDS + 1):
+                for name, (program, num_steps) in chosen.items():
+                    pacer.reset()
+                    begin, end = _time(executor, program, num_steps)
+                    if turn:
+                        rounds.setdefault(name, []).append((begin, end, pacer.late_s, pacer.paced_s))
+    return {"rounds": rounds, "own_s": own_s}
+
+
+def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, float]:
+    """Run a program's steps on this rank; return when all ranks began, and when this one ended (the machine's monotonic clock)."""
+    rank = executor.rank
+    handlers = handlers_of(program)
+    inputs = {value: _content(program, value) for value in program.schedule.inputs[rank]}
+    latest = torch.tensor([time.monotonic() + 0.01], dtype=torch.float64)
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    begin_s = latest.item()
+    time.sleep(max(0.0, begin_s - time.monotonic()))
+    executor.idle()
+    steps = [executor.begin(program, handlers, inputs)]
+    spans = []
+    for _ in range(num_steps - 1):
+        steps.append(executor.begin(program, handlers, inputs))
+        spans += steps[-2].finish().spans
+    spans += steps[-1].finish().spans
+    return begin_s, max((span.end_s for span in spans), default=begin_s)
+
+
+def handlers_of(program: Program) -> Mapping[str, Handler]:
+    """Return handlers that compute nothing and write values of the right size."""
+    made: dict[Value, torch.Tensor | None] = {}
+
+    def handle(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(made[value] if value in made else made.setdefault(value, _content(program, value)) for value in op.writes)
+
+    return dict.fromkeys({op.kind for ops in program.schedule.ops for op in ops}, handle)
+
+
+def _content(program: Program, value: Value) -> torch.Tensor | None:
+    spec = program.costs.spec(value)
+    return None if spec == TOKEN else empty(spec).zero_()
+
+
+def _own_cost(executor: Executor) -> float:
+    """Return the seconds that an operation costs beside what it computes: of a chain of operations that compute nothing."""
+    values = [Value("act", number) for number in range(NUM_OPS + 1)]
+    chain = tuple(Op("F", number, NONE, NONE, (values[number],), (values[number + 1],)) for number in range(NUM_OPS))
+    world = dist.get_world_size()
+    mine = [chain if rank == executor.rank else () for rank in range(world)]
+    inputs = tuple((values[0],) if ops else () for ops in mine)
+    schedule = Schedule(ops=tuple(mine), inputs=inputs, outputs=tuple((values[-1],) if ops else () for ops in mine))
+    program = Program(schedule=schedule, costs=BenchCosts(cluster=_cluster(world), gradient=TOKEN), devices=("d",) * world)
+    factor, executor.pacer.factor = executor.pacer.factor, 0.0
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        executor.run(program, {"F": lambda op, reads: reads}, {values[0]: None})
+        seconds.append((time.perf_counter() - begin) / NUM_OPS)
+    executor.pacer.factor = factor
+    return min(seconds)
+
+
+def _point(name: str, size: int, program: Program, num_steps: int, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict:
+    simulated_s = max(span.end_s for span in simulate(unrolled(program, num_steps), memory=False).spans)
+    measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
+    ratios = sorted(seconds / simulated_s for seconds in measured)
+    late, paced = (sum(entry[place] for own in by_rank for entry in own) for place in (2, 3))
+    return {
+        "program": name,
+        "devices": size,
+        "simulated_ms": 1e3 * simulated_s,
+        "measured_ms": 1e3 * median(measured),
+        "ratio": median(ratios),
+        "least": ratios[0],
+        "p95": ratios[round(0.95 * (len(ratios) - 1))],
+        "late": late / paced if paced else 0.0,
+    }
+
+
+def _line(point: Mapping[str, Any]) -> str:
+    return (
+        f"{point['program']:>18} on {point['devices']}: simulated {point['simulated_ms']:.1f} ms, measured {point['measured_ms']:.1f} ms, "
+        f"ratio {point['ratio']:.3f} ({point['least']:.3f} to {point['p95']:.3f}), late {point['late']:.1%}"
+    )
+
+
+def _cluster(size: int) -> Cluster:
+    laptop = load_cluster("laptop")
+    link = Link(bytes_per_s=MBIT_PER_S * 125_000, latency_s=LATENCY_S)
+    return replace(laptop, devices=tuple(replace(device, link=link) for device in laptop.devices[:size]))
+
+
+def _plan(groups: Sequence[Sequence[int]]) -> Plan:
+    size = max(map(len, groups))
+    stages = tuple(
+        Stage(start=number, stop=number + 1, shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks))
+        for number, ranks in enumerate(groups)
+    )
+    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
+
+
+def _side_by_side(schedule: Schedule, size: int) -> Schedule:
+    return Schedule(ops=schedule.ops * size, inputs=schedule.inputs * size, outputs=schedule.outputs * size)
+
+
+def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
+    """Return one schedule after another on each rank."""
+    return Schedule(
+        ops=tuple(tuple(chain.from_iterable(ops)) for ops in zip(*(schedule.ops for schedule in schedules), strict=True)),
+        inputs=tuple(tuple(chain.from_iterable(values)) for values in zip(*(schedule.inputs for schedule in schedules), strict=True)),
+        outputs=tuple(tuple(chain.from_iterable(values)) for values in zip(*(schedule.outputs for schedule in schedules), strict=True)),
+    )
+
+
+def _forward_only(schedule: Schedule) -> Schedule:
+    """Return the forward operations of a pipeline and the transfers of what they write."""
+    kept = tuple(
+        tuple(op for op in ops if op.kind == "F" or (op.kind in COMMUNICATION and (*op.reads, *op.writes)[0].name == "act"))
+        for ops in schedule.ops
+    )
+    written = [{value for op in ops for value in op.writes} for ops in kept]
+    outputs = tuple(tuple(value for value in own if value in written[rank]) for rank, own in enumerate(schedule.outputs))
+    return Schedule(ops=kept, inputs=schedule.inputs, outputs=outputs)
