@@ -52,7 +52,6 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
             else:
                 output = session.answer(holding, case.request).output
                 answers.append(None if output is None else output.clone())
-        assert not session.transport.mailbox.take_all(), "values were left"
     return answers
 
 

@@ -79,6 +79,7 @@ class InferenceSession:
     """One rank of a group that answers requests; a context manager.
 
     devices[i]: which of the cluster's devices the group's rank i is (None: the same number), for the devices that a failure has left.
+    pacer: of this device (None: one that slows an emulated device down).
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class InferenceSession:
         *,
         devices: Sequence[int] | None = None,
         layout: ModelLayout | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         self.context, self.setup, self.group, self.budget = context, setup, group, budget
         self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
@@ -102,7 +104,7 @@ class InferenceSession:
         self.stacks = stack_shapes(self.layout)
         self._source: WeightSource | None = None
         self.is_paced = setup.host is not None and context.fidelity != "real"
-        self.pacer = Pacer(1.0 if self.is_paced else 0.0)
+        self.pacer = pacer or Pacer(1.0 if self.is_paced else 0.0)
         transport = Transport(
             group,
             self.rank,

@@ -206,12 +206,11 @@ class _Worker:
                 name=f"epoch-{command.epoch}",
                 is_wanted=lambda: command.epoch > self._given_up,
             )
-            session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout)
+            session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout, pacer=self._pacer)
         except (RuntimeSetupError, RuntimeError) as error:
             self._leave()
             return Joined(command.epoch, str(error).splitlines()[0])
         session.programs = self._programs
-        session.pacer = self._pacer
         session.slow_down(self._slow_down)
         self._session, self._epoch = session, command.epoch
         session.slow_down(self._slow_down)  # a change in between is not lost
