@@ -57,6 +57,15 @@ def test_what_is_read_back_is_simulated_alike() -> None:
 def test_one_device_for_each_rank() -> None:
     with pytest.raises(ScheduleError, match="2 devices"):
         Program(schedule=Schedule(ops=((),)), costs=TableCosts(seconds_by_kind={}), devices=("a", "b"))
+    with pytest.raises(ScheduleError, match="1 have a memory budget"):
+        Program.from_text(TEXT.replace(', "budget_bytes": 50', ""))
+
+
+def test_comments_and_indents_are_passed_over() -> None:
+    """A line of nothing but a comment is no operation, so the seconds stay with theirs."""
+    written = TEXT.replace("rank 1\n", "# the second device\n\n  rank 1  # here\n").replace("1F0 ", "  1F0 ").replace('"b"', '"b #2"')
+    read = Program.from_text(written)
+    assert read.to_text() == TEXT.replace('"b"', '"b #2"')
 
 
 @pytest.mark.parametrize(
@@ -84,8 +93,9 @@ def test_a_difference_names_rank_operation_and_both_sides() -> None:
     for old, new, place in (
         ("1e-07", "2e-07", "rank 1, operation 1"),
         ("0SEND0 0>1", "0SEND1 0>1", "rank 0, operation 1"),
-        ("float32[2,3]", "float32[2,4]", "rank 1, operation 3"),
-        ('"b"', '"c"', "before the schedule"),
+        ("out g:_._.0", "out act:0.0", "rank 0, operation 3"),
+        ("float32[2,3]", "float32[2,4]", "In the values"),
+        ('"b"', '"c"', "In the devices"),
     ):
         with pytest.raises(ScheduleError, match=place) as caught:
             require_same(TEXT, TEXT.replace(old, new), ranks=(0, 3))

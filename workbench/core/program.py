@@ -18,7 +18,7 @@ from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, valu
 class Program:
     """devices: names, one for each rank.  budget_bytes: what each device may use; empty if nobody limits it.
 
-    Raises ScheduleError for another number of devices than the schedule has ranks.
+    Raises ScheduleError for another number of devices or budgets than the schedule has ranks.
     """
 
     schedule: Schedule
@@ -34,6 +34,9 @@ class Program:
                 f"The devices are {', '.join(self.devices) or 'none'}.",
                 "Name one device per rank.",
             )
+        if len(self.budget_bytes) not in (0, len(self.devices)):
+            asked, found = f"A program on {len(self.devices)} devices was asked for.", f"{len(self.budget_bytes)} have a memory budget."
+            raise ScheduleError(asked, found, "Give every device a budget_bytes, or none.")
 
     @classmethod
     def on(cls, cluster: Cluster, schedule: Schedule, costs: Costs) -> Program:
@@ -89,13 +92,14 @@ class Program:
 
     @classmethod
     def from_text(cls, text: str) -> Program:
-        """Return the program that `to_text` wrote.  Raises ScheduleError naming the line."""
+        """Return the program that `to_text` wrote; '#' begins a comment.  Raises ScheduleError naming the line."""
         devices: list[dict] = []
         specs: dict[Value, Spec] = {}
         listed: list[tuple[int, float | None]] = []  # (rank, seconds) of each operation
         schedule_lines: list[str] = []
         rank = -1
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, raw in enumerate(text.splitlines(), start=1):
+            line = raw.strip() if raw.startswith("device ") else raw.split("#")[0].strip()  # a device's name may have a '#'
             body, separator, amount = line.rpartition(" = ")
             word = line.partition(" ")[0]
             kept = ""
@@ -107,9 +111,9 @@ class Program:
                 else:
                     kept = body if separator else line
                     rank += word == "rank"
-                    if line.strip() and word not in ("rank", "in", "out", "carry"):
+                    if line and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
                 raise ScheduleError(f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE) from error
             schedule_lines.append(kept)
         schedule = Schedule.from_text("\n".join(schedule_lines))
@@ -148,7 +152,7 @@ class WrittenCosts:
 
 
 def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> None:
-    """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both sides.
+    """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both operations.
 
     ranks: which ranks made them.
     """
@@ -156,16 +160,19 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
         return
     mine, theirs = text.splitlines(), other.splitlines()
     at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
-    begins = [i for i in range(min(at + 1, len(mine))) if mine[i].startswith("rank ")]
-    place = "before the schedule"
-    if begins:
-        rank = mine[begins[-1]].removeprefix("rank ")
-        ops = sum(not line.startswith(("rank ", "in ", "out ", "carry ")) for line in mine[begins[-1] : at])
-        place = f"rank {rank}, operation {ops}"
     sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
+    begins = [i for i, line in enumerate(mine[:at]) if line.startswith("rank ")]
+    words = {side.partition(" ")[0] for side in sides}
+    if "device" in words or not begins:
+        place = "In the devices"
+    elif words <= {"value", "nothing"}:
+        place = "In the values"
+    else:
+        ops = sum(not line.startswith(("in ", "out ", "carry ")) for line in mine[begins[-1] + 1 : at])
+        place = f"At rank {mine[begins[-1]].removeprefix('rank ')}, operation {ops},"
     raise ScheduleError(
         f"Ranks {ranks[0]} and {ranks[1]} were to run one program.",
-        f"At {place} rank {ranks[0]} has '{sides[0]}', rank {ranks[1]} has '{sides[1]}'.",
+        f"{place} rank {ranks[0]} has '{sides[0]}', rank {ranks[1]} has '{sides[1]}'.",
         "Give every device the same job, plan, profile and version of the workbench.",
     )
 
@@ -181,9 +188,9 @@ _SPEC = re.compile(r"^(\w+)\[([\d,]*)\]$")
 
 def _device(text: str) -> dict:
     found = json.loads(text)
-    if not isinstance(found, dict) or not isinstance(found["name"], str):
-        raise ValueError("a device is written as a JSON object with its name")
-    return {**found, "resident_bytes": int(found["resident_bytes"])}
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or "resident_bytes" not in found:
+        raise ValueError("a device is written as a JSON object with name and resident_bytes")
+    return {key: found[key] if key == "name" else int(found[key]) for key in ("name", "resident_bytes", "budget_bytes") if key in found}
 
 
 def _spec(text: str) -> Spec:

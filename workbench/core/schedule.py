@@ -214,8 +214,8 @@ class Schedule:
         return "\n".join(f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows)
 
 
-_LABEL = re.compile(r"^(\d+)?([A-Z_]+)(\d+)?(?:\.(\d+))?$")
-_LINE = re.compile(r"^(\S+)(?: (\d+(?:[>+]\d+)*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
+_LABEL = re.compile(r"^(\d{1,9})?([A-Z_]+)(\d{1,9})?(?:\.(\d{1,9}))?$")
+_LINE = re.compile(r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
 
 
 def _unreadable(number: int, line: str, why: str) -> ScheduleError:
