@@ -18,7 +18,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.report import Report
 
-COMMANDS = ("doctor", "fetch", "devices", "plan", "simulate", "run", "draw", "bench")
+COMMANDS = ("doctor", "fetch", "devices", "plan", "simulate", "run", "schedule", "draw", "bench")
 
 
 def call(*words: str):

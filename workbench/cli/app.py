@@ -1,4 +1,4 @@
-"""The commands: doctor, fetch, devices, plan, simulate, run, draw, bench, cache, reproduce, serve, export, train, score."""
+"""The commands: doctor, fetch, devices, plan, simulate, run, schedule, draw, bench, cache, reproduce, serve, export, train, score."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from workbench.cli.engine import export, train
 from workbench.cli.output import Commands, Json, print_json, say
 from workbench.cli.reproduce import reproduce
 from workbench.cli.run import plan, run, simulate
+from workbench.cli.schedule import schedule
 from workbench.cli.score import score
 from workbench.cli.serve import serve
 from workbench.core.report import Report
@@ -86,5 +87,5 @@ def draw(
         print(f"{len(files)} files; open {files[0]}")
 
 
-for command in (doctor, fetch, devices, plan, simulate, run, draw, bench, cache, reproduce, serve, export, train, score):
+for command in (doctor, fetch, devices, plan, simulate, run, schedule, draw, bench, cache, reproduce, serve, export, train, score):
     app.command()(command)

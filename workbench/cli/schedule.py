@@ -1,0 +1,172 @@
+"""`workbench schedule`: a published schedule, or one from a file, simulated with costs of its kinds of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.job import parse_options
+from workbench.cli.output import Json, print_json, print_table
+from workbench.core.errors import ConfigError
+from workbench.core.program import Program
+from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
+from workbench.core.timeline import Timeline
+
+FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
+
+
+def schedule(
+    what: Annotated[str, typer.Argument(help="A published schedule's name, or a file. " + FORMS, show_default="list the names")] = "",
+    ranks: Annotated[int | None, typer.Option(help="Devices of a published schedule.", show_default="4")] = None,
+    micro_batches: Annotated[int | None, typer.Option(help="Of a published schedule.", show_default="its own")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="SIZE=NUMBER", help="Another size of a published schedule; may be repeated.")
+    ] = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option("--cost", metavar="KIND=SECONDS", help="Of an operation; SEND: latency of a transfer.", show_default="F=1, B=2"),
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="VALUE=BYTES", help="Of a value: act, grad, ctx, ...", show_default="0")
+    ] = None,
+    mbits: Annotated[float | None, typer.Option("--mbits", help="Rate of the links.", show_default="transfers are free")] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Print every rank's order.")] = False,
+    save: Annotated[Path | None, typer.Option("--save", help="Write the Program as text: operations, seconds, bytes.")] = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Write the Gantt chart here (HTML).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print and simulate a pipeline schedule: its makespan, its bubble, and the memory of every device."""
+    if not what:
+        return _list(as_json)
+    sizes = parse_options(option)
+    sizes |= {name: number for name, number in (("ranks", ranks), ("micro_batches", micro_batches)) if number is not None}
+    program = _program(what, sizes, _numbers("--cost", cost), _numbers("--size", size), mbits)
+    from workbench.core.serial import write_text
+    from workbench.schedules import check
+    from workbench.simulator import live_counts, simulate
+
+    check(program.schedule)
+    timeline = simulate(program, title=f"Schedule {Path(what).name}")
+    contexts = live_counts(program.schedule, timeline.spans, "ctx")
+    if save is not None:
+        write_text(save, program.to_text())
+    if draw is not None:
+        from workbench.plots import gantt
+        from workbench.plots.export import write_html
+
+        write_html(gantt(timeline), draw)
+    found = _summary(what, program, timeline, contexts)
+    if as_json:
+        print_json(found)
+        return
+    if grid:
+        kinds = frozenset(op.kind for ops in program.schedule.ops for op in ops) - (COMMUNICATION - COLLECTIVES)
+        print(program.schedule.grid(kinds=kinds))
+    print_table(
+        f"{what}: {timeline.makespan_s:g} s in all, {timeline.bubble_fraction:.1%} of it idle (simulated)",
+        ("rank", "device", "operations", "busy s", "idle", "contexts", "peak bytes", "bytes sent"),
+        (tuple(_cell(value) for value in row.values()) for row in found["ranks"]),
+        right=(0, 2, 3, 4, 5, 6, 7),
+    )
+
+
+def _list(as_json: bool) -> None:
+    from workbench.schedules.published import PUBLISHED
+
+    if as_json:
+        print_json({name: {"paper": one.paper, "sizes": dict(one.sizes)} for name, one in PUBLISHED.items()})
+        return
+    rows = ((name, one.paper, " ".join(f"{key}={value}" for key, value in one.sizes.items())) for name, one in PUBLISHED.items())
+    print_table("Published schedules", ("name", "of", "sizes"), rows)
+
+
+def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
+    from workbench.schedules.published import PUBLISHED, build_published
+
+    if what in PUBLISHED or not Path(what).exists():
+        return _priced(build_published(what, sizes), costs, nbytes, mbits)
+    if sizes:
+        found = f"'{what}' is a file: its schedule has its sizes."
+        raise ConfigError(f"Sizes {', '.join(sizes)} were given.", found, "Leave them out, or name a published schedule.")
+    from workbench.core.serial import read_text
+    from workbench.schedules.torch_csv import read_torch_csv
+
+    text = read_text(what, "the schedule")
+    word = next((line.split()[0] for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    if word == "device":
+        if costs or nbytes or mbits is not None:
+            found = f"The program in '{what}' has its costs in it."
+            raise ConfigError("Costs were given.", found, "Leave out --cost, --size and --mbits, or change the file.")
+        return Program.from_text(text)
+    return _priced(Schedule.from_text(text) if word == "rank" else read_torch_csv(text), costs, nbytes, mbits)
+
+
+def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
+    from workbench.core.costs import TableCosts
+    from workbench.schedules.published import SECONDS
+
+    if mbits is not None and not 0 < mbits < float("inf"):
+        raise ConfigError(f"Links of {mbits} Mbit/s were asked for.", "Nothing would arrive.", "Give --mbits above 0, or leave it out.")
+    sizes = {name: round(size) for name, size in nbytes.items()}
+    written = {value.name for ops in schedule.ops for op in ops for value in (*op.reads, *op.writes)}
+    kinds = {op.kind for ops in schedule.ops for op in ops}
+    for option, given, known in (("--cost", costs, kinds), ("--size", nbytes, written)):
+        for name in given:
+            if name not in known:
+                asked, found = f"{option} {name}={given[name]:g} was given.", f"The schedule has {', '.join(sorted(known))}."
+                raise ConfigError(asked, found, "Choose one of them.")
+
+    def transfer_s(rank: int, op: Op) -> float:
+        rate = 0.0 if mbits is None else sizes.get(op.reads[0].name, 0) / (mbits * 125e3)
+        return costs.get("SEND", 0.0) + rate
+
+    table = TableCosts(seconds_by_kind={**SECONDS, **costs, "SEND": transfer_s}, bytes_by_name=sizes)
+    return Program(schedule=schedule, costs=table, devices=tuple(f"device-{rank}" for rank in range(schedule.world_size)))
+
+
+def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
+    """Return NAME=NUMBER words as a dict.  Raises ConfigError for what is no number from 0 to 1e15."""
+    numbers: dict[str, float] = {}
+    for word in given or ():
+        name, _, value = word.partition("=")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            numbers[name] = -1.0
+        if not name or not 0 <= numbers[name] <= 1e15:
+            todo = f"Write, for example, {option} {'F=0.5' if option == '--cost' else 'act=1e6'}."
+            raise ConfigError(f"'{option} {word}' was given.", "It is not NAME=NUMBER with a number from 0 to 1e15.", todo)
+    return numbers
+
+
+def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[int, ...]) -> dict[str, Any]:
+    ranks = []
+    for rank, name in enumerate(program.devices):
+        busy_s = timeline.busy_s(rank)
+        ranks.append(
+            {
+                "rank": rank,
+                "device": name,
+                "operations": sum(not op.is_communication for op in program.schedule.ops[rank]),
+                "busy_s": busy_s,
+                "idle_share": 1 - busy_s / timeline.makespan_s if timeline.makespan_s else 0.0,
+                "contexts": contexts[rank],
+                "peak_bytes": timeline.peak_bytes(rank),
+                "bytes_sent": timeline.bytes_sent(rank),
+            }
+        )
+    return {
+        "schedule": what,
+        "digest": program.digest,
+        "makespan_s": timeline.makespan_s,
+        "bubble_fraction": timeline.bubble_fraction,
+        "source": timeline.source,
+        "ranks": ranks,
+    }
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
