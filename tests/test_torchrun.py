@@ -23,6 +23,7 @@ import workbench
 from tests.methods.builders import write_sentences
 from tests.methods.p_rge.worlds import in_one_process, shared
 from tests.methods.p_rge.worlds import prepared_job as p_rge_job
+from tests.models.plain_training import train_reference
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.job import Job
@@ -36,7 +37,6 @@ from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
 from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.models.loading import load_stack
-from workbench.models.reference import train_reference
 from workbench.runtime.context import RankContext
 from workbench.runtime.messages import CallTable, decode, encode
 from workbench.runtime.network import child_environment

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import run_program
+from plain_training import reference_loss, train_reference
 from safetensors.torch import load_file
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
@@ -24,7 +25,6 @@ from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.quantization.config import StorageType
-from workbench.models.reference import reference_loss, train_reference
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster

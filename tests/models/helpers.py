@@ -61,3 +61,9 @@ def small_config(stack, **changes) -> ParallelAdapterConfig:
         settings |= {"num_encoder_layers": stack.num_encoder_layers, "target_length": TARGET_LENGTH}
     settings |= changes
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, **settings)
+
+
+def num_parameters(facts) -> int:
+    """Return the parameters of a whole stack by its facts."""
+    ends = (facts.embedding_parameters, facts.encoder_final_parameters, facts.decoder_embedding_parameters, facts.final_parameters)
+    return sum(ends) + sum(facts.layers_parameters)

@@ -11,9 +11,9 @@ from workbench.models.evaluation import ActivationMemory, Predictions, predict
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
-from workbench.models.reference import train_reference
 
 from .helpers import small_batch, small_config
+from .plain_training import train_reference
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,6 @@ def test_adapters_share_one_pass_and_memory_gives_the_same(stack):
     handle.remove()
     assert len(calls) == 2
     memory = ActivationMemory(stack, batches)
-    assert memory.num_bytes == 7 * 32 * 4 * (8 * 11 + 2 * 4)
     for one, other, adapter in zip(together, memory.predict(adapters), adapters, strict=True):
         assert one.sample_ids.tolist() == list(range(10))
         torch.testing.assert_close(one.logits, other.logits, rtol=1e-5, atol=1e-6)

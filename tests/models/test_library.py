@@ -15,9 +15,9 @@ from workbench.models.loading import _config, load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.reference import train_reference
 
 from .helpers import small_batch
+from .plain_training import train_reference
 
 
 def hugging_face(name="tiny-bert-2", seed=0, kind=AutoModel):

@@ -9,9 +9,9 @@ from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, TapProjection, parameter_groups, task_loss
-from workbench.models.reference import reference_loss
 
 from .helpers import batch_for, small_config
+from .plain_training import reference_loss
 
 SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 3, 2])
 

@@ -11,14 +11,13 @@ from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.evaluation import ActivationMemory, predict, word_scores
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
-from workbench.models.reference import reference_loss, train_reference
-from workbench.models.saving import stage_state
 from workbench.tasks import load_task
 from workbench.tasks.task import Split, Task
 from workbench.tasks.text_to_text import as_text_to_text
 from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
 
 from .helpers import TARGET_LENGTH, batch_for, small_config
+from .plain_training import reference_loss, train_reference
 
 
 @pytest.fixture(scope="module", params=["t5", "bart"])
@@ -150,18 +149,6 @@ def test_what_the_head_reads(reads):
     found.sum().backward()
     assert head.up.weight.grad is not None  # a pipeline waits for gradients, of zeros if need be
     assert head.up.weight.grad.any() == (reads != "backbone")
-
-
-def test_stage_states_of_an_encoder_decoder_make_up_the_whole(stack):
-    config = small_config(stack, kind="sequence_to_sequence")
-    adapter = ParallelAdapter(config)
-    adapter.attach(stack.language_model_head)
-    state = adapter.state_dict()
-    bounds = ((0, 2), (2, 4), (4, 6))
-    parts = [stage_state(state, *bound, 6) for bound in bounds]
-    assert sum(map(len, parts)) == len(state) and set().union(*parts) == set(state)
-    for part, bound in zip(parts, bounds, strict=True):
-        ParallelAdapterStage(config, *bound).load_state_dict(part)
 
 
 def two_words(count=48):

@@ -56,6 +56,10 @@ def waves(profile, cluster, workers, num_waves):
     return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)))
 
 
+def predicted_wave_s(workers):
+    return sum(workers.predicted_s.values())
+
+
 def wave_s(profile, cluster, workers):
     """Return the simulated seconds of a further wave."""
     return (waves(profile, cluster, workers, 9).makespan_s - waves(profile, cluster, workers, 3).makespan_s) / 6
@@ -69,7 +73,7 @@ def test_allocations_are_those_of_the_paper():
     best = hetpipe(profile, cluster, **JOB)
     for allocation in ("node", "equal", "hybrid"):
         other = hetpipe(profile, cluster, **JOB, allocation=allocation)
-        assert best.wave_s / best.wave_samples <= other.wave_s / other.wave_samples
+        assert predicted_wave_s(best) / best.wave_samples <= predicted_wave_s(other) / other.wave_samples
     assert max(map(len, groups(best))) < 4  # more than one virtual worker, where they fit
 
 
@@ -92,7 +96,7 @@ def test_a_predicted_wave_is_near_the_simulated_one(clock_distance):
         profile, cluster = full(*unequal(seed, num_layers=8, world_size=3 + seed % 3, tight=False))
         made = hetpipe(profile, cluster, **JOB, clock_distance=clock_distance)
         assert made.predicted_s == wave_seconds(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
-        ratios.append(wave_s(profile, cluster, made) / made.wave_s)
+        ratios.append(wave_s(profile, cluster, made) / predicted_wave_s(made))
     assert sorted(ratios)[len(ratios) // 2] == pytest.approx(1, abs=0.15)
     assert min(ratios) > 0.75
     assert max(ratios) < 1.5

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.profiler.timing import monotone, time_calls, time_grid, time_grids
+from workbench.profiler.timing import monotone, time_calls, time_grids
 
 
 class Clock:
@@ -113,7 +113,7 @@ def test_a_grid_of_real_work_grows_with_its_size():
         tokens = torch.randn(batch * length, 64)
         return lambda: tokens @ weights
 
-    grid = time_grid(make, (1, 8), (16, 256), repeats=3, budget_s=1.0)
+    grid = time_grids({"F": make}, (1, 8), (16, 256), repeats=3, budget_s=1.0)["F"]
     assert all(cell > 0 for row in grid.seconds for cell in row)
     assert grid(8, 256) >= grid(1, 16)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.serial import from_json, to_json
-from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, load_spike_simulated
+from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Result, Settings, items_of

@@ -12,17 +12,18 @@ import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import RankContext, torchrun_rank
 from workbench.runtime.network import child_environment
 from workbench.runtime.process_group import close_group, group, open_group
 
 _UNDER_TORCHRUN = """
 import torch, torch.distributed as dist
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import RankContext, torchrun_rank
 from workbench.runtime.process_group import group
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
-context = RankContext.from_torchrun(device, Cluster(name="pis", devices=(device,)))
+rank, size = torchrun_rank()
+context = RankContext(rank=rank, world_size=size, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="real")
 for name in ("first", "second"):
     with group(context, 20.0, name):
         tensor = torch.tensor([context.rank + 1.0])
@@ -38,7 +39,7 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import GroupNotFormedError
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import RankContext, torchrun_rank
 from workbench.runtime.process_group import group, open_group
 rank, folder = int(sys.argv[1]), sys.argv[2]
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
@@ -66,7 +67,7 @@ import torch
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import DeviceLostError
 from workbench.runtime import process_group
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import RankContext, torchrun_rank
 
 class Channel:
     peers = []
@@ -160,11 +161,10 @@ def test_a_group_that_did_not_form_keeps_nobody_out_of_the_next(tmp_path: Path) 
     assert printed == [["failed", "3.0"], ["3.0"]]
 
 
-def test_without_torchrun(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    cluster = make_cluster(1)
     with pytest.raises(RuntimeSetupError, match="torchrun"):
-        RankContext.from_torchrun(cluster.devices[0], cluster)
+        torchrun_rank()
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_all_to_all_keeps_every_link_busy(world_size: int, each: int) -> None:
     schedule = check(redistribution(transfers, world_size))
     timeline = timed(schedule, {"cache": 10}, SEND=1.0)
     assert timeline.makespan_s == each * (world_size - 1)
-    assert timeline.bytes_sent(0) == timeline.bytes_received(0) == 10 * each * (world_size - 1)
+    assert timeline.bytes_sent(0) == 10 * each * (world_size - 1)
 
 
 def test_one_source_is_bound_by_its_own_link() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op
+from workbench.core.schedule import COLLECTIVES, SEND, Op
 
 Source = Literal["simulated", "emulated", "real"]
 
@@ -114,12 +114,3 @@ class Timeline:
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes that left the rank in transfers and collectives."""
         return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))
-
-    def bytes_received(self, rank: int) -> int:
-        """Return the bytes that reached the rank in transfers."""
-        return sum(s.nbytes for s in self.spans if s.rank == rank and s.op.kind == RECV)
-
-    def energy_joules(self, rank: int, *, watts_busy: float, watts_idle: float) -> float:
-        """Return the rank's energy: busy power while it computes, idle power otherwise."""
-        busy = self.busy_s(rank)
-        return watts_busy * busy + watts_idle * (self.makespan_s - busy)

@@ -62,11 +62,6 @@ class VirtualWorkers:
         return self.in_flight * sum(plan.micro_batch_size for plan in self.pipelines)
 
     @property
-    def wave_s(self) -> float:
-        """Return the predicted seconds of a wave of all virtual workers."""
-        return sum(self.predicted_s.values())
-
-    @property
     def global_staleness(self) -> int:
         """Return s_global = (D + 1) N_m + N_m - 2: the most mini-batches of another virtual worker that one may not have seen yet."""
         return (self.clock_distance + 2) * self.in_flight - 2

@@ -68,11 +68,6 @@ class ActivationMemory:
         self._stack = stack
         self._batches = [(batch, _converted(_taps(stack, batch), dtype)) for batch in batches]
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes that the activations take."""
-        return sum({id(tap): tap.nbytes for taps in self._all_taps() for tap in taps}.values())
-
     def predict(self, adapters: Sequence[ParallelAdapter]) -> list[Predictions]:
         """Return each adapter's predictions on the split."""
         return _score(self._stack, adapters, self._batches)

@@ -54,12 +54,6 @@ class ModelFacts:
         encoder = self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
         return (self.layer_parameters,) * encoder + (self.decoder_layer_parameters,) * (self.num_layers - encoder)
 
-    @property
-    def num_parameters(self) -> int:
-        """Return the parameters of the whole stack."""
-        ends = self.embedding_parameters + self.encoder_final_parameters + self.decoder_embedding_parameters + self.final_parameters
-        return ends + sum(self.layers_parameters)
-
 
 def facts_of(name: str, model: Any) -> ModelFacts:
     """Return the facts of a Hugging Face base model, which may be on the meta device."""

@@ -58,14 +58,6 @@ def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescriptio
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
-def stage_state(state: Mapping[str, Tensor], start: int, stop: int, num_layers: int) -> dict[str, Tensor]:
-    """Return what the stage [start, stop) needs of a whole adapter's state_dict."""
-    prefixes = {f"{name}.{index}." for index in range(start, stop) for name in ("layers", "decoder_first")}
-    prefixes |= {"first."} if start == 0 else set()
-    prefixes |= {"last."} if stop == num_layers else set()
-    return {name: tensor for name, tensor in state.items() if name.startswith(tuple(prefixes))}
-
-
 def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str) -> ParallelAdapter:
     adapter = ParallelAdapter(config)
     try:

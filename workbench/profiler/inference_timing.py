@@ -6,7 +6,6 @@ of the relative errors: a negative cost per token would make some partition look
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +58,6 @@ class PieceFit:
     kind: str
     cost: PieceCost
     samples: tuple[PieceSample, ...]
-
-    @property
-    def median_error(self) -> float:
-        """Return the median of the samples' absolute relative errors."""
-        return statistics.median(abs(sample.error) for sample in self.samples)
-
-    @property
-    def worst_error(self) -> float:
-        """Return the largest of the samples' absolute relative errors."""
-        return max(abs(sample.error) for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,10 +103,6 @@ class LayerShape:
             return self.own((self.attentions + 1) * each) + self.keys(each)
         return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(FP32_BYTES * rank)
 
-    def hidden_states(self) -> Bytes:
-        """Return a tensor of the layer's own tokens."""
-        return self.own(FP32_BYTES * self.model.hidden)
-
     def output(self) -> Bytes:
         """Return what the next layer needs: in the decoder the encoder's output travels on."""
         return self.own(FP32_BYTES * self.model.hidden) + self.keys(FP32_BYTES * self.model.hidden)

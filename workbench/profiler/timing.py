@@ -95,20 +95,6 @@ def time_grids(
     }
 
 
-def time_grid(
-    make_call: Callable[[int, int], Call],
-    batch_sizes: Sequence[int],
-    sequence_lengths: Sequence[int],
-    *,
-    repeats: int = 9,
-    budget_s: float = 30.0,
-    clock: Callable[[], float] = time.perf_counter,
-    threads: int | None = 1,
-) -> Grid:
-    """Return the Grid of one kind of call (see time_grids)."""
-    return time_grids({"": make_call}, batch_sizes, sequence_lengths, repeats=repeats, budget_s=budget_s, clock=clock, threads=threads)[""]
-
-
 def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
     """Return cells that fall neither along rows nor along columns: each run that falls becomes its mean.
 

@@ -88,12 +88,6 @@ class RankContext:
     local_folder: str = ""
     channel: Channel | None = field(default=None, repr=False, compare=False)
 
-    @classmethod
-    def from_torchrun(cls, device: Device, cluster: Cluster) -> RankContext:
-        """Return this process's context under torchrun (RANK, WORLD_SIZE).  Raises RuntimeSetupError without it."""
-        rank, world_size = torchrun_rank()
-        return cls(rank=rank, world_size=world_size, device=device, cluster=cluster, fidelity="real")
-
     def publish(self, event: Any) -> None:
         """Tell the parent; dict events may carry 'epoch' and 'step', which a later DeviceLostError names."""
         if self.channel is not None:

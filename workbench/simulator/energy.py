@@ -16,11 +16,6 @@ class Energy:
     busy_joules: tuple[float, ...]
     idle_joules: tuple[float, ...]
 
-    @property
-    def total_joules(self) -> float:
-        """Return the cluster's energy."""
-        return sum(self.busy_joules) + sum(self.idle_joules)
-
 
 def energy(timeline: Timeline, cluster: Cluster) -> Energy:
     """Return each device's energy in joules.  Raises ConfigError if the cluster is not the timeline's or has no power figures."""

@@ -94,8 +94,3 @@ def epsilon_curve(
     """Return the same queries with each epsilon: too large, the loss is curved; too small, differences drown in rounding."""
     gradient = exact_gradient(model, batch) if exact is None else exact
     return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
-
-
-def renamed(error: GradientError, name: str) -> GradientError:
-    """Return the same under another name in the figure's legend."""
-    return error._replace(name=f"{name}, d = {error.dimension:,}")

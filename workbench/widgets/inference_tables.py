@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
 from workbench.plots.style import byte_unit, time_unit
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem
@@ -70,9 +69,3 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
         title=f"{layers}{', ' * bool(ways)}{', '.join(ways)}",
         note=" ".join(plan.notes),
     )
-
-
-def ring_words(plan: InferencePlan, cluster: Cluster) -> str:
-    """Return the ring in words: alpha > beta > alpha."""
-    names = [cluster.devices[rank].name for rank in plan.ranks]
-    return " > ".join([*names, names[0]])

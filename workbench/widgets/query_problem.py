@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -64,10 +64,6 @@ class QueryProblem:
         costs = whole(self.profile, self.cluster, self.size)
         update = [costs[rank].noise_s(self.size.queries) for rank, count in enumerate(counts) if count]
         return max(self.device_seconds(counts)) + max(update, default=math.inf)
-
-    def with_queries(self, queries: int) -> QueryProblem:
-        """Return the problem of a step with another number of queries."""
-        return replace(self, size=replace(self.size, queries=queries))
 
 
 def query_problem(job: Job, cluster: Cluster) -> QueryProblem:

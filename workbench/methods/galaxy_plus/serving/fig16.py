@@ -10,8 +10,6 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
 from workbench.core.serving import Fault, Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.runtime.engines import EngineCluster
 
 Variant = Literal["without re-scheduling", "exclusion", "best of both"]
@@ -63,36 +61,6 @@ class LoadSpikeResult:
         return report.throughput_per_s(0.0, spike.start_s), report.throughput_per_s((spike.start_s + end_s) / 2, end_s)
 
 
-def load_spike_simulated(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    spike: LoadSpike,
-    *,
-    length: int,
-    rescheduling: ReschedulingSettings | None = None,
-    noise: float = 0.05,
-) -> LoadSpikeResult:
-    """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the cluster."""
-    planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
-    without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank), {})
-    reports = {
-        name: simulate_serving(
-            profile,
-            cluster,
-            planner,
-            times,
-            stream=StreamSettings(num_requests=1_000_000, length=length),
-            rescheduling=replace(rescheduling or ReschedulingSettings(), reaction=reaction),
-            faults=(spike.fault,),
-            world=SimulatedWorld(noise=noise, until_s=spike.until_s),
-        )
-        for name, reaction in VARIANTS.items()
-    }
-    return LoadSpikeResult(
-        spike=spike, reports={name: _cut(report) for name, report in reports.items()}, best_per_s=1 / times(without, {}).seconds
-    )
-
-
 def load_spike_executed(
     model: str,
     cluster: Cluster,
@@ -124,7 +92,7 @@ def load_spike_executed(
             is_over=lambda now_s: now_s > until_s,
             **plan,  # type: ignore[arg-type]
         )
-        return _cut(report)
+        return cut(report)
 
     reports: dict[str, ServingReport] = {}
     for name in variants:
@@ -133,6 +101,6 @@ def load_spike_executed(
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 
 
-def _cut(report: ServingReport) -> ServingReport:
+def cut(report: ServingReport) -> ServingReport:
     """Return the report with the stream as long as it came to be: the service was ended by time."""
     return replace(report, stream=replace(report.stream, num_requests=max(1, len(report.requests))), num_lost=0)

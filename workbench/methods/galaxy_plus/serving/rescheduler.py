@@ -68,11 +68,6 @@ class Rescheduler:
         return self._log.plans[self.current] if self.current >= 0 else None
 
     @property
-    def wanted_plan(self) -> InferencePlan | None:
-        """Return the plan that should serve."""
-        return self._log.plans[self.wanted] if self.wanted >= 0 else None
-
-    @property
     def alive(self) -> tuple[int, ...]:
         """Return the ranks whose processes answer."""
         return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive)

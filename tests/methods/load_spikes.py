@@ -1,0 +1,42 @@
+"""The experiment of Galaxy+ Fig. 16 in virtual time, for tests of what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferenceProfile
+from workbench.core.serving import ReschedulingSettings, StreamSettings
+from workbench.methods.galaxy_plus.serving.fig16 import VARIANTS, LoadSpike, LoadSpikeResult, cut
+from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+
+
+def load_spike_simulated(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    spike: LoadSpike,
+    *,
+    length: int,
+    rescheduling: ReschedulingSettings | None = None,
+    noise: float = 0.05,
+) -> LoadSpikeResult:
+    """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the cluster."""
+    planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
+    without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank), {})
+    reports = {
+        name: simulate_serving(
+            profile,
+            cluster,
+            planner,
+            times,
+            stream=StreamSettings(num_requests=1_000_000, length=length),
+            rescheduling=replace(rescheduling or ReschedulingSettings(), reaction=reaction),
+            faults=(spike.fault,),
+            world=SimulatedWorld(noise=noise, until_s=spike.until_s),
+        )
+        for name, reaction in VARIANTS.items()
+    }
+    return LoadSpikeResult(
+        spike=spike, reports={name: cut(report) for name, report in reports.items()}, best_per_s=1 / times(without, {}).seconds
+    )
