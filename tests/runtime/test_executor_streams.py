@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -251,3 +253,28 @@ def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
 
     _, (last, _) = on_executors(2, work)
     torch.testing.assert_close(last.outputs[result], rows @ weight @ weight, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_step_held_is_freed_at_once() -> None:
+    """By reference counts alone: a device's memory is too small to wait for the garbage collector."""
+    made, end = value("made"), value("end")
+    schedule = Schedule(ops=((op("MAKE", (), (made,)), op("END", (made,), (end,), "compute1")),), outputs=((end,),))
+
+    class Handlers:
+        def make(self, made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (torch.ones(WIDTH),)
+
+    def work(executor: Executor) -> list[object]:
+        held = []
+        for _ in range(3):
+            handlers = Handlers()
+            held.append(weakref.ref(handlers))
+            executor.run(program(schedule, small), {"MAKE": handlers.make, "END": lambda made, reads: reads}, {})
+            del handlers
+        return [one() for one in held]
+
+    gc.disable()
+    try:
+        assert on_executors(1, work) == [[None, None, None]]
+    finally:
+        gc.enable()

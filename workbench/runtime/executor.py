@@ -72,6 +72,7 @@ class Executor:
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
         self._aborted: BaseException | None = None
+        self._leaving: list[Step] = []  # finished, but something may still pass through them
 
     def __enter__(self) -> Executor:
         return self
@@ -122,6 +123,14 @@ class Executor:
             if stream != COMPUTE:
                 self._thread(stream).put(step)
         return step
+
+    def finished(self, step: Step, *, has_left: bool) -> None:
+        """Let go of what steps hold once everything of theirs has left."""
+        self._leaving.append(step)
+        if has_left:
+            for one in self._leaving:
+                one.let_go()
+            self._leaving.clear()
 
     def _part(self, program: Program) -> RankPart:
         found = self._parts.get(id(program))
@@ -231,11 +240,18 @@ class Step:
             if self._error is first and error is not first:
                 raise first from None
             raise
+        finally:
+            self._executor.finished(self, has_left=self._is_last)
         outputs = {}
         for value in self.program.schedule.outputs[self._executor.rank]:
             if value not in self.part.carried:
                 outputs[value] = self.values.take(value)
         return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
+
+    def let_go(self) -> None:
+        """Break the reference cycles: what the handlers hold is freed now, and not when the garbage collector comes round."""
+        self.values.on_present(lambda value, content: None)
+        self.handlers, self._leave = {}, lambda value, content: None
 
     def run_in_thread(self, stream: str) -> None:
         """Run a further stream on its own thread; `finish` raises its error."""
