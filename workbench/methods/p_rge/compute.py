@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from workbench.methods.p_rge.prepare import activation_type
 from workbench.methods.p_rge.session import RankJob
 from workbench.models.quantization import FloatType, QuantizationConfig
 from workbench.models.zeroth_order import (
@@ -36,23 +37,12 @@ def load_model(
 
     compute: the type of its activations, see PRGEOptions; weights of another are dequantized layer by layer.
     """
-    if compute is None:
-        match precision:
-            case "int8" | "nf4":
-                compute = "float32"
-            case _:
-                compute = precision
+    compute = activation_type(precision, compute)
     quantization = None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
     dtype = getattr(torch, compute)
     if span is None:
         return load_causal_model(name, trainable, quantization=quantization, dtype=dtype)
     return load_causal_stage(name, *span, trainable, quantization=quantization, dtype=dtype)
-
-
-def shape_of(model: CausalModel, batch: PromptBatch) -> tuple[int, int]:
-    """Return rows and tokens of the hidden states of one part: E rows of the padded length, or packs of all that is no padding."""
-    packing = model.packing(batch)
-    return (len(batch), batch.input_ids.shape[1]) if packing is None else packing.shape
 
 
 class StageCompute:

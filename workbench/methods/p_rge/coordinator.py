@@ -133,7 +133,7 @@ class Coordinator:
         generation = self._generation
         if generation is None or rank not in generation.members or not told.busy_s:
             return
-        priced_s = generation.predictor.busy_s(self._launcher.length(told.record.step), generation.members.index(rank))
+        priced_s = generation.predictor.busy_s(self._launcher.shape(told.record.step), generation.members.index(rank))
         self._pace.observe(rank, told.busy_s, priced_s / self._planned_with.get(rank, 1.0))
 
     def _lose(self, rank: int) -> None:
@@ -188,7 +188,7 @@ class Coordinator:
             generation.plan, lambda event: self._notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
         )
         for step in range(len(self._history.records), self._prepared.num_steps):
-            self._done.predicted_s[step] = generation.predictor.seconds(self._launcher.length(step))
+            self._done.predicted_s[step] = generation.predictor.seconds(self._launcher.shape(step))
         for rank in members:
             self._devices.command((rank,), Train(generation.number, members, generation.job))
 

@@ -14,7 +14,7 @@ from workbench.core.profile import Profile
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
 from workbench.methods.p_rge.devices import Generation
 from workbench.methods.p_rge.history import History
-from workbench.methods.p_rge.layout import change_at, length_of
+from workbench.methods.p_rge.layout import Shape, change_at, shape_of
 from workbench.methods.p_rge.planning import TOLERATED, fitted_setting, plan_job
 from workbench.methods.p_rge.predict import Predictor
 from workbench.methods.p_rge.prepare import PreparedJob
@@ -44,20 +44,20 @@ class Launcher:
     ) -> None:
         self._prepared, self._cluster, self._history, self._folder = prepared, cluster, history, folder
         self._profile_of, self._is_real = profile_of, is_real
-        self._length = lru_cache(maxsize=None)(self._find_length)
+        self._shape = lru_cache(maxsize=None)(self._find_shape)
 
     @property
     def setting(self) -> Setting:
         """Return the setting in force."""
         return self._history.changes[-1].setting
 
-    def length(self, step: int) -> int:
-        """Return for how many tokens a row of a step's batch is computed."""
-        return self._length(step, len(self._history.changes))
+    def shape(self, step: int) -> Shape:
+        """Return the shape of a step's batch."""
+        return self._shape(step, len(self._history.changes))
 
-    def _find_length(self, step: int, _: int) -> int:
-        lengths, seed = self._prepared.train.lengths, self._prepared.job.seed
-        return length_of(lengths, seed, change_at(self._history.changes, step), step, width=self._prepared.packing_width)
+    def _find_shape(self, step: int, _: int) -> Shape:
+        prepared, change = self._prepared, change_at(self._history.changes, step)
+        return shape_of(prepared.train, prepared.job.seed, change, step, width=prepared.packing_width)
 
     def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
         """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""
@@ -109,7 +109,8 @@ class Launcher:
     def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor) -> RankJob:
         """Return the message that starts every rank."""
         prepared, history = self._prepared, self._history
-        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.seconds(prepared.longest))
+        longest = Shape(self.setting, self.setting.batch_size, prepared.longest, max(len(row.decoder_ids) for row in prepared.train.rows))
+        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.seconds(longest))
         return RankJob(
             job=prepared.job,
             cluster=part_of_cluster(self._cluster, ranks),
@@ -119,6 +120,8 @@ class Launcher:
             train=prepared.train,
             trainable=prepared.trainable,
             compute_dtype=prepared.options.compute_dtype,
+            crossing=prepared.crossing(self.setting),
+            packing_width=prepared.packing_width,
             estimator=prepared.zeroth_order(self.setting),
             change=history.changes[-1],
             records=tuple(history.records),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from workbench.core.packing import computed_length
+from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
 from workbench.core.schedule import Schedule
 from workbench.methods.p_rge.prepare import PAD_TO_MULTIPLE
@@ -14,7 +14,7 @@ from workbench.planners.adaptive import Setting
 from workbench.planners.query_costs import Passing
 from workbench.schedules import insert_transfers, query_groups, staged_query_step
 from workbench.schedules.queries import Group
-from workbench.tasks.prompts import step_indices
+from workbench.tasks.prompts import EncodedPrompts, step_indices
 from workbench.tasks.tokenize import padded_length
 
 
@@ -41,11 +41,31 @@ def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[i
     return [step_indices(num_samples, 1, seed, at)[0] for at in range(first, first + change.setting.batch_size)]
 
 
-def length_of(lengths: Sequence[int], seed: int, change: Change, step: int, *, width: int) -> int:
-    """Return for how many tokens a row of a step's batch is computed: padded, or on average.  width: see packs_of."""
-    own = [lengths[index] for index in samples_of(len(lengths), seed, change, step)]
-    padded = padded_length(own, PAD_TO_MULTIPLE)
-    return computed_length(own, padded, width)
+class Shape(NamedTuple):
+    """What is computed in a step: one part's hidden states have `rows` rows of `tokens` tokens.
+
+    That is E rows of the padded length, or packs without the padding.  target_length: tokens that a decoder reads.
+    """
+
+    setting: Setting
+    rows: int
+    tokens: int
+    target_length: int = 0
+
+    @property
+    def length(self) -> int:
+        """Return for how many tokens a sample is computed, on average and rounded up."""
+        return -(-self.rows * self.tokens // self.setting.batch_size)
+
+
+def shape_of(train: EncodedPrompts, seed: int, change: Change, step: int, *, width: int) -> Shape:
+    """Return the shape of a step's batch.  width: see packs_of."""
+    rows = [train.rows[index] for index in samples_of(len(train), seed, change, step)]
+    lengths = [len(row.ids) for row in rows]
+    padded = padded_length(lengths, PAD_TO_MULTIPLE)
+    packs = packs_of(lengths, padded, width)
+    size = (len(rows), padded) if packs is None else (len(packs), pack_length(packs, lengths))
+    return Shape(change.setting, *size, target_length=max(len(row.decoder_ids) for row in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,44 +10,46 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
-from workbench.methods.p_rge.layout import Change, QueryStep, length_of
+from workbench.methods.p_rge.layout import Change, QueryStep, Shape, shape_of
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.prices import QueryCosts, Shape
+from workbench.methods.p_rge.prices import step_program
 from workbench.planners.adaptive import Setting
 from workbench.planners.queries import chosen_passings
 from workbench.simulator import simulate
 
 
 class Predictor:
-    """Prices steps of one plan and setting on one cluster; equal lengths are simulated once."""
+    """Simulates the programs of one plan and setting on one cluster; equal shapes are simulated once."""
 
     def __init__(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting) -> None:
-        self._profile, self._cluster, self._setting = profile, cluster, setting
+        self._profile, self._cluster, self._crossing = profile, cluster, prepared.crossing(setting)
         self.passings = chosen_passings(profile, cluster, plan, prepared.size(setting))
         self.step = QueryStep.build(plan, self.passings, cluster.world_size)
-        self._timelines: dict[int, Timeline] = {}
+        self._timelines: dict[Shape, Timeline] = {}
 
-    def timeline(self, length: int, *, title: str = "", memory: bool = True) -> Timeline:
-        """Return the timeline of a step of some padded length."""
-        costs = QueryCosts(self._profile, self._cluster, self.step, Shape(self._setting, length))
-        return simulate(Program.on(self._cluster, self.step.schedule, costs), title=title, memory=memory)
+    def program(self, shape: Shape) -> Program:
+        """Return the program of a step, the one that the ranks execute."""
+        return step_program(self._profile, self._cluster, self.step, shape, self._crossing)
 
-    def seconds(self, length: int) -> float:
+    def timeline(self, shape: Shape, *, title: str = "", memory: bool = True) -> Timeline:
+        """Return the timeline of a step."""
+        self._timelines[shape] = simulate(self.program(shape), title=title, memory=memory)
+        return self._timelines[shape]
+
+    def seconds(self, shape: Shape) -> float:
         """Return the seconds of a step."""
-        return self._kept(length).makespan_s
+        return self._kept(shape).makespan_s
 
-    def busy_s(self, length: int, rank: int) -> float:
+    def busy_s(self, shape: Shape, rank: int) -> float:
         """Return the seconds of a step in which a device computes."""
-        return self._kept(length).busy_s(rank)
+        return self._kept(shape).busy_s(rank)
 
-    def sent_bytes(self, length: int) -> int:
+    def sent_bytes(self, shape: Shape) -> int:
         """Return the bytes that all devices together send in a step."""
-        return sum(self._kept(length).bytes_sent(rank) for rank in range(self._cluster.world_size))
+        return sum(self._kept(shape).bytes_sent(rank) for rank in range(self._cluster.world_size))
 
-    def _kept(self, length: int) -> Timeline:
-        if length not in self._timelines:
-            self._timelines[length] = self.timeline(length, memory=False)
-        return self._timelines[length]
+    def _kept(self, shape: Shape) -> Timeline:
+        return self._timelines[shape] if shape in self._timelines else self.timeline(shape, memory=False)
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting) -> Prediction:
@@ -57,22 +59,19 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     """
     predictor = Predictor(prepared, profile, cluster, plan, setting)
     change, per_epoch = Change(0, 0, setting), prepared.steps_per_epoch
-    lengths = [
-        length_of(prepared.train.lengths, prepared.job.seed, change, step, width=prepared.packing_width)
-        for step in range(prepared.num_steps)
-    ]
+    shapes = [shape_of(prepared.train, prepared.job.seed, change, step, width=prepared.packing_width) for step in range(prepared.num_steps)]
+    middle = traced_step(min(per_epoch, len(shapes)))
+    timelines = {"first epoch, predicted": predictor.timeline(shapes[middle], title=f"Step {middle + 1} of the first epoch")}
     steps = tuple(
         StepRecord(
             epoch=step // per_epoch,
             step=step % per_epoch,
             samples=setting.batch_size,
             cached=False,
-            predicted_s=predictor.seconds(length),
+            predicted_s=predictor.seconds(shape),
         )
-        for step, length in enumerate(lengths)
+        for step, shape in enumerate(shapes)
     )
-    middle = traced_step(min(per_epoch, len(steps)))
-    timelines = {"first epoch, predicted": predictor.timeline(lengths[middle], title=f"Step {middle + 1} of the first epoch")}
     epochs = tuple(
         EpochRecord(epoch=epoch, cached=False, seconds=sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch))
         for epoch in sorted({step.epoch for step in steps})
@@ -83,7 +82,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         epochs=epochs,
         timelines=timelines,
         bytes={
-            "sent in a step": predictor.sent_bytes(lengths[middle]),
+            "sent in a step": predictor.sent_bytes(shapes[middle]),
             "sent in a step of first-order data parallelism": first_order_bytes(trained, sum(len(stage.shares) for stage in plan.stages)),
             "kept of a step in the log": 8 * setting.queries,
         },

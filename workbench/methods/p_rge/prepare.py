@@ -18,6 +18,7 @@ from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.planners.adaptive import PRECISIONS, Precision, Setting
 from workbench.planners.query_costs import METHOD, Choice, StepSize
+from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import (
     PROMPT_TASKS,
     EncodedPrompts,
@@ -79,6 +80,13 @@ class PRGEOptions:
         return tuple(precision for precision in PRECISIONS if precision in named)
 
 
+def activation_type(precision: Precision, compute_dtype: FloatType | None) -> FloatType:
+    """Return the dtype of activations over weights of a precision (see PRGEOptions.compute_dtype)."""
+    if compute_dtype is not None:
+        return compute_dtype
+    return "float32" if precision in ("int8", "nf4") else precision
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
     """A job with everything that is known before a plan: task, prompts in tokens, the model's shape, what is trained."""
@@ -114,6 +122,14 @@ class PreparedJob:
     def packing_width(self) -> int:
         """Return the hidden size of a model that may compute batches without their padding, 0 of others."""
         return self.facts.hidden_size if self.facts.is_causal else 0
+
+    def crossing(self, setting: Setting) -> Crossing:
+        """Return the hidden states that go from stage to stage; the length of a decoder's varies from step to step."""
+        return Crossing(
+            hidden_size=self.facts.hidden_size,
+            dtype=activation_type(setting.precision, self.options.compute_dtype),
+            num_encoder_layers=self.facts.num_encoder_layers,
+        )
 
     @property
     def longest(self) -> int:

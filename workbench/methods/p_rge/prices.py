@@ -1,38 +1,31 @@
-"""What a step's operations take on every device, by profile and cluster: what the simulator asks."""
+"""A step's program: what its operations take on every device, by profile and cluster.  Driver and ranks make it alike."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.costs import TOKEN, Spec
 from workbench.core.profile import LayerProfile, Profile
+from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op, Value
 from workbench.methods.common.layers import layers_seconds
-from workbench.methods.p_rge.layout import QueryStep
-from workbench.planners.adaptive import Setting
+from workbench.methods.p_rge.layout import QueryStep, Shape
 from workbench.schedules.plan_costs import Crossing
 
 
-class Shape(NamedTuple):
-    """A step's setting, and for how many tokens each of its rows is computed.
-
-    rows, tokens: of one part's hidden states; crossing: what they are.  None where a step is only priced.
-    """
-
-    setting: Setting
-    length: int
-    rows: int = 0
-    tokens: int = 0
-    crossing: Crossing | None = None
+def step_program(profile: Profile, cluster: Cluster, step: QueryStep, shape: Shape, crossing: Crossing) -> Program:
+    """Return the program of a step.  crossing: the hidden states that go from stage to stage."""
+    costs = QueryCosts(profile, cluster, step, shape, replace(crossing, target_length=shape.target_length))
+    return Program.on(cluster, step.schedule, costs)
 
 
 class QueryCosts:
     """Costs of one step: a core.costs.Costs."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, step: QueryStep, shape: Shape) -> None:
-        self._profile, self._cluster, self._step, self._shape = profile, cluster, step, shape
+    def __init__(self, profile: Profile, cluster: Cluster, step: QueryStep, shape: Shape, crossing: Crossing) -> None:
+        self._profile, self._cluster, self._step, self._shape, self._crossing = profile, cluster, step, shape, crossing
 
     @cached_property
     def _layers(self) -> dict[int, tuple[LayerProfile, ...]]:
@@ -58,12 +51,8 @@ class QueryCosts:
         parts = 2 * len(self._step.queries(value.part))
         if value.name == "loss":
             return Spec((parts + 1,))
-        stage, shape = self._step.plan.stages[value.stage], self._shape
-        if shape.crossing is not None:
-            tokens = shape.crossing.tokens(stage.stop, shape.tokens)
-            return Spec((parts * shape.rows, tokens, shape.crossing.hidden_size), shape.crossing.dtype)
-        layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
-        return opaque(layer.output_bytes(parts * shape.setting.batch_size, shape.length))
+        tokens = self._crossing.tokens(self._step.plan.stages[value.stage].stop, self._shape.tokens)
+        return Spec((parts * self._shape.rows, tokens, self._crossing.hidden_size), self._crossing.dtype)
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes of what a device keeps: frozen weights, trained values and one query's noise."""

@@ -77,7 +77,7 @@ class Run:
         everyone = tuple(range(self.cluster.world_size))
         predictor = self.launcher.predictor(everyone, {}, plan)
         job = self.launcher.rank_job(everyone, plan, predictor)
-        done.predicted_s = {step: predictor.seconds(self.launcher.length(step)) for step in range(len(history.records), total)}
+        done.predicted_s = {step: predictor.seconds(self.launcher.shape(step)) for step in range(len(history.records), total)}
         progress = Progress(plan, self.notify)
 
         def take(rank: int, event: Any) -> None:

@@ -15,10 +15,11 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import LOADING, WAITING
 from workbench.methods.common.session import RankSession
-from workbench.methods.p_rge.compute import StageCompute, shape_of
+from workbench.methods.p_rge.compute import StageCompute
+from workbench.methods.p_rge.layout import shape_of
 from workbench.methods.p_rge.messages import Abort, Ended, Pause, Probe, Probed, Ready, Slow, Stop, Train
 from workbench.methods.p_rge.session import RankJob, RankPart
-from workbench.methods.p_rge.worker import Training, batch_of, is_loss, priced_program, ready_compute
+from workbench.methods.p_rge.worker import Training, batch_of, is_loss, ready_compute
 from workbench.models.loading import import_family
 from workbench.planners.query_costs import Passing
 from workbench.runtime.context import RankContext
@@ -106,13 +107,13 @@ class _Server:
 
     def _slowness(self, job: RankJob, compute: StageCompute) -> float:
         """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
-        batch = batch_of(job, job.change.step)
-        passing, (rows, tokens) = Passing(1, "both"), shape_of(compute.model, batch)
+        passing, batch = Passing(1, "both"), batch_of(job, job.change.step)
+        shape = shape_of(job.train, job.job.seed, job.change, job.change.step, width=job.packing_width)
         incoming = None
         if not compute.model.is_first:
-            incoming = torch.zeros(2 * rows, tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
+            incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
         layers = job.profile.layers[self._place][compute.start : compute.stop]
-        expected_s = layers_seconds(layers, "F", 2 * len(batch), -(-rows * tokens // len(batch))) + layers_seconds(layers, STEP, 1, 1)
+        expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.length) + layers_seconds(layers, STEP, 1, 1)
         if not expected_s:
             return 1.0
         paced = Pacer(self._factor).run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
@@ -133,8 +134,9 @@ class _Server:
                 assert index is not None, "only members of the plan are told to train"
                 self._compute = ready_compute(job, index, self._compute)
                 session.progress.phase(WAITING)
-                session.barrier(priced_program(job))
-                return Training(session, job, self._compute, wants_pause=self._paused.is_set).steps()
+                training = Training(session, job, self._compute, wants_pause=self._paused.is_set)
+                session.barrier(training.program(job.first_step))
+                return training.steps()
         except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
             if not isinstance(error, RuntimeSetupError) and not is_loss(error):
                 raise

@@ -16,6 +16,7 @@ from workbench.methods.p_rge.layout import Change
 from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import StepLog, TrainableConfig, ZerothOrderConfig
 from workbench.planners.query_costs import Passing
+from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import EncodedPrompts
 
 
@@ -25,6 +26,7 @@ class RankJob:
 
     cluster, plan, passings, profile: of the devices that take part, as fast as they are when nothing slows them down.
     is_paced: emulated devices take as long as the profile says.  train: the prompts.  compute_dtype: as in PRGEOptions.
+    crossing, packing_width: as in PreparedJob.
     change: the setting, from which step and sample on.
     records: the steps that are done; theta is made from them.  last_step: the first that is not to be done.
     steps_per_epoch: for counting only.  trace_steps: steps of each epoch kept span by span.
@@ -38,6 +40,8 @@ class RankJob:
     train: EncodedPrompts
     trainable: TrainableConfig
     compute_dtype: FloatType | None
+    crossing: Crossing
+    packing_width: int
     estimator: ZerothOrderConfig
     change: Change
     records: tuple[StepLog, ...]

@@ -12,17 +12,16 @@ from workbench.core.schedule import SEND
 from workbench.core.timeline import Span
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, StepTrace
-from workbench.methods.p_rge.compute import StageCompute, shape_of
+from workbench.methods.p_rge.compute import StageCompute
 from workbench.methods.p_rge.handlers import QueryHandlers
-from workbench.methods.p_rge.layout import QueryStep, samples_of
-from workbench.methods.p_rge.prices import QueryCosts, Shape
+from workbench.methods.p_rge.layout import QueryStep, samples_of, shape_of
+from workbench.methods.p_rge.prices import step_program
 from workbench.methods.p_rge.session import RankJob, RankPart, StepDone
 from workbench.models.loading import import_family
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.process_group import group
-from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import PromptBatch, collate_prompts
 
 TRAINING = "training"
@@ -40,8 +39,9 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         session.progress.phase(LOADING)
         compute = None if index is None else ready_compute(rank_job, index, None)
         session.progress.phase(WAITING)
-        session.barrier(priced_program(rank_job))
-        part = Training(session, rank_job, compute, wants_pause=context.should_stop).steps()
+        training = Training(session, rank_job, compute, wants_pause=context.should_stop)
+        session.barrier(training.program(rank_job.first_step))
+        part = training.steps()
         if part.error:
             raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
         session.progress.phase(WAITING)
@@ -87,7 +87,7 @@ class Training:
             batch = batch_of(job, step)
             handlers = QueryHandlers(session.rank, job, self._step, self._compute, batch, step, wants_pause=self._wants_pause)
             try:
-                done = session.run(self._program(batch), handlers.table())
+                done = session.run(self.program(step), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
                 if not is_loss(error):
                     raise
@@ -106,21 +106,11 @@ class Training:
         part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": self._sent}
         return part
 
-    def _program(self, batch: PromptBatch) -> Program:
-        """Return the program of one step on a batch."""
+    def program(self, step: int) -> Program:
+        """Return the program of a step, the same on every rank."""
         job = self._job
-        assert self._compute is not None
-        model = self._compute.model
-        rows, tokens = shape_of(model, batch)
-        target = batch.targets if batch.decoder_ids is None else batch.decoder_ids
-        crossing = Crossing(
-            hidden_size=model.backbone.hidden_size,
-            dtype=str(model.dtype).removeprefix("torch."),
-            num_encoder_layers=model.backbone.num_encoder_layers,
-            target_length=target.shape[1],
-        )
-        shape = Shape(job.change.setting, -(-rows * tokens // len(batch)), rows, tokens, crossing)
-        return Program.on(job.cluster, self._step.schedule, QueryCosts(job.profile, job.cluster, self._step, shape))
+        shape = shape_of(job.train, job.job.seed, job.change, step, width=job.packing_width)
+        return step_program(job.profile, job.cluster, self._step, shape, job.crossing)
 
     def _told(self, record: StepLog, busy_s: float) -> None:
         """Tell of a step that is made; its record is enough to make it anew."""
@@ -146,13 +136,6 @@ class Training:
         )
         session.progress.step(trace, min(per_epoch, self._job.last_step - epoch * per_epoch), cached=False)
         self._part.steps.append(trace)
-
-
-def priced_program(rank_job: RankJob) -> Program:
-    """Return the program of a step of the longest prompts, before any layer is loaded: what all ranks must agree on."""
-    step = QueryStep.build(rank_job.plan, rank_job.passings, rank_job.cluster.world_size)
-    shape = Shape(rank_job.change.setting, max(rank_job.train.lengths))
-    return Program.on(rank_job.cluster, step.schedule, QueryCosts(rank_job.profile, rank_job.cluster, step, shape))
 
 
 def batch_of(rank_job: RankJob, step: int) -> PromptBatch:

@@ -1,0 +1,61 @@
+"""The program that the driver simulates is the one that every rank executes, and its sizes are those of the tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from methods.conftest import four_devices
+from methods.p_rge.worlds import STEPS, chain, prepared_job, profile_for, shared
+from workbench.core import Plan
+from workbench.methods.base import ignore
+from workbench.methods.p_rge.compute import load_model
+from workbench.methods.p_rge.layout import Change, shape_of
+from workbench.methods.p_rge.running import Run
+from workbench.methods.p_rge.worker import Training, batch_of
+
+MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("plan", [shared(2, 1, 1), chain(2, 4, 6, ranks=(0, 1, 2))], ids=["shared", "chain"])
+def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Path) -> None:
+    prepared, cluster = prepared_job(model), four_devices()
+    profile = profile_for(prepared, cluster)
+    settings: dict[str, Any] = {"is_real": False, "resume": False, "notify": ignore}
+    with Run(prepared, cluster, tmp_path, prepared.setting, profile_of=lambda precision: profile, **settings) as run:
+        everyone = tuple(range(cluster.world_size))
+        predictor = run.launcher.predictor(everyone, {}, plan)
+        job = run.launcher.rank_job(everyone, plan, predictor)
+        own = load_model(model, prepared.trainable, prepared.options.precision)
+        for step in range(STEPS):
+            shape = run.launcher.shape(step)
+            predicted = predictor.program(shape).to_text()
+            for rank in everyone:
+                session: Any = SimpleNamespace(rank=rank, context=SimpleNamespace(world_size=cluster.world_size))
+                assert Training(session, job, None, wants_pause=bool).program(step).to_text() == predicted
+            batch = batch_of(job, step)
+            packing = own.packing(batch)
+            assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)
+            assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
+
+
+@pytest.mark.parametrize(("precision", "compute_dtype"), [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")])
+def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype: str | None) -> None:
+    prepared = prepared_job("tiny-llama", precision=precision, compute_dtype=compute_dtype)
+    model = load_model("tiny-llama", prepared.trainable, prepared.options.precision, compute=prepared.options.compute_dtype)
+    assert prepared.crossing(prepared.setting).dtype == str(model.dtype).removeprefix("torch.")
+    assert prepared.crossing(prepared.setting).hidden_size == model.backbone.hidden_size
+
+
+def test_packs_take_the_place_of_rows() -> None:
+    """Among the prompts there are batches that are computed as packs, and others; a sample's tokens are counted on average."""
+    prepared = prepared_job("tiny-llama", batch_size=4)
+    change = Change(0, 0, prepared.setting)
+    shapes = [shape_of(prepared.train, 1, change, step, width=prepared.packing_width) for step in range(20)]
+    padded = [shape_of(prepared.train, 1, change, step, width=0) for step in range(20)]
+    assert all(shape.rows == 4 for shape in padded) and any(shape.rows < 4 for shape in shapes)
+    assert all(packed.length <= full.length == full.tokens for packed, full in zip(shapes, padded, strict=True))
