@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 
+from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.core.serving import Fault, ReschedulingSettings
@@ -12,6 +14,8 @@ from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Ve
 from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.messages import Loaded
+from workbench.methods.galaxy_plus.serving.placement import Loading, Placement
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
 from workbench.methods.galaxy_plus.serving.reports import means
 from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
@@ -160,3 +164,18 @@ def test_equal_plans_are_one_in_the_log() -> None:
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
     assert [log.plan(plan) for plan in made] == [0, 0, 1]
+
+
+def test_devices_of_a_plan_must_have_one_program() -> None:
+    """Before the first request the portal compares them: the error names both devices, the place and both operations."""
+    no_fleet: Any = None
+    no_layout: Any = type("Layout", (), {"stacks": ()})
+
+    def told(seconds: str) -> Loaded:
+        return Loaded(0, 0.1, 5, 5, program=f'device {{"name": "a"}}\nrank 0\n0F0 () -> (x) = 1.0\n0F1 (x) -> () = {seconds}\n')
+
+    placement = Placement(no_fleet, no_layout, (8,), {})
+    placement.loading = Loading(0, {}, {0, 1, 2}, 0.0)
+    assert placement.was_loaded(1, told("2.0")) is None and placement.was_loaded(0, told("2.0")) is None
+    with pytest.raises(ScheduleError, match=r"At rank 0, operation 1, rank 1 has '0F1 \(x\) -> \(\) = 2.0', rank 2 has .* = 3.0'"):
+        placement.was_loaded(2, told("3.0"))

@@ -27,7 +27,7 @@ from workbench.methods.galaxy_plus.launch import (
 )
 from workbench.methods.galaxy_plus.local import local_hidden, local_texts
 from workbench.methods.galaxy_plus.planning import check_memory, check_plan, inference_of, plan_job
-from workbench.methods.galaxy_plus.predict import Predictor, predict, shown_request
+from workbench.methods.galaxy_plus.predict import predict, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile
 from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
@@ -185,13 +185,11 @@ class GalaxyPlus:
         labels: Any = (test.labels[shown],) * num_steps
         repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps))))
         for name, plan in plans.items():
-            chosen = check_plan(prepared, profile, cluster, plan)
-            predictor = Predictor(inference_of(profile), cluster, chosen, exchange=prepared.options.exchange)
-            lengths = prepared.lengths(shown)
-            seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, prepared.options.generate - 1)
-            point = SweepPoint(name=name, plan=plan, predicted_s=seconds, num_steps=num_steps)
+            check_plan(prepared, profile, cluster, plan)
+            prediction = predict(repeated, profile, cluster, plan)
+            point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
             if engines is not None:
-                results = self._serve(repeated, profile, cluster, plan, engines, predict(repeated, profile, cluster, plan), ignore)
+                results = self._serve(repeated, profile, cluster, plan, engines, prediction, ignore)
                 served, paced = _first(results, plan), sum(result.paced_s for result in results)
                 point = replace(
                     point,

@@ -29,12 +29,14 @@ class Predictor:
     def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of one sequence."""
         layout = InferenceLayout.build(self._plan, self._profile.stacks, lengths)
-        return self._simulated(layout, title, memory)
+        made = self._simulated(layout, title, memory)
+        self._seconds[lengths] = made.makespan_s
+        return made
 
     def seconds(self, lengths: tuple[int, ...]) -> float:
         """Return the seconds of one sequence."""
         if lengths not in self._seconds:
-            self._seconds[lengths] = self.timeline(lengths, memory=False).makespan_s
+            self.timeline(lengths, memory=False)
         return self._seconds[lengths]
 
     def token_timeline(self, past: int, memory_length: int, *, title: str = "", memory: bool = True) -> Timeline:
@@ -70,17 +72,17 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     assert plan.inference is not None
     generate = prepared.options.generate
     predictor = Predictor(inference_of(profile), cluster, plan.inference, exchange=prepared.options.exchange)
-    steps = []
-    for number in range(prepared.num_requests):
-        lengths = prepared.lengths(number)
-        seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, generate - 1)
-        steps.append(StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds))
     shown = shown_request(prepared)
     lengths = prepared.lengths(shown)
     timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=request_title(prepared))}
     if generate > 1:
         memory_length = lengths[0] if len(lengths) > 1 else 0
         timelines[f"{TOKEN}, predicted"] = predictor.token_timeline(lengths[-1], memory_length, title=token_title(prepared))
+    steps = []
+    for number in range(prepared.num_requests):
+        lengths = prepared.lengths(number)
+        seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, generate - 1)
+        steps.append(StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds))
     whole = sum(step.predicted_s or 0.0 for step in steps)
     return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})
 

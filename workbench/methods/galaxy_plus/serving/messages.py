@@ -89,13 +89,17 @@ class Pong(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """The weights of a plan are there.  read_bytes: from the disk; held_bytes: now; error: why they are not."""
+    """The weights of a plan are there.  read_bytes: from the disk; held_bytes: now; error: why they are not.
+
+    program: the text of a sequence's program, of Load's lengths: the same on every device of the plan.
+    """
 
     plan: int
     seconds: float
     read_bytes: int
     held_bytes: int
     error: str = ""
+    program: str = ""
 
 
 class Joined(NamedTuple):

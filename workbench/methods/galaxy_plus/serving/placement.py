@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.inference import InferencePlan
+from workbench.core.program import require_same
 from workbench.methods.galaxy_plus.serving import messages as m
 from workbench.methods.galaxy_plus.serving.fleet import Fleet
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
@@ -15,7 +16,10 @@ from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard
 
 @dataclass(slots=True)
 class Loading:
-    """A plan whose weights are being read, or are there (left: the devices that have not told yet).  seconds: what it took."""
+    """A plan whose weights are being read, or are there (left: the devices that have not told yet).  seconds: what it took.
+
+    program: the rank that finished first, and its program's text.
+    """
 
     plan: int
     specs: dict[int, ShardSpec]
@@ -23,6 +27,7 @@ class Loading:
     since_s: float
     seconds: float = 0.0
     read_bytes: int = 0
+    program: tuple[int, str] | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +85,7 @@ class Placement:
     def was_loaded(self, rank: int, told: m.Loaded) -> Loading | None:
         """Take a device's word; return the loading if with it all have finished.
 
-        Raises RuntimeSetupError if a device cannot load the first plan.
+        Raises RuntimeSetupError if a device cannot load the first plan, ScheduleError if two devices have different programs.
         """
         loading = self.loading
         if loading is None or loading.plan != told.plan or rank not in loading.left:
@@ -94,6 +99,8 @@ class Placement:
         if told.error:
             self._fleet.end(rank)  # the others go on without it
             return None
+        first, text = loading.program = loading.program or (rank, told.program)
+        require_same(text, told.program, ranks=(first, rank))
         loading.left.discard(rank)
         loading.read_bytes += told.read_bytes
         loading.seconds = time.monotonic() - loading.since_s

@@ -162,14 +162,14 @@ class _Worker:
             if command.in_place:
                 self._holdings.clear()
             shard, read_bytes = self._shard(command.specs[self._context.rank], release=command.in_place)
-            self._programs.sequence(command.made, command.lengths)
+            program = self._programs.sequence(command.made, command.lengths).program.to_text()
         except Exception as error:  # of whatever kind: the portal waits for a word
             return Loaded(command.plan, time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
         if self._is_paced and self._setup.storage_bytes_per_s:
             time.sleep(max(0.0, begin_s + read_bytes / self._setup.storage_bytes_per_s - time.monotonic()))
         self._newest = shard
         self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
-        return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes)
+        return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes, program=program)
 
     def _shard(self, spec: ShardSpec, *, release: bool) -> tuple[ModelShard, int]:
         """Return what a specification asks for, and the bytes that were read for it."""
