@@ -63,7 +63,13 @@ def small_config(stack, **changes) -> ParallelAdapterConfig:
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, **settings)
 
 
+def layers_parameters(facts) -> tuple[int, ...]:
+    """Return the parameters of every layer by a model's facts."""
+    encoder = facts.num_layers if facts.num_encoder_layers is None else facts.num_encoder_layers
+    return (facts.layer_parameters,) * encoder + (facts.decoder_layer_parameters,) * (facts.num_layers - encoder)
+
+
 def num_parameters(facts) -> int:
     """Return the parameters of a whole stack by its facts."""
     ends = (facts.embedding_parameters, facts.encoder_final_parameters, facts.decoder_embedding_parameters, facts.final_parameters)
-    return sum(ends) + sum(facts.layers_parameters)
+    return sum(ends) + sum(layers_parameters(facts))

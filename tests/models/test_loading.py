@@ -9,7 +9,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_facts
 
-from .helpers import batch_for, num_parameters
+from .helpers import batch_for, layers_parameters, num_parameters
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -17,7 +17,7 @@ def test_facts_agree_with_the_weights(family):
     name = f"tiny-{family}-4"
     facts, stack = model_facts(name), load_stack(name)
     assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size) == (4, 32, 4, 64)
-    assert facts.layers_parameters == tuple(
+    assert layers_parameters(facts) == tuple(
         sum(parameter.numel() for path, parameter in layer.named_parameters() if "relative_attention_bias" not in path)
         for layer in stack.layers
     )

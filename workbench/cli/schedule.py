@@ -67,9 +67,20 @@ def schedule(
         print(program.schedule.grid(kinds=kinds))
     print_table(
         f"{what}: {timeline.makespan_s:g} s in all, {timeline.bubble_fraction:.1%} of it idle (simulated)",
-        ("rank", "device", "operations", "busy s", "idle", "contexts", "peak bytes", "bytes sent"),
-        (tuple(_cell(value) for value in row.values()) for row in found["ranks"]),
-        right=(0, 2, 3, 4, 5, 6, 7),
+        ("device", "operations", "busy s", "idle", "contexts", "peak MB", "sent MB"),
+        (
+            (
+                row["device"],
+                row["operations"],
+                f"{row['busy_s']:.4g}",
+                f"{row['idle_share']:.1%}",
+                row["contexts"],
+                f"{row['peak_bytes'] / 1e6:.6g}",
+                f"{row['bytes_sent'] / 1e6:.6g}",
+            )
+            for row in found["ranks"]
+        ),
+        right=range(1, 7),
     )
 
 
@@ -148,7 +159,6 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
         busy_s = timeline.busy_s(rank)
         ranks.append(
             {
-                "rank": rank,
                 "device": name,
                 "operations": sum(not op.is_communication for op in program.schedule.ops[rank]),
                 "busy_s": busy_s,
@@ -166,7 +176,3 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
         "source": timeline.source,
         "ranks": ranks,
     }
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

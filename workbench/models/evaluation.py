@@ -72,9 +72,6 @@ class ActivationMemory:
         """Return each adapter's predictions on the split."""
         return _score(self._stack, adapters, self._batches)
 
-    def _all_taps(self) -> list[list[Tensor]]:
-        return [taps for _, per_word in self._batches for taps in per_word]
-
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapter) -> None:
     """Give an adapter for sequence-to-sequence its backbone's language model head, unless it has one."""

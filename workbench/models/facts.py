@@ -48,12 +48,6 @@ class ModelFacts:
     tokens_per_image: int | None = None
     shares_words: bool = False
 
-    @property
-    def layers_parameters(self) -> tuple[int, ...]:
-        """Return the parameters of every layer."""
-        encoder = self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
-        return (self.layer_parameters,) * encoder + (self.decoder_layer_parameters,) * (self.num_layers - encoder)
-
 
 def facts_of(name: str, model: Any) -> ModelFacts:
     """Return the facts of a Hugging Face base model, which may be on the meta device."""
