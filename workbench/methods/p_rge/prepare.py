@@ -82,9 +82,11 @@ class PRGEOptions:
 
 def activation_type(precision: Precision, compute_dtype: FloatType | None) -> FloatType:
     """Return the dtype of activations over weights of a precision (see PRGEOptions.compute_dtype)."""
-    if compute_dtype is not None:
-        return compute_dtype
-    return "float32" if precision in ("int8", "nf4") else precision
+    match precision:
+        case "int8" | "nf4":
+            return compute_dtype or "float32"
+        case _:
+            return compute_dtype or precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
