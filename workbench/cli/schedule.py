@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from workbench.cli.output import Json, print_json, print_table
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
-from workbench.core.timeline import Timeline
+from workbench.core.timeline import Span, Timeline
 
 FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
 
@@ -45,10 +46,8 @@ def schedule(
     sizes |= {name: number for name, number in (("ranks", ranks), ("micro_batches", micro_batches)) if number is not None}
     program = _program(what, sizes, _numbers("--cost", cost), _numbers("--size", size), mbits)
     from workbench.core.serial import write_text
-    from workbench.schedules import check
     from workbench.simulator import live_counts, simulate
 
-    check(program.schedule)
     timeline = simulate(program, title=f"Schedule {Path(what).name}")
     contexts = live_counts(program.schedule, timeline.spans, "ctx")
     if save is not None:
@@ -154,24 +153,29 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
 
 
 def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[int, ...]) -> dict[str, Any]:
+    makespan_s = timeline.makespan_s
+    spans: list[list[Span]] = [[] for _ in program.devices]
+    for span in timeline.spans:
+        spans[span.rank].append(span)
     ranks = []
     for rank, name in enumerate(program.devices):
-        busy_s = timeline.busy_s(rank)
+        own = replace(timeline, spans=tuple(spans[rank]))  # with thousands of ranks, all spans once for each would take minutes
+        busy_s = own.busy_s(rank)
         ranks.append(
             {
                 "device": name,
                 "operations": sum(not op.is_communication for op in program.schedule.ops[rank]),
                 "busy_s": busy_s,
-                "idle_share": 1 - busy_s / timeline.makespan_s if timeline.makespan_s else 0.0,
+                "idle_share": 1 - busy_s / makespan_s if makespan_s else 0.0,
                 "contexts": contexts[rank],
                 "peak_bytes": timeline.peak_bytes(rank),
-                "bytes_sent": timeline.bytes_sent(rank),
+                "bytes_sent": own.bytes_sent(rank),
             }
         )
     return {
         "schedule": what,
         "digest": program.digest,
-        "makespan_s": timeline.makespan_s,
+        "makespan_s": makespan_s,
         "bubble_fraction": timeline.bubble_fraction,
         "source": timeline.source,
         "ranks": ranks,
