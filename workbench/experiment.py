@@ -19,7 +19,7 @@ from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupErr
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import Report, SweepPoint
+from workbench.core.report import Report, SweepPoint, dilation_note
 from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
@@ -111,14 +111,23 @@ def _run(
     if folder is None:
         return _report(job, cluster, decided, prediction, None)
 
+    begin = time.monotonic()
+    if engines is not None:
+        outcome = method.execute(prepared, costs, cluster, decided, engines, folder=folder, resume=resume, notify=notify)
+        return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
+    from workbench.calibration import Calibration
     from workbench.runtime.engines import default_pool
 
-    if engines is None:
-        notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
-    begin = time.monotonic()
-    running = engines or default_pool().acquire(cluster, fidelity)
-    outcome = method.execute(prepared, costs, cluster, decided, running, folder=folder, resume=resume, notify=notify)
-    return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
+    notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+    emulated = default_pool().acquire(cluster, fidelity)
+    calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
+    step_s = max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0)
+    dilation = calibration.dilate(step_s, notify)
+    outcome = method.execute(prepared, costs, cluster, decided, emulated, folder=folder, resume=resume, notify=notify)
+    report = _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin, dilation=dilation)
+    if not report.valid:
+        calibration.forget()
+    return report
 
 
 def sweep(
@@ -138,16 +147,26 @@ def sweep(
         require_emulated(cluster)
     prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute")
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
-    engines = None
-    if mode == "execute":
-        from workbench.runtime.engines import default_pool
-
-        engines = default_pool().acquire(cluster, fidelity)
     folder = cache_folder() / "runs" / f"sweep-{os.getpid()}"
+    if mode == "simulate":
+        return method.sweep(prepared, costs, cluster, plans, None, num_steps=num_steps, folder=folder)
+    from workbench.runtime.engines import default_pool
+    from workbench.runtime.pacing import find_dilation
+
+    engines = default_pool().acquire(cluster, fidelity)
+    points: tuple[SweepPoint, ...] = ()
+
+    def late_share(dilation: float) -> float:
+        nonlocal points
+        engines.dilate(dilation)
+        points = method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+        return max((point.overrun_share for point in points), default=0.0)
+
     try:
-        return method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+        dilation = find_dilation(late_share, tolerated=BUSY_OVERRUN_SHARE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return tuple(replace(point, dilation=dilation) for point in points)
 
 
 def _prepared(method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False) -> Any:
@@ -216,7 +235,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, outcome: Outcome | None, wall_s: float = 0.0) -> Report:
+def _report(
+    job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, outcome: Outcome | None, wall_s: float = 0.0, dilation: float = 1.0
+) -> Report:
     report = Report(
         mode="simulate" if outcome is None else "execute",
         source="simulated",
@@ -235,6 +256,8 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     notes = outcome.notes + tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
+    if dilation > 1:
+        notes += (dilation_note(dilation),)
     if busy:
         late = f"{outcome.overrun_share:.0%} of the emulated devices' time was late, at most {BUSY_OVERRUN_SHARE:.0%} is valid"
         notes += (f"Host too busy: {late}. Close other programs and run again.",)
@@ -251,6 +274,7 @@ def _report(job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, o
         | {"whole run": wall_s},
         bytes=prediction.bytes | outcome.bytes,
         overrun_share=outcome.overrun_share,
+        dilation=dilation,
         valid=not busy,
         notes=notes,
         artifacts=outcome.artifacts,

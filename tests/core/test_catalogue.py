@@ -50,6 +50,14 @@ def test_the_default_cluster_is_four_unequal_devices_that_two_cores_carry():
     assert [device.flops_per_s / device.host_share for device in cluster.devices] == pytest.approx([60e9] * 4)
 
 
+def test_slower_links_are_slower_in_bandwidth_and_latency():
+    cluster = load_cluster(catalogue.DEFAULT_CLUSTER)
+    slower = cluster.with_slower_links(4.0)
+    assert slower.link(0, 3).transfer_s(10**6) == pytest.approx(4 * cluster.link(0, 3).transfer_s(10**6))
+    assert slower.link(1, 2).latency_s == pytest.approx(4 * cluster.link(1, 2).latency_s)
+    assert [device.host_share for device in slower.devices] == [0.5, 0.5, 0.27, 0.13]
+
+
 def test_the_papers_testbeds():
     env_b = load_cluster("pac-env-b")
     assert [device.model for device in env_b.devices] == ["jetson-nano-h", "jetson-nano-l", "jetson-tx2-h", "jetson-tx2-l"]

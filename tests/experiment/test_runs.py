@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tiny_job import EPOCHS
 
 from tests.experiment.running import KEPT_AFTER_A_RUN, run
+from workbench import calibration, experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.serial import from_json, to_json
@@ -56,6 +58,41 @@ def test_small_jobs(changes: dict, job: Job, tmp_path: Path) -> None:
     report = run(replace(job, **changes), tmp_path)
     assert len(report.epochs) == changes.get("epochs", EPOCHS)
     assert all(step.loss for step in report.steps)
+
+
+def test_a_dilation_is_found_once_stated_and_divided_out(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+
+    def three_times(late_share: Callable[[float], float]) -> float:
+        found.append(late_share(3.0))
+        return 3.0
+
+    monkeypatch.setattr(calibration, "find_dilation", three_times)
+    brief = replace(job, batch_size=8)
+    for folder in ("first", "second"):
+        report = run(brief, tmp_path / folder)
+        assert report.dilation == 3
+        assert any(note.startswith("Time dilation 3x") for note in report.notes)
+        assert 3 * sum(step.measured_s or 0.0 for step in report.steps) < report.phases_s["whole run"]
+        assert from_json(to_json(report), Report) == report
+    assert len(found) == 1
+    assert 0 <= found[0] < 1
+
+
+def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+
+    def not_enough(late_share: Callable[[float], float]) -> float:
+        found.append(1.0)
+        return 1.0
+
+    monkeypatch.setattr(calibration, "find_dilation", not_enough)
+    monkeypatch.setattr(experiment, "BUSY_OVERRUN_SHARE", -1.0)
+    brief = replace(job, batch_size=4, epochs=1)
+    for folder in ("first", "second"):
+        report = run(brief, tmp_path / folder)
+        assert (report.valid, report.dilation) == (False, 1.0)
+    assert len(found) == 2
 
 
 def test_files_of_other_people_stay(job: Job, tmp_path: Path) -> None:

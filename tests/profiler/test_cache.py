@@ -41,6 +41,15 @@ def test_another_key_or_machine_is_measured_anew(tmp_path, profile, monkeypatch)
     assert measure.calls == 3
 
 
+def test_what_is_forgotten_is_measured_again(tmp_path, profile):
+    measure = Measure(profile)
+    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
+    cache.forget({"model": "m"}, folder=tmp_path)
+    cache.forget({"model": "never kept"}, folder=tmp_path)
+    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
+    assert measure.calls == 2
+
+
 def test_refresh_measures_again(tmp_path, profile):
     measure = Measure(profile)
     cache.cached_profile({}, measure, folder=tmp_path)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of_two, on_executors, on_two_ranks, program
+from gloo_pairs import cluster_of_two, on_executors, on_ranks, on_two_ranks, program
 
-from workbench.core import Plan, Share, Stage
+from workbench.core import Cluster, Device, Link, Plan, Share, Stage
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.runtime.agreement import require_one_program
+from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import nbytes
 from workbench.runtime.transport import Transport
 from workbench.schedules import insert_transfers, one_f_one_b
@@ -71,6 +74,32 @@ class Layer:
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         return (None,) * len(op.writes)
+
+
+DEVICE = Device(name="device", flops_per_s=1e9, memory_bytes=1, link=Link(bytes_per_s=1e9))
+LONE = Cluster(name="one", devices=(DEVICE,))
+
+
+def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> None:
+    values = [Value("act", stage=number) for number in range(5)]
+    ops = tuple(Op("F", stage=number, reads=(values[number],), writes=(values[number + 1],)) for number in range(4))
+    schedule = Schedule(ops=(ops,), inputs=((values[0],),), outputs=((values[4],),))
+    context = RankContext(rank=0, world_size=1, device=DEVICE, cluster=LONE, fidelity="paced", dilation=4.0)
+    before_s, here_s = context.now_s(), time.monotonic()
+
+    def work(rank: int, transport: Transport) -> Execution:
+        with Executor(rank, transport, Pacer(1.0, dilation=context.dilation)) as executor:
+            handlers = {"F": lambda op, reads: (torch.ones(1),)}
+            paced = program(schedule, lambda value: Spec((1,)), F=0.01)
+            return executor.run(paced, handlers, {values[0]: torch.ones(1)}).in_device_time(context.dilation)
+
+    [done] = on_ranks(1, work)
+    elapsed_s = time.monotonic() - here_s
+    assert elapsed_s >= 4 * 4 * 0.01 - 0.005
+    assert before_s <= done.spans[0].start_s < done.spans[-1].end_s <= context.now_s()
+    assert done.spans[-1].end_s - done.spans[0].start_s <= elapsed_s / 4
+    assert all(before_s <= sample.time_s <= context.now_s() for sample in done.memory)
+    assert done.memory
 
 
 def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], factor: float = 1.0) -> list[tuple[Execution, Layer]]:

@@ -79,6 +79,11 @@ class TestKernelLinks:
             assert rates == [2_500_000, 12_500_000]
             assert filters > 0
             assert look(network.endpoints[2])[1] == [1_250_000]
+            network.shape(cluster.with_slower_links(2.0))
+            _, rates, filters_again = look(network.endpoints[0])
+            assert rates == [1_250_000, 6_250_000]
+            assert filters_again == filters
+            assert look(network.endpoints[2])[1] == [625_000]
 
     def test_namespaces_vanish_with_the_holder(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         network = EmulatedNetwork.create(make_cluster(2), tmp_path)

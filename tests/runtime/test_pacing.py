@@ -26,8 +26,8 @@ class FakeTime:
         return "done"
 
 
-def pacer(factor: float, fake: FakeTime) -> Pacer:
-    return Pacer(factor, clock=fake.clock, sleep=fake.sleep)
+def pacer(factor: float, fake: FakeTime, dilation: float = 1.0) -> Pacer:
+    return Pacer(factor, dilation=dilation, clock=fake.clock, sleep=fake.sleep)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 3.7, 8.0])
@@ -49,21 +49,55 @@ def test_overshoot_of_sleeps_does_not_add_up() -> None:
     assert device.overrun_share == 0
 
 
-def test_overrun_is_recorded() -> None:
+def test_what_the_next_operations_cannot_make_up_for_is_late() -> None:
     fake = FakeTime()
     device = pacer(2.0, fake)
     paced = device.run(lambda: fake.work(0.03), 0.01)
-    assert paced.late_s == pytest.approx(0.01)
+    assert paced.late_s == pytest.approx(0.006)  # of 10 ms, 4 are made up for
     device.run(lambda: fake.work(0.01), 0.01)
-    assert device.late_s == pytest.approx(0.01)
-    assert device.late_s == pytest.approx(0.01)
-    assert device.overrun_share == pytest.approx(0.01 / 0.05)
+    assert fake.now_s == pytest.approx(100.0 + 0.03 + 0.016)
+    assert device.late_s == pytest.approx(0.006)
+    assert device.overrun_share == pytest.approx(0.006 / 0.05)
+
+
+def test_short_operations_that_cost_the_host_more_are_made_up_for() -> None:
+    fake = FakeTime()
+    device = pacer(1.0, fake)
+    for _ in range(100):
+        device.run(lambda: fake.work(0.002), 0.0001)
+        device.run(lambda: fake.work(0.004), 0.01)
+    assert fake.now_s - 100.0 == pytest.approx(100 * 0.0101)
+    assert device.overrun_share == 0
+
+
+def test_a_host_that_is_always_a_little_too_slow_is_late() -> None:
+    fake = FakeTime()
+    device = pacer(1.0, fake)
+    for _ in range(100):
+        device.run(lambda: fake.work(0.011), 0.01)
+    assert device.late_s == pytest.approx(100 * 0.001 - 0.004)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_dilation_slows_every_operation_down_and_gives_the_host_time(stream: bool) -> None:
+    fake = FakeTime()
+    whole = pacer(2.0, fake, dilation=3.0)
+    device = whole.for_stream("npu") if stream else whole
+    for _ in range(100):
+        device.run(lambda: fake.work(0.05), 0.01)
+    assert fake.now_s - 100.0 == pytest.approx(100 * 2 * 3 * 0.01)
+    assert whole.paced_s == pytest.approx(100 * 2 * 3 * 0.01)
+    assert whole.overrun_share == 0
+    hurried = pacer(2.0, fake)
+    for _ in range(100):
+        hurried.run(lambda: fake.work(0.05), 0.01)
+    assert hurried.overrun_share == pytest.approx(0.6, abs=0.01)
 
 
 def test_late_wake_up_is_an_overrun() -> None:
     fake = FakeTime(overshoot_s=0.5)
     paced = pacer(2.0, fake).run(lambda: None, 0.01)
-    assert paced.late_s == pytest.approx(0.5)
+    assert paced.late_s == pytest.approx(0.496)
 
 
 def test_time_is_counted_from_when_the_device_could_have_begun() -> None:
@@ -80,8 +114,10 @@ def test_what_is_no_factor(factor: float) -> None:
 
 def test_without_pacing_an_operation_takes_what_it_takes() -> None:
     fake = FakeTime()
-    paced = pacer(0.0, fake).run(lambda: fake.work(0.001), 5.0)
-    assert paced.end_s - paced.start_s == pytest.approx(0.001)
+    device = pacer(0.0, fake)
+    paced = device.run(lambda: fake.work(0.1), 5.0)
+    assert paced.end_s - paced.start_s == pytest.approx(0.1)
+    assert paced.late_s == device.late_s == 0
 
 
 def test_with_the_real_clock() -> None:

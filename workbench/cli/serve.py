@@ -142,6 +142,7 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
         return replace(simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment())
     from workbench.experiment import require_emulated
     from workbench.methods.galaxy_plus.serving.hosts import measured_host
+    from workbench.methods.galaxy_plus.serving.serve import calibrate
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
     from workbench.runtime.engines import EngineCluster
 
@@ -153,6 +154,8 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
         say(event_line(event, cluster))
 
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
+        say("Calibrating: can this machine keep pace with the devices?")
+        calibrate(model, cluster, engines, host, stream=stream)
         report = serve_stream(model, cluster, engines, host, stream=stream, on_event=tell, **settings)
     return replace(report, environment=environment())
 

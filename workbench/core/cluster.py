@@ -111,6 +111,18 @@ class Cluster:
             pairs={pair: link for pair, link in self.pairs.items() if gone not in pair.split(">")},
         )
 
+    def with_slower_links(self, factor: float) -> Cluster:
+        """Return the cluster with all its links `factor` times slower, latency included."""
+
+        def slower(link: Link) -> Link:
+            return Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+
+        return replace(
+            self,
+            devices=tuple(replace(device, link=slower(device.link)) for device in self.devices),
+            pairs={pair: slower(link) for pair, link in self.pairs.items()},
+        )
+
     def slowed(self, rank: int, factor: float) -> Cluster:
         """Return the cluster with one device `factor` times slower (a straggler)."""
         device = self.devices[rank]

@@ -16,6 +16,11 @@ from workbench.core.serial import from_json, read_text, shown, to_json, write_te
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Source, Timeline, label_of
 
 
+def dilation_note(dilation: float) -> str:
+    """Return what a reader must know of a run whose devices were emulated more slowly than they are."""
+    return f"Time dilation {dilation:g}x: every second of the emulated devices took {dilation:g} s here, so that this host keeps pace."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimizer step.  predicted_s: simulated seconds of the very same step; measured_s: None if only simulated."""
@@ -42,7 +47,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One plan of a sweep: the median seconds of its steps, simulated and (if executed) measured."""
+    """One plan of a sweep: the median seconds of its steps, simulated and (if executed) measured.  dilation: see Report."""
 
     name: str
     plan: Plan
@@ -50,6 +55,7 @@ class SweepPoint:
     measured_s: float | None = None
     num_steps: int = 0
     overrun_share: float = 0.0
+    dilation: float = 1.0
 
     @property
     def mark(self) -> str:
@@ -61,6 +67,7 @@ class SweepPoint:
 class Report:
     """timelines: by name, such as 'first epoch, predicted'.  metrics: the chosen epoch's on the test split.
 
+    dilation: how many times slower the devices were emulated than they are; all times but that of the whole run are theirs.
     valid: False if the host was too busy for its emulated times to mean anything; notes say why.
     phases_s: seconds of what happened beside the epochs (set-up, profiling, redistribution).
     """
@@ -79,6 +86,7 @@ class Report:
     phases_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     overrun_share: float = 0.0
+    dilation: float = 1.0
     valid: bool = True
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)

@@ -122,8 +122,8 @@ class ServingReport:
     """Everything that a served stream was.  events, requests: in order of time.  num_lost: requests that got no answer.
 
     plans[0] was the first; every other was made by re-scheduling.  memory: resident bytes over time, (time_s, bytes of each device's
-    process by rank, and last the portal's).  valid: False if the host was too busy for its emulated times to mean anything, or if a fault
-    that was asked for never began; notes say which.
+    process by rank, and last the portal's).  dilation: see Report.  valid: False if the host was too busy for its emulated times to mean
+    anything, or if a fault that was asked for never began; notes say which.
     """
 
     source: Source
@@ -140,6 +140,7 @@ class ServingReport:
     memory: tuple[tuple[float, tuple[int, ...]], ...] = ()
     num_lost: int = 0
     overrun_share: float = 0.0
+    dilation: float = 1.0
     valid: bool = True
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)

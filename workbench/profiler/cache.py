@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -67,9 +68,7 @@ def cached(
     key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
     class.  An unreadable file is measured anew, and a folder that cannot be written to costs only the note.
     """
-    whole = {"host": host_fingerprint(), "key": dict(key)}
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
-    path = (folder or cache_folder() / "profiles") / f"{digest}.json"
+    whole, path = _place(key, folder)
     why = "asked for"
     if not refresh:
         try:
@@ -89,6 +88,19 @@ def cached(
     except WriteError as error:
         return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}"
     return profile, f"Profile measured now ({why})."
+
+
+def forget(key: Mapping[str, Any], *, folder: Path | None = None) -> None:
+    """Remove what is kept under `key` on this machine, if anything is."""
+    with contextlib.suppress(OSError):
+        _place(key, folder)[1].unlink()
+
+
+def _place(key: Mapping[str, Any], folder: Path | None) -> tuple[dict[str, Any], Path]:
+    """Return all that a measurement depends on, and its file."""
+    whole = {"host": host_fingerprint(), "key": dict(key)}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
+    return whole, (folder or cache_folder() / "profiles") / f"{digest}.json"
 
 
 def _age(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,8 @@ class RankContext:
     interface, address: what gloo binds to ('' leaves it to gloo).  rendezvous: a folder that is fresh in every run and the
     same for all ranks ('' under torchrun, whose environment names the rendezvous).  generation: number of the run.
     clock_offset_s: added to this rank's monotonic clock, it gives rank 0's.  local_folder: where this rank keeps large files
-    of its own ('' in the job's folder).
+    of its own ('' in the job's folder).  dilation: all emulated devices and links are so many times slower here, so that this machine keeps
+    pace with them; what is reported is in their own seconds (`now_s`).
     """
 
     rank: int
@@ -86,7 +88,12 @@ class RankContext:
     generation: int = 0
     clock_offset_s: float = 0.0
     local_folder: str = ""
+    dilation: float = 1.0
     channel: Channel | None = field(default=None, repr=False, compare=False)
+
+    def now_s(self) -> float:
+        """Return the monotonic clock in the emulated devices' seconds."""
+        return time.monotonic() / self.dilation
 
     def publish(self, event: Any) -> None:
         """Tell the parent; dict events may carry 'epoch' and 'step', which a later DeviceLostError names."""

@@ -60,6 +60,11 @@ class EngineSession:
         assert self._folder is not None
         return self._folder
 
+    def shape_links(self, cluster: DeviceCluster) -> None:
+        """Give the emulated links the rates of another cluster of the same devices."""
+        if self._network is not None:
+            self._network.shape(cluster)
+
     @property
     def healthy(self) -> bool:
         """Return whether everything that was started still runs."""

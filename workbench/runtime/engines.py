@@ -8,6 +8,7 @@ import functools
 import os
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class EngineCluster:
         self.cluster = cluster
         self.fidelity: Fidelity = fidelity
         self.fidelity_reason = reason
+        self._dilation = 1.0
         self._hard_memory = hard_memory
         self._session: EngineSession | None = None
         self._generation = 0
@@ -81,6 +83,22 @@ class EngineCluster:
     def device_names(self) -> tuple[str, ...]:
         """Return the names by rank."""
         return tuple(device.name for device in self.cluster.devices)
+
+    @property
+    def dilation(self) -> float:
+        """Return how many times slower than they are all devices and links are emulated."""
+        return self._dilation
+
+    def dilate(self, factor: float) -> None:
+        """Emulate all devices and links `factor` times slower than they are, from the next job on; reported times stay their own."""
+        if factor != self._dilation:
+            self._dilation = factor
+            if self._session is not None:
+                self._session.shape_links(self.cluster.with_slower_links(factor))
+
+    def now_s(self) -> float:
+        """Return the monotonic clock in the devices' seconds."""
+        return time.monotonic() / self._dilation
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
@@ -222,6 +240,7 @@ class EngineCluster:
             address=ends[rank].address if ends else "127.0.0.1",
             rendezvous=str(self._rendezvous),
             generation=self._generation,
+            dilation=self._dilation,
         )
 
     def stop(self) -> None:
@@ -241,12 +260,13 @@ class EngineCluster:
         if self._session is not None and not self._session.healthy:
             self.stop()
         if self._session is None:
+            cluster = self.cluster.with_slower_links(self._dilation)
             try:
-                session = EngineSession(self.cluster, self.fidelity, hard_memory=self._hard_memory)
+                session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
                 session.open(FIRST_TRY_S)
             except EnginesLate:
                 # Seen once in some hundred starts: the controller never finished one engine's registration.
-                session = EngineSession(self.cluster, self.fidelity, hard_memory=self._hard_memory)
+                session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
                 session.open()
             atexit.register(session.close)
             self._session = session

@@ -54,6 +54,15 @@ class Execution:
     memory: list[MemorySample] = field(default_factory=list)
     outputs: dict[Value, Any] = field(default_factory=dict)
 
+    def in_device_time(self, dilation: float) -> Execution:
+        """Return the same in the emulated devices' seconds, each of which took `dilation` seconds here (see RankContext)."""
+        spans = [
+            span._replace(start_s=span.start_s / dilation, end_s=span.end_s / dilation, late_s=span.late_s / dilation)
+            for span in self.spans
+        ]
+        memory = [sample._replace(time_s=sample.time_s / dilation) for sample in self.memory]
+        return Execution(spans=spans, memory=memory, outputs=self.outputs)
+
 
 class Executor:
     """The streams of one rank, as long as its group lives.  Close it, or use it as a context manager.

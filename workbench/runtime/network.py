@@ -116,6 +116,14 @@ class EmulatedNetwork:
             raise
         return cls(holder, from_json(answer, Layout, source="the network holder's answer"))
 
+    def shape(self, cluster: Cluster) -> None:
+        """Give the links the rates of another cluster of the same devices.  Raises RuntimeSetupError."""
+        assert self._holder.stdin is not None and self._holder.stdout is not None
+        self._holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
+        self._holder.stdin.flush()
+        if not self._holder.stdout.readline():
+            raise RuntimeSetupError("Other rates of the emulated links were asked for.", "The process that holds them ended.", "Run again.")
+
     def close(self) -> None:
         """End the holder: with it, and the engines, the namespaces vanish."""
         _end(self._holder)
@@ -184,9 +192,9 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 
 def _hold() -> None:
-    """Body of the holder: read a cluster, set its links up, say where they are, wait for the end of stdin."""
+    """Body of the holder: read a cluster, set its links up, say where they are; shape them again for each further one, until stdin ends."""
     from workbench.runtime.namespaces import become_root_of_new_user_namespace, has_network_privilege
-    from workbench.runtime.veth import build_links
+    from workbench.runtime.veth import build_links, shape_links
 
     cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")
     unprivileged = not has_network_privilege()
@@ -200,7 +208,9 @@ def _hold() -> None:
     )
     layout = to_json(Layout(endpoints=endpoints, latency=latency, unprivileged=unprivileged), indent=-1)
     print(layout, flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        shape_links(from_json(json.loads(line), Cluster, source="the caller's cluster"), [end.descriptor for end in ends])
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Slow a fast host down to an emulated device: deadline pacing of compute."""
+"""Slow a fast host down to an emulated device: deadline pacing of compute, and all devices together where the host is too slow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from workbench.core.errors import ConfigError
 
 T = TypeVar("T")
 
-# A sleep that overshoots its deadline by less than this (about one slice of the scheduler) is carried into the next deadline;
-# more is a host that was too busy to wake us, which no credit can hide.
+# What an operation ends after its deadline, up to this (about one slice of the scheduler), the next operations make up for; more is a host
+# that was too busy.
 _GRAIN_S = 4e-3
 
 
+LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+CALIBRATED_SHARE = 0.01
+"""Of the devices' time that may be late at the dilation that is chosen: well below what makes a run invalid."""
+
+
 class Paced(NamedTuple, Generic[T]):
-    """What a paced call returned and when it ran, in seconds of the pacer's clock.  late_s: how long after its deadline it ended."""
+    """What a paced call returned and when it ran, in seconds of the pacer's clock.
+
+    late_s: how long after its deadline it ended, beyond what the next operations make up for.
+    """
 
     result: T
     start_s: float
@@ -28,17 +36,23 @@ class Pacer:
     """Makes operations take as long as an emulated device would.
 
     An operation of c seconds ends no earlier than factor * c after it began: factor 1 on a healthy device, 4 on one that is four times
-    slower than its program says, 0 to run as fast as the host can.  Sleeps end a little after their deadline; that overshoot is credit for
-    the next deadline, so that it does not add up over thousands of operations.
-    Not for use by several threads at once: each compute stream has its own (`for_stream`), which add up to the device's.
+    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links are so many times slower
+    together, so that the host keeps pace (see RankContext).  Operations end a little after their deadlines: sleeps overshoot, and a short
+    operation costs the host more than the device.  The next deadlines are so much earlier, so that it does not add up over thousands of
+    operations.  Not for use by several threads at once: each compute stream has its own (`for_stream`), which add up to the device's.
     """
 
     def __init__(
-        self, factor: float = 1.0, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        factor: float = 1.0,
+        *,
+        dilation: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not 0 <= factor < float("inf"):
             raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be 0 or more.", "Give a factor such as 4, or 1 for none.")
-        self._factor = factor
+        self._factor, self._dilation = factor, dilation
         self._clock = clock
         self._sleep = sleep
         self._device = self
@@ -56,14 +70,14 @@ class Pacer:
 
     def for_stream(self, name: str) -> Pacer:
         """Return the pacer of a further compute stream of the device."""
-        stream = Pacer(clock=self._clock, sleep=self._sleep)
+        stream = Pacer(dilation=self._dilation, clock=self._clock, sleep=self._sleep)
         stream._device = self._device
         self._device._streams.append(stream)
         return stream
 
     def reset(self) -> None:
-        """Forget all overruns and credit."""
-        self._credit_s = 0.0
+        """Forget all overruns."""
+        self._behind_s = 0.0
         self._late_s = 0.0
         self._paced_s = 0.0
         for stream in self._streams:
@@ -79,18 +93,14 @@ class Pacer:
         start_s = now_s if begin_s is None else min(begin_s, now_s)
         result = function()
         done_s = self._clock()
-        duration_s *= self.factor
-        deadline_s = start_s + duration_s - self._credit_s
-        if done_s < deadline_s:
-            end_s = self.wait_until(deadline_s)
-            overshoot_s = end_s - deadline_s
-            late_s = 0.0 if overshoot_s <= _GRAIN_S else overshoot_s
-            self._credit_s = min(overshoot_s, _GRAIN_S)
-        else:
-            end_s = done_s
-            late_s = max(0.0, done_s - (start_s + duration_s))
-            # Part of the credit was spent by ending after the shortened but before the whole deadline.
-            self._credit_s = max(0.0, self._credit_s - max(0.0, start_s + duration_s - done_s))
+        if not self.factor:
+            return Paced(result, start_s, done_s, 0.0)
+        duration_s *= self.factor * self._dilation
+        deadline_s = start_s + duration_s - self._behind_s
+        end_s = self.wait_until(deadline_s) if done_s < deadline_s else done_s
+        overrun_s = end_s - deadline_s
+        self._behind_s = min(overrun_s, _GRAIN_S)
+        late_s = overrun_s - self._behind_s
         self._late_s += late_s
         self._paced_s += max(duration_s, end_s - start_s)
         return Paced(result, start_s, end_s, late_s)
@@ -116,4 +126,17 @@ class Pacer:
     @property
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
-        return self.late_s / self.paced_s if self.paced_s else 0.0
+        return self._late_s / self._paced_s if self._paced_s else 0.0
+
+
+def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
+    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late; its last if none is.
+
+    late_share(dilation): measured.  A device whose time is late to one half needs to be at least twice as slow, so dilations between are
+    left out.
+    """
+    dilation = LADDER[0]
+    while (share := late_share(dilation)) > tolerated and dilation < LADDER[-1]:
+        least = min(dilation / (1 - min(share, 0.9)), LADDER[-1])
+        dilation = next(step for step in LADDER if step > dilation and step >= least)
+    return dilation

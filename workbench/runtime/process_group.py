@@ -26,11 +26,12 @@ def open_group(
 ) -> dist.ProcessGroup:
     """Return a gloo group of all ranks; it is torch.distributed's default group until `close_group`.
 
-    timeout_s: after how long a silent peer is an error.  name: a fresh one for each group that one run opens.
+    timeout_s: after how long a silent peer is an error, in the devices' seconds.  name: a fresh one for each group that one run opens.
     is_wanted: asked while others are waited for; once it says no, waiting ends.
     Raises GroupNotFormedError, a RuntimeSetupError, which names the ranks that did not come.
     """
     close_group()
+    timeout_s *= context.dilation
     timeout = timedelta(seconds=timeout_s)
     asked = f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group '{name}'."
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
@@ -50,38 +50,48 @@ def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
     unshare(CLONE_NEWNET)
     descriptors = [new_network_namespace() for _ in cluster.devices]
     ends = tuple(LinkEnd(descriptor, INTERFACE, address_of(rank)) for rank, descriptor in enumerate(descriptors))
-    latency = True
     with _netlink() as hub:
         hub.link("add", ifname=_BRIDGE, kind="bridge")
         bridge = hub.link_lookup(ifname=_BRIDGE)[0]
         hub.link("set", index=bridge, state="up")
-        for rank, device in enumerate(cluster.devices):
+        for rank in range(cluster.world_size):
             port_name = f"port{rank}"
             hub.link("add", ifname=port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]})
             port = hub.link_lookup(ifname=port_name)[0]
-            rate = Rate(device.link.bytes_per_s, device.link.latency_s)
-            latency &= _shape(hub, port, rate, {})
             hub.link("set", index=port, master=bridge, state="up")
-    for rank, device in enumerate(cluster.devices):
-        pairs = {}
-        for name, link in cluster.pairs.items():
-            source, destination = name.split(">")
-            if source == device.name:
-                others = [other.name for other in cluster.devices]
-                pairs[address_of(others.index(destination))] = Rate(link.bytes_per_s, link.latency_s)
+    for rank in range(cluster.world_size):
         with _inside(descriptors[rank]), _netlink() as device_side:
             loopback = device_side.link_lookup(ifname="lo")[0]
             device_side.link("set", index=loopback, state="up")
             index = device_side.link_lookup(ifname=INTERFACE)[0]
             device_side.addr("add", index=index, address=address_of(rank), prefixlen=16)
-            latency &= _shape(device_side, index, Rate(device.link.bytes_per_s, device.link.latency_s), pairs)
             device_side.link("set", index=index, state="up")
-    return ends, latency
+    return ends, shape_links(cluster, descriptors)
+
+
+def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
+    """Give the links of `build_links` the cluster's rates; return whether latency is emulated.  Raises OSError where not allowed."""
+    latency = True
+    names = [device.name for device in cluster.devices]
+    for rank, device in enumerate(cluster.devices):
+        rate = Rate(device.link.bytes_per_s, device.link.latency_s)
+        pairs = {}
+        for name, link in cluster.pairs.items():
+            source, destination = name.split(">")
+            if source == device.name:
+                pairs[address_of(names.index(destination))] = Rate(link.bytes_per_s, link.latency_s)
+        with _netlink() as hub:
+            latency &= _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], rate, {})
+        with _inside(descriptors[rank]), _netlink() as device_side:
+            latency &= _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], rate, pairs)
+    return latency
 
 
 def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> bool:
     """Limit an interface's egress; return whether its latency could be set as well."""
     netlink.link("set", index=index, gso_max_size=_BURST_BYTES)
+    with contextlib.suppress(NetlinkError):  # none is there the first time
+        netlink.tc("del", "htb", index, _ROOT)
     netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
     latency = _add_class(netlink, index, _DEFAULT_CLASS, rate)
     for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):

@@ -17,7 +17,7 @@ from workbench.experiment import Fidelity
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.profiles import host_profile
-from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.galaxy_plus.serving.serve import calibrate, serve
 from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
@@ -158,6 +158,7 @@ def serve_here(
     """
     host = host_profile(prepare(job), ignore)
     engines = default_pool().acquire(cluster, fidelity)
+    calibrate(job.model, cluster, engines, host, stream=stream, first_plan=plan)
     return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)
 
 

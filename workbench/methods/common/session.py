@@ -32,7 +32,7 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, monotonic seconds.  loss: this rank's part of the mini-batch's mean loss.  busy_s: spent computing."""
+    """One step on one rank, seconds of the devices' clock.  loss: this rank's part of the mini-batch's mean.  busy_s: spent computing."""
 
     epoch: int
     step: int
@@ -142,14 +142,14 @@ class RankSession(Generic[AJob]):
         self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices])
         self.progress = DeviceReporter(context, budget)
         self.slows_down = rank_job.is_paced and context.fidelity != "real"
-        self.pacer = Pacer(1.0 if self.slows_down else 0.0)
+        self.pacer = Pacer(1.0 if self.slows_down else 0.0, dilation=context.dilation)
         paced = context.fidelity == "paced" and self.slows_down
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=rank_job.cluster, rank=self.rank) if paced else None,
-            timeout_s=rank_job.timeout_s,
+            paced_links=PacedLinks(cluster=rank_job.cluster.with_slower_links(context.dilation), rank=self.rank) if paced else None,
+            timeout_s=rank_job.timeout_s * context.dilation,
         )
         self.executor = Executor(self.rank, transport, self.pacer)
 
@@ -160,9 +160,9 @@ class RankSession(Generic[AJob]):
         self.executor.close()
 
     def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
-        """Run this rank's part of a program; inputs that are not given are tokens."""
+        """Run this rank's part of a program; return what it did, in the device's own seconds.  Inputs that are not given are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
-        return self.executor.run(program, handlers, contents)
+        return self.executor.run(program, handlers, contents).in_device_time(self.context.dilation)
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
         """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""
@@ -189,7 +189,9 @@ class RankSession(Generic[AJob]):
             wanted.add(frozenset(plan.cached.ranks))
         for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):
             if len(ranks) > 1 and ranks not in self._subgroups:
-                self._subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=self.rank_job.timeout_s))
+                self._subgroups[ranks] = dist.new_group(
+                    list(ranks), backend="gloo", timeout=timedelta(seconds=self.rank_job.timeout_s * self.context.dilation)
+                )
 
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         return self._subgroups[tuple(sorted(ranks))]

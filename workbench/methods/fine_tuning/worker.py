@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from workbench.core.serial import from_json, to_json, write_text
@@ -107,9 +106,9 @@ class _Run:
             self._result.resumed_at = (epoch, begin)
         log.begin()
         session.progress.phase(IDLE if self._index is None else f"epoch {epoch + 1}", epoch)
-        start_s = time.monotonic()
+        start_s = self._session.context.now_s()
         traces = log.done + train_epoch(session, rank_job, steps, compute, optimizer, epoch=epoch, begin=begin, note=log)
-        self._result.phases_s[f"epoch {epoch + 1}"] = (start_s, time.monotonic())
+        self._result.phases_s[f"epoch {epoch + 1}"] = (start_s, self._session.context.now_s())
         self._result.steps += traces
         if self._is_writer and optimizer is not None and self._index is not None:
             save_stage(rank_job.folder, epoch, self._index, optimizer)

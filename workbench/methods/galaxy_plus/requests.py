@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a device did for a request, in seconds of its monotonic clock.  output: on the plan's first device alone.
+    """What a device did for a request, in seconds of the device's monotonic clock.  output: on the plan's first device alone.
 
     start_s, end_s: of its own computing (equal on a device that computed nothing).
     """

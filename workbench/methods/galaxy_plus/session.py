@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -104,13 +103,15 @@ class InferenceSession:
         self.stacks = stack_shapes(self.layout)
         self._source: WeightSource | None = None
         self.is_paced = setup.host is not None and context.fidelity != "real"
-        self.pacer = pacer or Pacer(1.0 if self.is_paced else 0.0)
+        self.pacer = pacer or Pacer(1.0 if self.is_paced else 0.0, dilation=context.dilation)
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=setup.cluster, rank=self.rank) if self.is_paced and context.fidelity == "paced" else None,
-            timeout_s=setup.timeout_s,
+            paced_links=PacedLinks(cluster=setup.cluster.with_slower_links(context.dilation), rank=self.rank)
+            if self.is_paced and context.fidelity == "paced"
+            else None,
+            timeout_s=setup.timeout_s * context.dilation,
             peers=self._peers,
         )
         self.executor = Executor(self.rank, transport, self.pacer)
@@ -176,7 +177,7 @@ class InferenceSession:
         """
         shard = holding.shard
         if shard is None:
-            now = time.monotonic()
+            now = self.context.now_s()
             return Answer(None, now, now)
         check_request(request, self.layout)
         prepared = self.prepare(holding.plan, request)
@@ -227,11 +228,11 @@ class InferenceSession:
         return answer
 
     def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
-        begin = time.monotonic()
+        begin = self.context.now_s()
         layout, program = prepared
         inputs: dict[Value, object] = {value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
         self.executor.idle()
-        done = self.executor.run(program, handlers.table(), inputs)
+        done = self.executor.run(program, handlers.table(), inputs).in_device_time(self.context.dilation)
         computed = [span for span in done.spans if not span.op.is_communication]
         output = next(iter(done.outputs.values()), None)
         return Answer(
@@ -263,7 +264,10 @@ class InferenceSession:
         if members not in self._subgroups:
             numbers = [self._peers[rank] for rank in members]
             self._subgroups[members] = dist.new_group(
-                numbers, backend="gloo", timeout=timedelta(seconds=self.setup.timeout_s), use_local_synchronization=True
+                numbers,
+                backend="gloo",
+                timeout=timedelta(seconds=self.setup.timeout_s * self.context.dilation),
+                use_local_synchronization=True,
             )
         return self._subgroups[members]
 

@@ -42,7 +42,7 @@ class RankJob:
 
 
 class RequestTrace(NamedTuple):
-    """One request on one rank, monotonic seconds.  busy_s: spent computing.  token_s: of each further token."""
+    """One request on one rank, seconds of the device's monotonic clock.  busy_s: spent computing.  token_s: of each further token."""
 
     start_s: float
     end_s: float
@@ -118,9 +118,9 @@ class _Run:
         """Load, warm up, answer every request."""
         session, job, result = self._session, self._job, self._result
         self._tell(LOADING)
-        begin = time.monotonic()
+        begin = self._context.now_s()
         holding = session.load(job.plan)
-        result.load_s = time.monotonic() - begin
+        result.load_s = self._context.now_s() - begin
         release_free_memory()
         result.nbytes["weights"] = holding.nbytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes

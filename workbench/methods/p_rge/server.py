@@ -116,8 +116,9 @@ class _Server:
         expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.length) + layers_seconds(layers, STEP, 1, 1)
         if not expected_s:
             return 1.0
-        paced = Pacer(self._factor).run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
-        return (paced.end_s - paced.start_s - paced.late_s) / expected_s
+        pacer = Pacer(self._factor, dilation=self._context.dilation)
+        paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
+        return (paced.end_s - paced.start_s - paced.late_s) / (self._context.dilation * expected_s)
 
     def _train(self, command: Train) -> RankPart:
         job, rank = command.job, self._place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +126,7 @@ class Training:
             epoch=epoch,
             step=number,
             samples=samples,
-            start_s=min((span.start_s for span in spans), default=time.monotonic()),
+            start_s=min((span.start_s for span in spans), default=session.context.now_s()),
             end_s=max((span.end_s for span in computed), default=0.0),
             loss=self._loss_share * sum(handlers.losses.values()) / len(handlers.losses),
             spans=tuple(spans) if keep else (),

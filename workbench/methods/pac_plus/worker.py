@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -310,6 +309,6 @@ class _Run:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
+        start = self._session.context.now_s()
         yield
-        self._result.phases_s[name] = (start, time.monotonic())
+        self._result.phases_s[name] = (start, self._session.context.now_s())

@@ -120,7 +120,7 @@ class BlockReport(NamedTuple):
 class Served(NamedTuple):
     """A request was answered.  output: on the plan's first device (numpy).
 
-    start_s, end_s: of this device's computing, on the machine's monotonic clock, of which it computed busy_s.
+    start_s, end_s: of this device's computing, on the devices' monotonic clock, of which it computed busy_s.
     late_s, paced_s: of the pacer, in this request.
     """
 

@@ -50,6 +50,7 @@ class Portal:
     """Serves one stream; used once.  Times are seconds since the first request was let in.
 
     requests: served in turn, all of one length.  answered: told of every answer.  memory: of the devices, and last of the portal.
+    clock: the devices' (see EngineCluster.now_s).
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Portal:
         requests: Sequence[Request],
         judge: Judge,
         answered: Callable[[ServedRequest], None] = lambda request: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._fleet, self._placement, self._rescheduler = fleet, placement, rescheduler
         self._settings, self._log, self._samples = settings, log, samples
         self._queue, self._requests, self._judge, self._answered = queue, requests, judge, answered
@@ -100,7 +103,7 @@ class Portal:
     @property
     def now_s(self) -> float:
         """Return the seconds of the service, 0 before it begins."""
-        return max(0.0, time.monotonic() - self._begin_s)
+        return max(0.0, self._clock() - self._begin_s)
 
     @property
     def _is_undecided(self) -> bool:
@@ -170,7 +173,7 @@ class Portal:
     def _watch(self) -> None:
         """Listen for signs of life, sample memory, and hand the reports of a period in."""
         now_s, attempt = self.now_s, self._attempt
-        if attempt is not None and time.monotonic() - attempt.since_s > self._settings.request_timeout_s:
+        if attempt is not None and self._clock() - attempt.since_s > self._settings.request_timeout_s:
             self._repeat()
         self._fleet.listen()
         if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
@@ -242,7 +245,7 @@ class Portal:
                 f"Request {request.number} was to be served.", f"{_MOST_ATTEMPTS} attempts failed.", "Look at the events for the reason."
             )
         self._starts.setdefault(request.number, self.now_s)
-        self._attempt = attempt = _Attempt(request, current, self._num_attempts[request.number], time.monotonic())
+        self._attempt = attempt = _Attempt(request, current, self._num_attempts[request.number], self._clock())
         content = self._requests[request.number % len(self._requests)]
         for rank in plan.ranks:
             own = content if rank == plan.ranks[0] else content._replace(ids=None, decoder_ids=None)
@@ -266,7 +269,7 @@ class Portal:
         if told.number == _WARM_UP:
             self._num_warm += is_answer
             if self._num_warm == _WARM_UPS and self._begin_s == math.inf:
-                self._begin_s = time.monotonic()
+                self._begin_s = self._clock()
             return
         self._samples.busy(rank, Busy(told.start_s - self._begin_s, told.end_s - self._begin_s, told.busy_s))
         self.late_s += told.late_s

@@ -25,11 +25,12 @@ class ReportingPacer(Pacer):
         is_emulated: bool,
         every_s: float,
         tell: Callable[[dict[int, float]], None],
+        dilation: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(factor, clock=clock, sleep=sleep)
-        self._is_emulated, self._every_s, self._tell = is_emulated, every_s, tell
+        super().__init__(factor, dilation=dilation, clock=clock, sleep=sleep)
+        self._is_emulated, self._every_s, self._tell = is_emulated, every_s * dilation, tell
         self._blocks: dict[int, float] = {}
         self._told_s = clock()
 
@@ -38,7 +39,7 @@ class ReportingPacer(Pacer):
         done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
             block = function.args[0].stage
-            seconds = done.end_s - done.start_s - (done.late_s if self._is_emulated else 0.0)
+            seconds = (done.end_s - done.start_s - (done.late_s if self._is_emulated else 0.0)) / self._dilation
             self._blocks[block] = self._blocks.get(block, 0.0) + seconds
             if done.end_s - self._told_s > self._every_s:
                 self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: those before are whole

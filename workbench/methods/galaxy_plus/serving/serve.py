@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.report import dilation_note
 from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.galaxy_plus.requests import Request
@@ -24,8 +26,10 @@ from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.pacing import find_dilation
 
 DEFAULT_LENGTH = 64
+CALIBRATING_REQUESTS = 16
 
 
 def serve(
@@ -90,11 +94,13 @@ def serve(
             asked,
             lambda number, output: is_right(output, answers[number % len(answers)]),
             on_request,
+            engines.now_s,
         )
         portal.run(is_over)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0
     end_s = max((request.end_s for request in log.requests), default=0.0)
     notes = () if faults is schedule else never_begun(schedule.faults, cluster, end_s)  # a schedule's times are guesses
+    slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
     if overrun_share > BUSY_OVERRUN_SHARE:
         notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
     return ServingReport(
@@ -112,6 +118,26 @@ def serve(
         memory=tuple(portal.memory),
         num_lost=stream.num_requests - len(log.requests),
         overrun_share=overrun_share,
+        dilation=engines.dilation,
         valid=not notes,
-        notes=notes,
+        notes=notes + slowed,
     )
+
+
+def calibrate(
+    model: str,
+    cluster: Cluster,
+    engines: EngineCluster,
+    host: InferenceProfile,
+    *,
+    stream: StreamSettings,
+    first_plan: InferencePlan | None = None,
+) -> None:
+    """Set the engines' dilation so that this machine keeps pace, by some requests that nobody counts."""
+    short = replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)
+
+    def late_share(dilation: float) -> float:
+        engines.dilate(dilation)
+        return serve(model, cluster, engines, host, stream=short, first_plan=first_plan).overrun_share
+
+    find_dilation(late_share)

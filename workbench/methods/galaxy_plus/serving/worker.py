@@ -89,7 +89,13 @@ class _Worker:
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._serving: Serve | None = None
         self._busy_since_s: float | None = None
-        self._pacer = ReportingPacer(float(self._is_paced), is_emulated=self._is_paced, every_s=setup.report_every_s, tell=self._report)
+        self._pacer = ReportingPacer(
+            float(self._is_paced),
+            is_emulated=self._is_paced,
+            every_s=setup.report_every_s,
+            tell=self._report,
+            dilation=context.dilation,
+        )
         self._listener = CommandListener(context, setup.address, self._take)
         context.publish(Ready())
 
@@ -111,7 +117,7 @@ class _Worker:
                 continue
             if isinstance(command, Stop):
                 return
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = self._context.now_s()
             self._do(command)
             self._busy_since_s = None
 
@@ -140,7 +146,7 @@ class _Worker:
                     session.executor.abort(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
             case Ping():
                 since_s = self._busy_since_s
-                self._context.publish(Pong(0.0 if since_s is None else time.monotonic() - since_s))
+                self._context.publish(Pong(0.0 if since_s is None else self._context.now_s() - since_s))
             case Load():
                 self._wanted = command.plan
                 threading.Thread(target=self._load, args=(command,), name=f"load plan {command.plan}", daemon=True).start()
@@ -157,19 +163,20 @@ class _Worker:
                 self._context.publish(self._loaded(command))
 
     def _loaded(self, command: Load) -> Loaded:
-        begin_s = time.monotonic()
+        now_s, begin_s = self._context.now_s, self._context.now_s()
         try:
             if command.in_place:
                 self._holdings.clear()
             shard, read_bytes = self._shard(command.specs[self._context.rank], release=command.in_place)
             program = self._programs.sequence(command.made, command.lengths).program.to_text()
         except Exception as error:  # of whatever kind: the portal waits for a word
-            return Loaded(command.plan, time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
+            return Loaded(command.plan, now_s() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
         if self._is_paced and self._setup.storage_bytes_per_s:
-            time.sleep(max(0.0, begin_s + read_bytes / self._setup.storage_bytes_per_s - time.monotonic()))
+            left_s = begin_s + read_bytes / self._setup.storage_bytes_per_s - now_s()
+            time.sleep(max(0.0, left_s) * self._context.dilation)
         self._newest = shard
         self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
-        return Loaded(command.plan, time.monotonic() - begin_s, read_bytes, shard.held_bytes, program=program)
+        return Loaded(command.plan, now_s() - begin_s, read_bytes, shard.held_bytes, program=program)
 
     def _shard(self, spec: ShardSpec, *, release: bool) -> tuple[ModelShard, int]:
         """Return what a specification asks for, and the bytes that were read for it."""
@@ -268,10 +275,10 @@ class _Worker:
         if self._is_paced and host is not None:
             costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
             expected_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
-        pacer = Pacer(self._slow_down)
+        pacer = Pacer(self._slow_down, dilation=self._context.dilation)
         rounds = [pacer.run(lambda: (hidden @ up) @ up.T, expected_s) for _ in range(_PROBE_ROUNDS)]
         seconds = rounds[-1].end_s - rounds[0].start_s
         if expected_s > 0:
-            return Probed((seconds - pacer.late_s) / (_PROBE_ROUNDS * expected_s))
+            return Probed((seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s))
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return Probed(seconds / self._fastest_probe_s)

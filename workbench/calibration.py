@@ -1,0 +1,62 @@
+"""Find the time dilation with which this machine keeps pace with the devices that it emulates.
+
+All devices and links are emulated so many times slower than they are, and times are divided by it: ratios stay what they are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.serial import to_json
+from workbench.methods.base import Event, Method, Notify
+from workbench.profiler.cache import cached, forget
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.pacing import find_dilation
+
+_STEPS_S = 1.0
+_FEWEST_STEPS, _MOST_STEPS = 2, 8
+
+
+class Calibration:
+    """The dilation of one job's plan on one cluster, measured once by some steps that nobody counts, and kept for later runs."""
+
+    def __init__(self, method: Method, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, engines: EngineCluster) -> None:
+        job: Job = prepared.job
+        self._key = {
+            "dilation of": [job.method, job.model, job.task, job.batch_size, job.micro_batches, job.max_length, to_json(job.options)],
+            "cluster": to_json(cluster),
+            "plan": to_json(plan),
+            "links": engines.fidelity,
+        }
+        self._method, self._prepared, self._profile, self._plan, self._engines = method, prepared, profile, plan, engines
+
+    def dilate(self, step_s: float, notify: Notify) -> float:
+        """Set the engines' dilation to what is kept, or to what is measured now, and return it.  step_s: what a step should take."""
+
+        def measure() -> float:
+            notify(Event("phase", message="Calibrating (once): can this machine keep pace with the devices?"))
+            num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS))
+            return find_dilation(lambda dilation: self._late_share(dilation, num_steps))
+
+        found, _ = cached(self._key, measure, float)
+        self._engines.dilate(found)
+        return found
+
+    def forget(self) -> None:
+        """Let the next run measure again: this one was late."""
+        forget(self._key)
+
+    def _late_share(self, dilation: float, num_steps: int) -> float:
+        self._engines.dilate(dilation)
+        with tempfile.TemporaryDirectory(prefix="workbench-calibration-") as folder:
+            [point] = self._method.sweep(
+                self._prepared, self._profile, self._engines.cluster, {"": self._plan}, self._engines,
+                num_steps=num_steps, folder=Path(folder) / "run",
+            )  # fmt: skip
+        return point.overrun_share
