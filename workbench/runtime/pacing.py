@@ -126,7 +126,7 @@ class Pacer:
     @property
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
-        return self._late_s / self._paced_s if self._paced_s else 0.0
+        return self.late_s / self.paced_s if self.paced_s else 0.0
 
 
 def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
