@@ -19,6 +19,7 @@ FLOORS = (
     ("models", "tasks", "profiler"),
     ("runtime",),
     ("methods",),
+    ("calibration",),
     ("experiment", "progress"),
     ("survey",),
     ("reproduce",),
