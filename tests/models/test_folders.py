@@ -66,6 +66,11 @@ def content(name: str, data: bytes) -> Spoil:
     return lambda folder: (folder / name).write_bytes(data)
 
 
+def header(data: bytes) -> Spoil:
+    """Return what replaces the weights by a header and 40 bytes of numbers."""
+    return content("model.safetensors", struct.pack("<Q", len(data)) + data + bytes(40))
+
+
 def another(name: str, like: str) -> Spoil:
     """Return what adds a tensor of the shape of another one."""
     return tensors(lambda found: found | {name: torch.randn(next(found[key].shape for key in found if key.endswith(like)))})
@@ -231,9 +236,30 @@ def test_missing_weights_are_named_on_every_path(family: str, tmp_path: Path) ->
             assert "\n" not in str(caught.value), way
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_that_no_model_has_are_refused_in_every_family(family: str, tmp_path: Path) -> None:
+    """Whatever a family calls them: not all of transformers' configurations check the names that stand for others."""
+    folder = write(tmp_path, family)
+    text = (folder / "config.json").read_text()
+    for field in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+        for value in ("six", -1, 0, 10**9, 2.5, None, [6]):
+            settings(**{field: value})(folder)
+            with pytest.raises(WorkbenchError) as caught:
+                whole(str(folder), *batch_for(family))
+            assert "\n" not in str(caught.value) and "asked for" in str(caught.value)
+            (folder / "config.json").write_text(text)
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("good"), "bert")
+
+
+def test_a_dtype_that_is_none_is_refused(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((good / "config.json").read_text())
+    settings(dtype=3)(tmp_path)
+    with pytest.raises(WorkbenchError, match="Its configuration makes no model"):
+        model_facts(str(tmp_path))
 
 
 def unpickles(folder: Path) -> None:
@@ -247,13 +273,17 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "weights empty": (content(WEIGHTS, b""), "truncated"),
     "weights of 7 bytes": (content(WEIGHTS, b"1234567"), "truncated"),
     "header of 2^60 bytes": (content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),
-    "header that is a list": (content(WEIGHTS, struct.pack("<Q", 4) + b"[12]"), "do not load"),
-    "header without offsets": (content(WEIGHTS, struct.pack("<Q", 13) + b'{"a":{"b":1}}'), "do not load"),
+    "header that is a list": (header(b"[12]"), "malformed: Expected `object`, got `array`"),
+    "header without offsets": (header(b'{"a":{"b":1}}'), "malformed: .*dtype"),
+    "header with the bytes of another shape": (
+        header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'),
+        "a has other bytes than its shape",
+    ),
     "noise": (content(WEIGHTS, bytes(range(200, 256)) * 40), "do not load"),
     "pickle": (unpickles, "no file named model.safetensors"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no file named model.safetensors"),
-    "index malformed": (content(INDEX, b"{"), "do not load"),
-    "index that is a list": (content(INDEX, b"[]"), "do not load"),
+    "index malformed": (content(INDEX, b"{"), "index.json' is malformed"),
+    "index that is a list": (content(INDEX, b"[]"), "malformed: Expected `object`"),
     "index of a missing file": (content(INDEX, b'{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors"),
     "index that leads outside": (content(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "not in the folder"),
     "hidden_size 128": (settings(hidden_size=128), r"\(32,\), by its configuration \(128,\)"),
@@ -266,6 +296,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "layers 3": (settings(num_hidden_layers=3), "4 layers"),
     "layers 0": (settings(num_hidden_layers=0), "num_hidden_layers = 0"),
     "layers 10^9": (settings(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
+    "padding behind the vocabulary": (settings(pad_token_id=10**9), "[Pp]adding_idx"),
     "vocabulary -1": (settings(vocab_size=-1), "vocab_size = -1"),
     "vocabulary 7": (settings(vocab_size=7), r"\(7, 32\)"),
     "positions 10^12": (settings(max_position_embeddings=10**12), "max_position_embeddings"),

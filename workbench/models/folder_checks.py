@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.core.errors import MissingDataError
+from workbench.core.serial import shown
 from workbench.models.families import Decoder, Family, family_of
 
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
@@ -30,8 +31,10 @@ def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None
     limits |= dict.fromkeys(set() if family.reads_images else {"vocab_size", "max_position_embeddings"}, MOST_TOKENS)
     for field, most in limits.items():
         value = getattr(config, field, 1)
-        if value is not None and not 1 <= value <= most:
-            raise MissingDataError(asked, f"Its configuration has {field} = {value}, which must be 1 to {most}.", "Mend its config.json.")
+        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            raise MissingDataError(
+                asked, f"Its configuration has {field} = {shown(value)}, which must be 1 to {most}.", "Mend its config.json."
+            )
     for part, field in parts:
         path = part.layers
         for ours, theirs in family.stored_names.items():

@@ -212,7 +212,7 @@ def _skeleton(name: str, config: Any) -> Any:
     """Return the base model of a configuration; who calls this gives its parameters no memory."""
     try:
         return _from_config(config)
-    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a library says of a configuration that a user gave
         asked = f"The model '{name}' was asked for."
         raise MissingDataError(asked, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from workbench.core.serial import shown
 from workbench.models.families import Family
 from workbench.models.language_model_head import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
+
+T = TypeVar("T")
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
 
@@ -57,10 +62,10 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model folder by name, None if it holds no safetensors files.  Raises OSError if one is damaged."""
+    """Return the tensors of a model folder by name, None if it holds no safetensors files.  Raises OSError or ValueError if damaged."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = sorted(set(_decoded(index, index.read_bytes(), _Index).weight_map.values()))
         outside = next((name for name in files if Path(name).name != name), None)
         if outside is not None:
             raise ValueError(f"its index names '{outside}', which is not in the folder")
@@ -76,16 +81,40 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
             if 8 + length > size:
                 raise OSError(f"'{path}' is truncated")
-            header: dict[str, Any] = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        for key, entry in header.items():
-            if entry["dtype"] not in _DTYPES:
+            header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
+        for key, raw in header.items():
+            if key == "__metadata__" or (entry := _decoded(path, raw, _Entry)).dtype not in _DTYPES:
                 continue
-            begin, end = entry["data_offsets"]
+            dtype, (begin, end) = _DTYPES[entry.dtype], entry.data_offsets
             if 8 + length + end > size:
                 raise OSError(f"'{path}' is truncated")
-            found[key] = StoredTensor(path, _DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + begin)
+            if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:
+                raise ValueError(f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}")
+            found[key] = StoredTensor(path, dtype, entry.shape, 8 + length + begin)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """Which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A tensor in a safetensors file's header."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"'{path}' is malformed: {error}") from error
 
 
 class _LargeOnMeta(TorchFunctionMode):
