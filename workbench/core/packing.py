@@ -21,9 +21,19 @@ def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
     """
     if not width:
         return None
-    found = min((_filled(lengths, count) for count in range(1, len(lengths) + 1)), key=lambda packs: _work(packs, lengths, width))
+    total, longest = sum(lengths), max(lengths)
+    # The least work that so many packs could be: numbers of packs whose least is too much are not tried.
+    least = sorted((_work(count, max(longest, -(-total // count)), width), count) for count in range(1, len(lengths) + 1))
+    best: tuple[int, int, Packs] | None = None
+    for bound, count in least:
+        if best is not None and bound > best[0]:
+            break
+        packs = _filled(lengths, count)
+        found = (_work(count, pack_length(packs, lengths), width), count, packs)
+        best = found if best is None else min(best, found)
+    assert best is not None
     worth = (1 - LEAST_SAVING) * len(lengths) * padded * (_LINEAR * width + padded)
-    return found if _work(found, lengths, width) <= worth else None
+    return best[2] if best[0] <= worth else None
 
 
 def pack_length(packs: Packs, lengths: Sequence[int]) -> int:
@@ -48,6 +58,5 @@ def _filled(lengths: Sequence[int], count: int) -> Packs:
     return tuple(tuple(sorted(pack)) for pack in packs)
 
 
-def _work(packs: Packs, lengths: Sequence[int], width: int) -> int:
-    longest = pack_length(packs, lengths)
-    return len(packs) * longest * (_LINEAR * width + longest)
+def _work(count: int, tokens: int, width: int) -> int:
+    return count * tokens * (_LINEAR * width + tokens)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
-from workbench.core.ranges import Count, Positive, Width
+from workbench.core.ranges import Positive, Width
 from workbench.methods.options import read_options, require_width
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
@@ -54,7 +56,7 @@ class PRGEOptions:
 
     queries: Width = 4
     epsilon: Positive = 1e-2
-    steps: Count | None = None
+    steps: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     execution: Choice = "auto"
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
