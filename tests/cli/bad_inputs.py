@@ -133,6 +133,8 @@ serve --rate x
 serve --length -1
 serve --length x
 serve --model tiny-bert --mode simulate --length 100000
+serve --mode simulate --length 513
+serve --length 100000
 serve --seed x
 serve --reaction panic
 serve --slow-factor 1
@@ -251,6 +253,7 @@ epsilon=-1
 epsilon=nan -> epsilon
 steps=0
 steps=-1
+steps=1000000000
 execution=best
 loss=hinge
 words=bad
@@ -445,6 +448,7 @@ cluster.devices.0.memory_bytes = -1 -> memory_bytes
 cluster.devices.0.flops_per_s = "fast" -> fast
 plan = 5 -> plan
 plan.stages = 5 -> stages
+plan.stages = [] -> without stages
 steps = 5 -> steps
 steps.0.loss = "low" -> low
 steps.0.epoch = "first" -> first

@@ -164,7 +164,7 @@ def _require_length(model: str, length: int) -> None:
     from workbench.models.sharding import model_layout
     from workbench.profiler.descriptions import MODELS
 
-    most = 0 if model in MODELS else model_layout(model).max_length
+    most = MODELS[model].positions if model in MODELS else model_layout(model).max_length
     if most and length > most:
         raise ConfigError(f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length.")
 

@@ -77,6 +77,8 @@ class Plan:
                 "Both must be at least 1.",
                 "Raise them.",
             )
+        if not self.stages:
+            raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
         at = 0
         for stage in self.stages:
             if stage.start != at:
