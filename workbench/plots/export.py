@@ -154,10 +154,10 @@ def frames(drawn: Iterable[Captioned]) -> Markup:
     """Return figures, each in the file that its name says, as frames of a page."""
     frame = Markup(
         "<figure><figcaption>{caption} <a href='{name}.html'>alone</a></figcaption>"
-        "<iframe src='{name}.html' title='{caption}' loading='lazy' style='height:{height}px'></iframe></figure>"
+        "<iframe src='{name}.html' title='{caption}' loading='lazy' scrolling='no' style='height:{height}px'></iframe></figure>"
     )
     return Markup("\n").join(
-        frame.format(name=name, caption=caption, height=int(figure.layout.height) + 40) for name, caption, figure in drawn
+        frame.format(name=name, caption=caption, height=int(figure.layout.height) + 16) for name, caption, figure in drawn
     )
 
 
