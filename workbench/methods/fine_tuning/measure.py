@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import LayerProfile
 from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext, Targets
 from workbench.methods.fine_tuning.layout import TARGET_LENGTH
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
 from workbench.profiler.timing import Call, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-
-KINDS = ("F", "B")
-
-
-class _Span(NamedTuple):
-    """Layers [start, stop) of one stack of like layers, measured apart: the whole stack, its first or its last layer."""
-
-    start: int
-    stop: int
 
 
 def measure_layers(
@@ -38,47 +27,29 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed.
-
-    Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
-    so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
-    """
+    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks)."""
     lengths = (*(length for length in lengths if length < max_length), max_length)
-    border, count = stack.num_encoder_layers, stack.num_layers
-    stacks = [_Span(0, count)] if border is None else [_Span(0, border), _Span(border, count)]
-    benches: dict[_Span, _Bench] = {}
-    for own in stacks:
-        for span in (own, _Span(own.start, own.start + 1), _Span(own.stop - 1, own.stop)):
-            if span not in benches:
-                benches[span] = _Bench(stack, config, span)
-    makers: dict[str, Callable[[int, int], Call]] = {}
-    for span, bench in benches.items():
-        makers |= {f"{span} F": bench.forward, f"{span} B": bench.backward}
-    grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
+    stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
+    benches = {span: _Bench(stack, config, span) for span in stacks.spans}
+    makers = {span: {"F": bench.forward, "B": bench.backward} for span, bench in benches.items()}
+    times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s)
     contexts = {span: bench.context_bytes() for span, bench in benches.items()}
-    sizes = [_parameter_bytes(stack, config, index) for index in range(count)]
+    sizes = [_parameter_bytes(stack, config, index) for index in range(stack.num_layers)]
     # One optimizer for all layers, as in a run: many small ones would pay their overhead each time.
-    whole = benches.get(_Span(0, count)) or _Bench(stack, config, _Span(0, count))
+    whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
     step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=5.0)["STEP"]
     trainable = sum(trained for _, trained in sizes)
-    layers = []
-    for own in stacks:
-        for index in range(own.start, own.stop):
-            times = {kind: _grid({span: grids[f"{span} {kind}"] for span in benches}, own, index) for kind in KINDS}
-            times["STEP"] = step.scaled(sizes[index][1] / trainable)
-            per_token, per_sample = _context(contexts, own, index)
-            layers.append(
-                LayerProfile(
-                    name=f"layer {index}",
-                    times=times,
-                    frozen_bytes=sizes[index][0],
-                    trainable_bytes=sizes[index][1],
-                    context_bytes_per_token=per_token,
-                    context_bytes_per_sample=per_sample,
-                    **_crossing_bytes(stack, index),
-                )
-            )
-    return tuple(layers)
+    return tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            times=times[index] | {"STEP": step.scaled(trained / trainable)},
+            frozen_bytes=frozen,
+            trainable_bytes=trained,
+            **stacks.context_bytes(contexts, index),
+            **_crossing_bytes(stack, index),
+        )
+        for index, (frozen, trained) in enumerate(sizes)
+    )
 
 
 def _crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
@@ -95,35 +66,14 @@ def _crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
     }
 
 
-def _grid(grids: dict[_Span, Grid], own: _Span, index: int) -> Grid:
-    """Return a layer's seconds: measured for the first and the last of its stack, a part of what is left for those between."""
-    whole, first, last = grids[own], grids[_Span(own.start, own.start + 1)], grids[_Span(own.stop - 1, own.stop)]
-    if index in (own.start, own.stop - 1):
-        return first if index == own.start else last
-    between = own.stop - own.start - 2
-    seconds = tuple(
-        tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*rows, strict=True))
-        for rows in zip(whole.seconds, first.seconds, last.seconds, strict=True)
-    )
-    return replace(whole, seconds=seconds)
-
-
-def _context(contexts: dict[_Span, tuple[int, int]], own: _Span, index: int) -> tuple[int, int]:
-    whole, first, last = contexts[own], contexts[_Span(own.start, own.start + 1)], contexts[_Span(own.stop - 1, own.stop)]
-    if index in (own.start, own.stop - 1):
-        return first if index == own.start else last
-    per_token, per_sample = (max(0, w - f - b) // (own.stop - own.start - 2) for w, f, b in zip(whole, first, last, strict=True))
-    return per_token, per_sample
-
-
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
     """Return the bytes of a layer's frozen and trained parameters, as a stage of this layer alone has them."""
-    parameters = list(_build(stack, config, _Span(index, index + 1)).parameters())
+    parameters = list(_build(stack, config, Span(index, index + 1)).parameters())
     frozen = sum(one.numel() * one.element_size() for one in parameters if not one.requires_grad)
     return frozen, sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
 
 
-def _build(stack: LayerStack, config: TechniqueConfig, span: _Span) -> TechniqueStage:
+def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:
     # A copy: what a technique puts into layers stays in them.
     return TechniqueStage(copy.deepcopy(stack.stage(*span)), config)
 
@@ -131,12 +81,12 @@ def _build(stack: LayerStack, config: TechniqueConfig, span: _Span) -> Technique
 class _Bench:
     """Calls of one stage on made-up inputs of any size."""
 
-    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: _Span) -> None:
+    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._model = _build(stack, config, span)
         self._compute = StageCompute(self._model)
         self._optimizer = FlatAdamW(self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01)
         self._is_last = span.stop == stack.num_layers
-        self._border = stack.num_encoder_layers
+        self._has_decoder = stack.num_encoder_layers is not None
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the forward pass; what the backward pass needs is kept, as in a run."""
@@ -156,28 +106,14 @@ class _Bench:
         """Take an optimizer step."""
         self._optimizer.step()
 
-    def context_bytes(self, batch: int = 4, lengths: tuple[int, int] = (32, 64)) -> tuple[int, int]:
+    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
         """Return the bytes that autograd keeps between both passes, parameters not counted: (per token, per sample)."""
-        if self._border is None:
-            return self._kept_bytes(batch, lengths[0]) // (batch * lengths[0]), 0
-        short, long = (self._kept_bytes(batch, length) for length in lengths)
-        per_token = (long - short) // (batch * (lengths[1] - lengths[0]))
-        return per_token, max(0, short // batch - per_token * lengths[0])
 
-    def _kept_bytes(self, batch: int, length: int) -> int:
-        inputs = self._inputs(batch, length)
-        kept: dict[int, int] = {}
-        own = {parameter.untyped_storage().data_ptr() for parameter in self._model.parameters()}
+        def kept(length: int) -> int:
+            inputs = self._inputs(batch, length)
+            return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            self._compute.forward(*inputs)
-        return sum(kept.values())
+        return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, mask, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

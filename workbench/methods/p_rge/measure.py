@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP
 from workbench.methods.p_rge.compute import load_model
 from workbench.models.facts import ModelFacts
 from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import CausalModel, StepLog, TrainableConfig
 from workbench.planners.adaptive import Precision
+from workbench.profiler.stacks import Span, Stacks
 from workbench.profiler.timing import Call, time_grids
 
 ROWS = (1, 4, 16)
@@ -59,43 +60,32 @@ def measure_layers(
     compute: FloatType | None = None,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed.
+    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).
 
-    Each stack (encoder and decoder apart) is measured whole, and its first and last layer; those between share what is left.  Embeddings
-    and head count to the first and last layers.  F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
+    F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
-    border, count = facts.num_encoder_layers, facts.num_layers
-    stacks = [(0, count)] if border is None else [(0, border), (border, count)]
-    spans = dict.fromkeys(span for start, stop in stacks for span in ((start, stop), (start, start + 1), (stop - 1, stop)))
-    models = {span: load_model(name, trainable, precision, None if span == (0, count) else span, compute) for span in spans}
+    stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
+    models = {span: load_model(name, trainable, precision, None if span == stacks.whole else span, compute) for span in stacks.spans}
     for model in models.values():
         model.packs = False  # measured by rows and tokens
     lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)
-    makers: dict[str, Callable[[int, int], Call]] = {str(span): _forward(model, facts) for span, model in models.items()}
     with torch.inference_mode():
-        grids = time_grids(makers, ROWS, lengths, budget_s=budget_s)
-    whole = [models[span] for span in stacks]
+        times = stacks.times({span: {"F": _forward(model, facts)} for span, model in models.items()}, ROWS, lengths, budget_s=budget_s)
+    whole = [models[stack] for stack in stacks.stacks]
     noise = time_grids({STEP: _noise(whole)}, QUERIES, (1,), budget_s=5.0)[STEP]
-    sizes = layer_sizes(whole, count)
+    sizes = layer_sizes(whole, facts.num_layers)
     total = sum(map(sum, sizes))
-    layers = []
-    for start, stop in stacks:
-        for index in range(start, stop):
-            ends = [grids[str((start, start + 1))], grids[str((stop - 1, stop))]]
-            between = stop - start - 2
-            is_end = index in (start, stop - 1)
-            grid = ends[index != start] if is_end else _left(grids[str((start, stop))], ends, between)
-            layers.append(
-                LayerProfile(
-                    name=f"layer {index}",
-                    times={"F": grid, STEP: noise.scaled(sum(sizes[index]) / total)},
-                    frozen_bytes=_frozen_bytes(models, (start, stop), index),
-                    trainable_bytes=4 * sum(sizes[index]),
-                    context_bytes_per_token=0,
-                    **scratch_bytes(facts, index),
-                )
-            )
-    return tuple(layers)
+    return tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            times=times[index] | {STEP: noise.scaled(sum(sizes[index]) / total)},
+            frozen_bytes=_frozen_bytes(models, next(stack for stack in stacks.stacks if index < stack.stop), index),
+            trainable_bytes=4 * sum(sizes[index]),
+            context_bytes_per_token=0,
+            **scratch_bytes(facts, index),
+        )
+        for index in range(facts.num_layers)
+    )
 
 
 def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
@@ -121,16 +111,11 @@ def scratch_bytes(facts: ModelFacts, index: int) -> dict[str, int]:
     }
 
 
-def _left(whole: Grid, ends: list[Grid], between: int) -> Grid:
-    rows = zip(whole.seconds, ends[0].seconds, ends[1].seconds, strict=True)
-    return replace(whole, seconds=tuple(tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows))
-
-
-def _frozen_bytes(models: dict[tuple[int, int], CausalModel], span: tuple[int, int], index: int) -> int:
+def _frozen_bytes(models: dict[Span, CausalModel], span: Span, index: int) -> int:
     """Return a layer's bytes as a stage has them: the first with the embedding, the last with the head, also where these are one matrix."""
     start, stop = span
     if index in (start, stop - 1):
-        end = models[index, index + 1]
+        end = models[Span(index, index + 1)]
         return _held_bytes(end, end)
     return _held_bytes(models[span], models[span].backbone.layers[str(index)])
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import LayerProfile
 from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.common.targets import Targets
-from workbench.methods.pac_plus.compute import SideContext, StageCompute
+from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
+from workbench.profiler.stacks import Stacks, kept_bytes, saved_by_autograd
 from workbench.profiler.timing import Call, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -35,44 +35,32 @@ def measure_layers(
     budget_s: float = 40.0,
     is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed.
-
-    Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
-    so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
-    is_fast: see StageCompute.
-    """
+    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).  is_fast: see StageCompute."""
     # All pictures are as long.
     lengths = (max_length,) if stack.family.reads_images else (*(length for length in lengths if length < max_length), max_length)
-    makers: dict[str, Callable[[int, int], Call]] = {}
-    stacks = [_Stack(stack, config, start, stop, cache_dtype(dtype), max_length, is_fast=is_fast) for start, stop in _stacks(config)]
-    for own in stacks:
-        makers |= own.makers()
-    makers["LOAD"] = _load_bench(config, dtype)
-    grids = time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
-    whole = _Bench(stack, config, 0, config.num_layers, cache_dtype(dtype))
+    tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
+    benches = {span: _Bench(stack, config, *span, tap_dtype, is_fast=is_fast) for span in stacks.spans}
+    contexts = {span: bench.context_bytes(max_length) for span, bench in benches.items()}
+    makers = {span: {"F": bench.forward, "SF": bench.side_forward, "SB": bench.side_backward} for span, bench in benches.items()}
+    times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype)})
+    whole = _Bench(stack, config, *stacks.whole, tap_dtype)
     step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=2.0)["STEP"]
     trainable = [
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
         for index in range(config.num_layers)
     ]
-    layers = []
     hidden_itemsize = next(stack.parameters()).element_size()  # whatever is quantized, norms and biases are in the compute type
-    for own in stacks:
-        for index in range(own.start, own.stop):
-            times = {kind: own.grid(grids, kind, index) for kind in ("F", "SF", "SB")}
-            times["LOAD"] = grids["LOAD"].scaled(1 / config.num_layers)
-            times["STEP"] = step.scaled(trainable[index] / sum(trainable))
-            layers.append(
-                LayerProfile(
-                    name=f"layer {index}",
-                    times=times,
-                    frozen_bytes=_frozen_bytes(stack, index),
-                    trainable_bytes=trainable[index],
-                    **layer_bytes(config, index, cache_dtype(dtype).itemsize, hidden_itemsize),
-                    **own.context_bytes(index),
-                )
-            )
-    return tuple(layers)
+    return tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            times=times[index] | {"STEP": step.scaled(trained / sum(trainable))},
+            frozen_bytes=held_bytes(stack.stage(index, index + 1)),
+            trainable_bytes=trained,
+            **layer_bytes(config, index, tap_dtype.itemsize, hidden_itemsize),
+            **stacks.context_bytes(contexts, index),
+        )
+        for index, trained in enumerate(trainable)
+    )
 
 
 def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
@@ -93,76 +81,6 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
         "workspace_bytes_per_token": 4 * hidden,
         "workspace_bytes_per_sample": beside * 4 * hidden,
     }
-
-
-def _frozen_bytes(stack: LayerStack, index: int) -> int:
-    return held_bytes(stack.stage(index, index + 1))
-
-
-def _stacks(config: ParallelAdapterConfig) -> tuple[tuple[int, int], ...]:
-    """Return the layers of each stack: one, or encoder and decoder."""
-    border = config.num_encoder_layers
-    return ((0, config.num_layers),) if border is None else ((0, border), (border, config.num_layers))
-
-
-class _Stack:
-    """The benches of one stack of like layers [start, stop): whole, first and last layer."""
-
-    def __init__(
-        self,
-        stack: LayerStack,
-        config: ParallelAdapterConfig,
-        start: int,
-        stop: int,
-        dtype: torch.dtype,
-        max_length: int,
-        *,
-        is_fast: bool,
-    ) -> None:
-        self.start, self.stop = start, stop
-        spans = {"whole": (start, stop)}
-        if stop - start > 1:
-            spans |= {"first": (start, start + 1), "last": (stop - 1, stop)}
-        self._benches = {name: _Bench(stack, config, *span, dtype, is_fast=is_fast) for name, span in spans.items()}
-        self._contexts = {name: bench.context_bytes(max_length) for name, bench in self._benches.items()}
-
-    def makers(self) -> dict[str, Callable[[int, int], Call]]:
-        """Return the calls to time, by name."""
-        return {
-            self._key(name, kind): maker
-            for name, bench in self._benches.items()
-            for kind, maker in (("F", bench.forward), ("SF", bench.side_forward), ("SB", bench.side_backward))
-        }
-
-    def grid(self, grids: dict[str, Grid], kind: str, index: int) -> Grid:
-        """Return a layer's seconds."""
-        end = self._end(index)
-        if end:
-            return grids[self._key(end, kind)]
-        whole, first, last = (grids[self._key(name, kind)] for name in ("whole", "first", "last"))
-        seconds = tuple(
-            tuple(max(0.0, (w - f - b) / (self.stop - self.start - 2)) for w, f, b in zip(*rows, strict=True))
-            for rows in zip(whole.seconds, first.seconds, last.seconds, strict=True)
-        )
-        return replace(whole, seconds=seconds)
-
-    def context_bytes(self, index: int) -> dict[str, int]:
-        """Return what a layer's backward pass needs, as LayerProfile's fields."""
-        end = self._end(index)
-        if end:
-            per_token, per_sample = self._contexts[end]
-        else:
-            parts = zip(*(self._contexts[name] for name in ("whole", "first", "last")), strict=True)
-            per_token, per_sample = (max(0, whole - first - last) // (self.stop - self.start - 2) for whole, first, last in parts)
-        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
-
-    def _end(self, index: int) -> str:
-        if self.stop - self.start == 1:
-            return "whole"
-        return "first" if index == self.start else "last" if index == self.stop - 1 else ""
-
-    def _key(self, name: str, kind: str) -> str:
-        return f"{self.start} {name} {kind}"
 
 
 class _Bench:
@@ -213,30 +131,16 @@ class _Bench:
 
         Measured where it is dearest: attention keeps more for each token of a long sample.
         """
-        long = self._kept_bytes(batch, max_length)
-        if self._config.num_encoder_layers is None or max_length < 2:
-            return long // (batch * max_length), 0
-        short_length = max_length // 2
-        short = self._kept_bytes(batch, short_length)
-        per_token = (long - short) // (batch * (max_length - short_length))
-        return per_token, max(0, long // batch - per_token * max_length)
 
-    def _kept_bytes(self, batch: int, length: int) -> int:
-        inputs = self._inputs(batch, length)
-        kept: dict[int, int] = {}
-        own = {parameter.untyped_storage().data_ptr() for parameter in self._compute.adapter.parameters()}
-        own |= {tap.untyped_storage().data_ptr() for tap in inputs[1]}
+        def kept(length: int) -> int:
+            inputs = self._inputs(batch, length)
+            besides = (*self._compute.adapter.parameters(), *inputs[1])
+            context, nbytes = saved_by_autograd(lambda: self._compute.side_forward(*inputs), besides)
+            self._compute.side_backward(context, None if self._is_last else torch.ones_like(context.output))
+            return nbytes + (0 if context.fast is None else context.fast.nbytes)
 
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            context: SideContext = self._compute.side_forward(*inputs)
-        self._compute.side_backward(context, None if self._is_last else torch.ones_like(context.output))
-        return sum(kept.values()) + (0 if context.fast is None else context.fast.nbytes)
+        has_decoder = self._config.num_encoder_layers is not None
+        return kept_bytes(kept, batch, at=max_length, other=max_length // 2, has_decoder=has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config, targets = self._config, None
