@@ -33,8 +33,8 @@ from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
-from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
 from workbench.methods.pac_plus.initial import initial_adapter
+from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.models.loading import load_stack
 from workbench.runtime.context import RankContext
@@ -120,7 +120,7 @@ def test_a_job_under_torchrun_gives_the_losses_of_one_process(tmp_path: Path) ->
             return [collate(split, batch) for batch in epoch_batches(split.lengths, job.batch_size, job.seed, 0)]
         owners = shard_owners(cached, split.lengths, 2, job.seed)
         steps = cached_steps(cached, owners, split.lengths, 2, seed=job.seed, epoch=epoch)
-        return [collate(split, [sample for samples in per_rank for sample in samples]) for _, per_rank in steps]
+        return [collate(split, [sample for samples in step.samples for sample in samples]) for step in steps]
 
     expected = [loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)]
     losses = [step.loss for step in report.steps]

@@ -26,7 +26,7 @@ from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
-from workbench.runtime.work_folder import own_folder
+from workbench.runtime.work_folder import full_disk_told, own_folder
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -113,7 +113,8 @@ def _run(
 
     begin = time.monotonic()
     if engines is not None:
-        outcome = method.execute(prepared, costs, cluster, decided, engines, folder=folder, resume=resume, notify=notify)
+        with full_disk_told(folder):
+            outcome = method.execute(prepared, costs, cluster, decided, prediction, engines, folder=folder, resume=resume, notify=notify)
         return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
     from workbench.calibration import Calibration
     from workbench.runtime.engines import default_pool
@@ -123,7 +124,8 @@ def _run(
     calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
     step_s = max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0)
     dilation = calibration.dilate(step_s, notify)
-    outcome = method.execute(prepared, costs, cluster, decided, emulated, folder=folder, resume=resume, notify=notify)
+    with full_disk_told(folder):
+        outcome = method.execute(prepared, costs, cluster, decided, prediction, emulated, folder=folder, resume=resume, notify=notify)
     report = _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin, dilation=dilation)
     if not report.valid:
         calibration.forget()

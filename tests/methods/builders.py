@@ -7,8 +7,8 @@ from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.session import RankJob
+from workbench.methods.pac_plus.building import save_initial
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
@@ -108,12 +108,12 @@ def make_rank_job(
     batch_size: int = 8,
     kind: Kind = "classification",
     quantization: QuantizationConfig = FLOAT32,
-) -> RankJob:
+) -> PacPlusRankJob:
     """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""
     split = split_for(stack, samples, kind)
     if start_epoch == 0:
-        launch.save_initial(initial_adapter(stack, split, kind), folder)
-    return RankJob(
+        save_initial(initial_adapter(stack, split, kind), folder)
+    return PacPlusRankJob(
         job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
         plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from workbench.methods.common.session import StepTrace
-from workbench.methods.common.stepwise import EpochLog
-from workbench.methods.fine_tuning.session import RankJob
-from workbench.methods.fine_tuning.worker import run_rank
+from workbench.methods.fine_tuning.method import run_rank
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
+from workbench.methods.training.epoch_log import EpochLog
 from workbench.runtime.context import RankContext
 
 
-def stop_in_the_second_epoch(context: RankContext, job: RankJob) -> None:
+def stop_in_the_second_epoch(context: RankContext, job: FineTuningRankJob) -> None:
     """Do a rank's part until it has completed the second step of the second epoch; all ranks stop there."""
     note = EpochLog.__call__
 

@@ -13,13 +13,14 @@ from stopped_run import stop_in_the_second_epoch
 from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Stage
+from workbench.methods.common.folder import finished_epochs
 from workbench.methods.fine_tuning.compute import StageCompute
-from workbench.methods.fine_tuning.folder import finished_epochs, load_weights
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
-from workbench.methods.fine_tuning.layout import planned_epoch, shared_parameters
-from workbench.methods.fine_tuning.programs import Programs
-from workbench.methods.fine_tuning.session import RankJob
-from workbench.methods.fine_tuning.worker import run_rank
+from workbench.methods.fine_tuning.method import run_rank
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, load_weights
+from workbench.methods.fine_tuning.programs import Programs, shared_parameters
+from workbench.methods.training.handlers import share_of
+from workbench.methods.training.steps import planned_epoch
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
@@ -27,7 +28,6 @@ from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, collate
 
@@ -69,20 +69,18 @@ def test_loss_and_gradients_equal_one_process(model: str, technique: str) -> Non
     for name, stages in PLANS.items():
         plan = plan_of(stages)
         shared = shared_parameters(facts, technique, plan)
-        (planned,) = planned_epoch(split.lengths, plan, seed=0, epoch=0)
+        (planned,) = planned_epoch(split.lengths, 8, 2, seed=0, epoch=0)
         program = Programs(free_profile(6, 4), four_devices(), plan, facts, shared).step(planned.shape)
         handlers = {}
         for stage in stages:
             for rank in stage.ranks:
                 part = TechniqueStage(copy.deepcopy(stack.stage(stage.start, stage.stop)), config)
                 handlers[rank] = BackpropagationHandlers(
-                    rank=rank,
-                    layout=StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
                     shared=shared,
-                    batches=[collate(split, micro) for micro in planned.samples],
                     compute=StageCompute(part),
                     optimizer=FlatAdamW(part, learning_rate=LinearSchedule(peak=1e-3, num_steps=2), weight_decay=0.01),
                     epoch=0,
+                    **share_of(rank, plan, planned, split),
                 )
         values = run_program(program, {rank: own.table() for rank, own in handlers.items()})
         parts = [content.item() for held in values for value, content in held.items() if value.name == "loss"]
@@ -114,8 +112,8 @@ def train_plainly(stack: LayerStack, config: TechniqueConfig) -> tuple[dict[tupl
     return losses, model.trained()
 
 
-def rank_job(model: str, technique: str, plan: str, folder: Path) -> RankJob:
-    return RankJob(
+def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningRankJob:
+    return FineTuningRankJob(
         job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
         plan=plan_of(PLANS[plan]),
@@ -149,7 +147,7 @@ def test_devices_train_as_one_process(model: str, technique: str, plan: str, eng
     for step, loss in expected.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
         assert losses[step] == pytest.approx(loss, rel=1e-5 if step == (0, 0) else 1e-4), step
-    trained = load_weights(tmp_path, EPOCHS - 1, len(PLANS[plan]))
+    trained = load_weights(job, EPOCHS - 1)
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
         if "c_attn.bias" not in name:  # softmax does not see the keys' bias: its gradient is noise, which AdamW blows up
@@ -162,16 +160,16 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     expected = losses_of(engines.run(run_rank, [whole] * 4))
     stopped = replace(whole, folder=tmp_path / "stopped")
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
-    assert finished_epochs_on_disk(tmp_path / "stopped") == 1
+    assert finished_epochs_on_disk(stopped) == 1
     results = engines.run(run_rank, [replace(stopped, start_epoch=1, resumes=True)] * 4)
     assert {result.resumed_at for result in results} == {(1, 2)}
     assert losses_of(results) == pytest.approx(expected, rel=1e-6)
-    weights = load_weights(tmp_path / "whole", 1, 2)
-    for name, tensor in load_weights(tmp_path / "stopped", 1, 2).items():
+    weights = load_weights(whole, 1)
+    for name, tensor in load_weights(stopped, 1).items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
 
 
-def finished_epochs_on_disk(folder: Path) -> int | None:
+def finished_epochs_on_disk(job: FineTuningRankJob) -> int | None:
     """Return what a resumed run would find."""
-    (folder / "fingerprint.txt").write_text("this run\n")
-    return finished_epochs(folder, "this run", Job(epochs=EPOCHS), world_size=4, num_stages=2)
+    (job.folder / "fingerprint.txt").write_text("this run\n")
+    return finished_epochs(job.folder, "this run", Job(epochs=EPOCHS), 4, job.checkpoints)

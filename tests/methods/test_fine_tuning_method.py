@@ -18,10 +18,9 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.fine_tuning.layout import SharedParameter, planned_epoch, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
-from workbench.methods.fine_tuning.predict import Predictor
-from workbench.methods.fine_tuning.programs import Programs
+from workbench.methods.fine_tuning.programs import Programs, SharedParameter, shared_parameters
+from workbench.methods.training.steps import planned_epoch
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import load_trained
@@ -31,6 +30,7 @@ from workbench.planners import PARADIGMS, asteroid
 from workbench.planners.memory import plan_needs
 from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.engines import default_pool
+from workbench.simulator import simulate
 from workbench.tasks.tokenize import evaluation_batches
 
 
@@ -155,8 +155,8 @@ def test_paper_scale_from_the_catalogue(technique: str) -> None:
     for planner in (PARADIGMS["pipeline_parallel"], asteroid):
         plan = planner(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
         shared = (SharedParameter("words", (0, len(plan.stages) - 1), 32128 * 768),) if technique == "full" else ()
-        (step,) = planned_epoch(lengths, plan, seed=0, epoch=0)
-        assert 1 < Predictor(Programs(profile, cluster, plan, None, shared)).seconds(step) < 200
+        (step,) = planned_epoch(lengths, plan.mini_batch_size, plan.num_micro_batches, seed=0, epoch=0)
+        assert 1 < simulate(Programs(profile, cluster, plan, None, shared).step(step.shape)).makespan_s < 200
 
 
 def test_which_stages_share_parameters() -> None:

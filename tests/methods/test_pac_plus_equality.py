@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
 from tests.methods.conftest import four_devices
 from workbench.methods.common.session import RankResult
-from workbench.methods.common.steps import plan_steps
 from workbench.methods.pac_plus.building import build_stage
-from workbench.methods.pac_plus.cached_epochs import cached_steps, shard_owners
-from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.worker import run_rank
+from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.layout import cached_steps, shard_owners
+from workbench.methods.pac_plus.method import run_rank
+from workbench.methods.training.handlers import share_of
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -29,7 +29,6 @@ from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.kept_caches import KeptCaches, KeptDescription
-from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -53,7 +52,7 @@ def cached_batches(split: TokenizedSplit, epoch: int) -> list:
     """Return the mini-batches of an epoch that runs from the cache."""
     owners = shard_owners(CACHED, split.lengths, 4, 0)
     steps = cached_steps(CACHED, owners, split.lengths, 4, seed=0, epoch=epoch)
-    return [collate(split, [sample for samples in per_rank for sample in samples]) for _, per_rank in steps]
+    return [collate(split, [sample for samples in step.samples for sample in samples]) for step in steps]
 
 
 @pytest.fixture(scope="module")
@@ -155,22 +154,13 @@ def test_gradients_equal_one_process(model: str, split: str, tmp_path: Path) -> 
     """What the ranks compute, in one process: no two ranks of a group differ, and together they have every parameter's gradient."""
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
-    (planned,) = plan_steps(epoch_batches(job.split.lengths, 8, 0, 0), job.split.lengths, 2)
+    (planned,) = job.planned_epoch(0)
     handlers = {}
     for index, stage in enumerate(job.plan.stages):
         for rank in stage.ranks:
             compute, optimizer = build_stage(job, index, 1)
-            assert compute is not None and optimizer is not None
-            handlers[rank] = HybridHandlers(
-                rank=rank,
-                layout=StepLayout(plan=job.plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths),
-                batches=[collate(job.split, micro, 8) for micro in planned.samples],
-                samples=planned.samples,
-                compute=compute,
-                optimizer=optimizer,
-                tape=None,
-                epoch=0,
-            )
+            share = share_of(rank, job.plan, planned, job.split)
+            handlers[rank] = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, **share)
     run_program(job.programs().hybrid(planned.shape), {rank: own.table() for rank, own in handlers.items()})
     moments: dict[str, torch.Tensor] = {}
     for own in handlers.values():

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.methods.builders import PLANS, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core import Grid, LayerProfile, Share, Stage
-from workbench.methods.pac_plus.worker import run_rank
+from workbench.methods.pac_plus.method import run_rank
 from workbench.models.loading import load_stack
 from workbench.runtime.engines import EngineCluster
 

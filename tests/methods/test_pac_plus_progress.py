@@ -11,7 +11,7 @@ from workbench.methods.base import Event
 from workbench.methods.common import records
 from workbench.methods.common.reporting import DeviceReporter
 from workbench.methods.common.session import StepTrace
-from workbench.methods.pac_plus.worker import run_rank
+from workbench.methods.pac_plus.method import run_rank
 from workbench.models.loading import load_stack
 from workbench.progress import RunState
 from workbench.runtime.context import RankContext

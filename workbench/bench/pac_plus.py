@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from workbench.bench.fine_tuning_sides import BackboneFineTuning, SideFineTuning
-from workbench.methods.common.steps import PAD_TO_MULTIPLE
 from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches
+from workbench.methods.training.steps import PAD_TO_MULTIPLE
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate
 from workbench.models.loading import load_stack, load_tokenizer

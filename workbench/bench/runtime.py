@@ -23,11 +23,10 @@ from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankSession
-from workbench.methods.common.steps import plan_steps
-from workbench.methods.pac_plus import launch
-from workbench.methods.pac_plus.building import build_stage
+from workbench.methods.pac_plus.building import build_stage, save_initial
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.session import RankJob
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
@@ -77,7 +76,7 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
                     f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
                     "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
                 )
-            launch.save_initial(ParallelAdapter(adapter), Path(folder))
+            save_initial(ParallelAdapter(adapter), Path(folder))
             job = _job(cluster, adapter, host_layers, Path(folder))
             points.append(_point(mbit, _bound_s(job), engines.run(run_rank, [job] * cluster.world_size)))
         progress(_line(points[-1]))
@@ -104,14 +103,10 @@ def run_rank(context: RankContext, job: PipelineBench) -> dict[str, Any]:
     with group(context, 60.0) as process_group, RankSession(context, job.rank_job, process_group) as session:
         sides: dict[str, Ours | Torchs] = {}
         for name, kind in (("ours", Ours), ("torch", Torchs)):
-            compute, optimizer = build_stage(
-                # torch's side needs autograd, so both have it.
-                job.rank_job,
-                job.rank_job.plan.stage_of(context.rank),
-                1000,
-                is_fast=False,
-            )
-            assert compute is not None and optimizer is not None
+            index = job.rank_job.plan.stage_of(context.rank)
+            assert index is not None
+            # torch's side needs autograd, so both have it.
+            compute, optimizer = build_stage(job.rank_job, index, 1000, is_fast=False)
             sides[name] = kind(job, session, compute, optimizer)
         losses = {name: [side.step()] for name, side in sides.items()}  # the warm-up
         session.pacer.reset()
@@ -196,16 +191,16 @@ def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[La
         sample_ids=tuple(range(count)),
         pad_id=0,
     )
-    rank_job = RankJob(
+    rank_job = PacPlusRankJob(
         job=Job(model=MODEL, batch_size=count, micro_batches=NUM_MICRO_BATCHES, epochs=1),
         cluster=cluster,
         plan=plan,
-        profile=scale_to_cluster(host_layers, cluster, model=MODEL),
+        profile=scale_to_cluster(host_layers, cluster, model=MODEL, method="pac_plus"),
         adapter=adapter,
         split=split,
         folder=folder,
         fingerprint="bench",
         cache_dtype="float32",
     )
-    (planned,) = plan_steps([tuple(range(count))], split.lengths, NUM_MICRO_BATCHES)
+    planned = PlannedStep.of(cut_mini_batch(range(count), NUM_MICRO_BATCHES), split.lengths)
     return PipelineBench(rank_job=rank_job, planned=planned, rounds=ROUNDS, steps=STEPS)

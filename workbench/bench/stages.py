@@ -14,14 +14,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.session import RankSession
-from workbench.methods.common.steps import PlannedStep
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.handlers import HybridHandlers
-from workbench.methods.pac_plus.session import RankJob
+from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.handlers import share_of
+from workbench.methods.training.steps import PlannedStep
 from workbench.models.parallel_adapter import task_loss
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
-from workbench.schedules.pieces import StepLayout
 from workbench.tasks.tokenize import Batch, collate
 
 
@@ -29,7 +29,7 @@ from workbench.tasks.tokenize import Batch, collate
 class PipelineBench:
     """The job as PAC+'s ranks get it, one mini-batch that is repeated, and how often."""
 
-    rank_job: RankJob
+    rank_job: PacPlusRankJob
     planned: PlannedStep
     rounds: int
     steps: int
@@ -63,19 +63,10 @@ class Ours(Side):
     def step(self) -> float:
         """Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
         bench, session = self.bench, self.session
-        shape = bench.planned.shape
-        handlers = HybridHandlers(
-            rank=session.rank,
-            layout=StepLayout(plan=bench.rank_job.plan, sizes=shape.sizes, lengths=shape.lengths),
-            batches=self.batches,
-            samples=bench.planned.samples,
-            compute=self.compute,
-            optimizer=self.optimizer,
-            tape=None,
-            epoch=0,
-            layers=self.layers,
-        )
-        done = session.run(self._programs.hybrid(shape), handlers.table())
+        rank_job = bench.rank_job
+        share = share_of(session.rank, rank_job.plan, bench.planned, rank_job.split)
+        handlers = PacPlusHandlers(compute=self.compute, optimizer=self.optimizer, epoch=0, layers=self.layers, **share)
+        done = session.run(self._programs.hybrid(bench.planned.shape), handlers.table())
         return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
 
 

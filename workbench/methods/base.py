@@ -99,7 +99,10 @@ class Engines(Protocol):
 class Prepared(Protocol):
     """A job with its data and model found; made by Method.prepare."""
 
-    job: Job
+    @property
+    def job(self) -> Job:
+        """Return the job."""
+        ...
 
 
 class Method(Protocol):
@@ -148,13 +151,14 @@ class Method(Protocol):
         profile: Profile,
         cluster: Cluster,
         plan: Plan,
+        prediction: Prediction,
         engines: Engines,
         *,
         folder: Path,
         resume: bool,
         notify: Notify,
     ) -> Outcome:
-        """Run the job on the engines and evaluate what was trained."""
+        """Run the job on the engines and evaluate what was trained.  prediction: what `predict` returned for this plan."""
         ...
 
     def sweep(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
@@ -93,6 +93,19 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def rows(self, first: int, end: int) -> Batch:
+        """Return samples [first, end) of the batch, padded as all of it is."""
+        own = slice(first, end)
+        return replace(
+            self,
+            input_ids=self.input_ids[own],
+            attention_mask=self.attention_mask[own],
+            labels=self.labels[own],
+            sample_ids=self.sample_ids[own],
+            indices=self.indices[own],
+            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[own],
+        )
 
 
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:

@@ -124,7 +124,8 @@ def run(
         if on_event is not None:
             on_event(event)
 
-    return method.execute(prepared, profile, cluster, chosen, engines, folder=folder, resume=resume, notify=notify)
+    prediction = method.predict(prepared, profile, cluster, chosen)
+    return method.execute(prepared, profile, cluster, chosen, prediction, engines, folder=folder, resume=resume, notify=notify)
 
 
 def load_as_asked(prepared: PreparedJob) -> CausalModel:

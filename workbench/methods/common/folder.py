@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,21 @@ def steps_log_path(folder: Path, epoch: int, rank: int) -> Path:
 def journal_path(folder: Path, epoch: int, stage: int) -> Path:
     """Return where a stage's adapters are kept after every step of an epoch; stage -1: the whole adapter."""
     return folder / JOURNALS / f"epoch-{epoch}-{'whole' if stage < 0 else f'stage-{stage}'}.bin"
+
+
+def checkpoint_path(folder: Path, epoch: int, stage: int | None = None) -> Path:
+    """Return where what is trained is kept as it was after an epoch: whole, or one stage's."""
+    return folder / CHECKPOINTS / f"epoch-{epoch}{'' if stage is None else f'-stage-{stage}'}.safetensors"
+
+
+def moments_path(folder: Path, epoch: int, stage: int) -> Path:
+    """Return where a stage's moments are kept apart, until the next epoch is done."""
+    return folder / CHECKPOINTS / f"moments-{epoch}-stage-{stage}.safetensors"
+
+
+def moments_paths(folder: Path) -> list[Path]:
+    """Return the moments that are kept apart."""
+    return sorted((folder / CHECKPOINTS).glob("moments-*"))
 
 
 def begin_folder(folder: Path, identity: str, job: Job) -> None:
@@ -92,6 +108,23 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
             "Run without --resume, or repeat the interrupted run's own settings.",
         )
     return True
+
+
+def finished_epochs(folder: Path, identity: str, job: Job, world_size: int, checkpoints: Callable[[int], Iterable[Path]]) -> int | None:
+    """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
+
+    checkpoints: the files of an epoch; of epoch -1, what a run begins with.
+    None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
+    """
+    if not (holds_run(folder, identity, job) and all(map(is_whole, checkpoints(-1)))):
+        return None
+    count = 0
+    while count < job.epochs:
+        steps = all(steps_path(folder, count, rank).is_file() for rank in range(world_size))
+        if not (steps and all(map(is_whole, checkpoints(count)))):
+            break
+        count += 1
+    return count
 
 
 def _difference(text: str, job: Job) -> str:

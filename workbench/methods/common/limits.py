@@ -1,12 +1,9 @@
-"""What every method that trains sets: how long silence is borne, which devices are this host's, how long a plan is refined."""
+"""What every method that trains sets: time-outs, and how long a plan is refined."""
 
 from __future__ import annotations
 
 SILENT_AFTER_STEPS = 10
 """A peer counts as silent when it takes so many times longer than a step should."""
-
-HOST_MODELS = ("", "laptop-core")
-"""Makes of devices that are defined by their share of this host."""
 
 REAL_TIMEOUT_S = 300.0
 """How long a real device waits for a silent one: another may take so long to load its layers.  A lost connection is noticed at once."""

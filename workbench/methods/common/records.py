@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
 from workbench.methods.common.session import RankResult, StepTrace
-from workbench.methods.common.steps import PlannedStep
 
 WARM_UP_STEPS = 2
 """Steps that a sweep runs first and does not count."""
@@ -22,14 +23,6 @@ WARM_UP_STEPS = 2
 def traced_step(num_steps: int) -> int:
     """Return the step of an epoch whose timeline a report shows: the middle one."""
     return num_steps // 2
-
-
-def records_of(steps: Sequence[PlannedStep], predicted_s: Sequence[float]) -> tuple[StepRecord, ...]:
-    """Return the steps' records with what was predicted; the warm-up comes first and is dropped later."""
-    return tuple(
-        StepRecord(epoch=0, step=number, samples=step.shape.samples, cached=False, predicted_s=seconds)
-        for number, (step, seconds) in enumerate(zip(steps, predicted_s, strict=True))
-    )
 
 
 class Progress:
@@ -95,6 +88,24 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
             )
         )
     return tuple(records)
+
+
+def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> float:
+    """Return the part of the emulated devices' time that was late; a real device has no deadlines to miss."""
+    paced_s = 0.0 if is_real else sum(result.paced_s for result in results)
+    return sum(result.late_s for result in results) / paced_s if paced_s else 0.0
+
+
+def sweep_point(
+    name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
+) -> SweepPoint:
+    """Return the point of a plan.  steps: as predicted, the first `warm_up` do not count.  results: None if nothing was executed."""
+    counted = steps[warm_up:]
+    point = SweepPoint(name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in counted), num_steps=len(counted))
+    if results is None:
+        return point
+    measured_s = median(step.measured_s or 0.0 for step in measured_steps(results, steps)[warm_up:])
+    return replace(point, measured_s=measured_s, overrun_share=overrun_share(results))
 
 
 def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:

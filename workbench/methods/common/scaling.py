@@ -1,15 +1,76 @@
-"""From one host's measured layers to every emulated device's, and from a model's facts to the analytic costs' description."""
+"""Profile a cluster's devices: real ones measure themselves, emulated ones are this host scaled, others come from the catalogue."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.profile import LayerProfile, Profile
+from workbench.methods.base import Engines, Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
+from workbench.profiler.cache import cached_profile
 from workbench.profiler.descriptions import ModelDescription
 
+HOST_MODELS = ("", "laptop-core")
+"""Makes of devices that are defined by their share of this host."""
 
-def scale_to_cluster(host_layers: tuple[LayerProfile, ...], cluster: Cluster, *, model: str) -> Profile:
+Layers = tuple[LayerProfile, ...]
+
+
+class ProfiledMethod(Protocol):
+    """What profile_devices needs of a method.  measure_rank: what a device runs to measure itself, given (prepared, refresh)."""
+
+    name: str
+    measure_rank: Callable[..., Layers]
+
+    def host_layers(self, prepared: Any, notify: Notify, *, refresh: bool = False) -> Layers:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        ...
+
+
+def profile_devices(
+    method: ProfiledMethod,
+    prepared: Prepared,
+    cluster: Cluster,
+    notify: Notify,
+    *,
+    emulated: bool,
+    engines: Engines | None,
+    refresh: bool,
+    catalogue: Callable[[], Profile],
+) -> Profile:
+    """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
+
+    emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
+    engines: real ones measure themselves, all at once.
+    """
+    model = prepared.job.model
+    if engines is not None and engines.fidelity == "real":
+        notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
+        rows = engines.run(method.measure_rank, [(prepared, refresh)] * cluster.world_size)
+        return Profile(model=model, method=method.name, source="measured", layers=tuple(rows))
+    if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+        return scale_to_cluster(method.host_layers(prepared, notify, refresh=refresh), cluster, model=model, method=method.name)
+    return catalogue()
+
+
+def kept_layers(
+    prepared: Prepared, method: str, key: Mapping[str, Any], measure: Callable[[], Layers], notify: Notify, *, refresh: bool, what: str = ""
+) -> Layers:
+    """Return this host's layers kept under a key, or measure and keep them.  what: is added to what a user is told of the measurement."""
+
+    def made() -> Profile:
+        notify(Event("phase", message=f"Profiling this machine (once){what}"))
+        return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
+
+    profile, note = cached_profile(key, made, refresh=refresh)
+    notify(Event("note", message=note))
+    return profile.layers[0]
+
+
+def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, method: str) -> Profile:
     """Return every emulated device's profile: the host's, divided by the device's share of a core.
 
     Raises ConfigError if a device has no host_share.
@@ -23,7 +84,7 @@ def scale_to_cluster(host_layers: tuple[LayerProfile, ...], cluster: Cluster, *,
             )
     return Profile(
         model=model,
-        method="pac_plus",
+        method=method,
         source="scaled",
         layers=tuple(tuple(layer.scaled(1 / (device.host_share or 1.0)) for layer in host_layers) for device in cluster.devices),
     )

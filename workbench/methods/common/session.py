@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DivergedError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
@@ -28,7 +29,6 @@ from workbench.runtime.paced_links import PacedLinks
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import Meeting
 from workbench.runtime.transport import Transport
-from workbench.tasks.tokenize import TokenizedSplit
 
 
 class StepTrace(NamedTuple):
@@ -83,58 +83,32 @@ def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
     return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution))
 
 
-class TrainingJob(Protocol):
-    """What a session reads of a method's job (see pac_plus.session.RankJob)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionJob:
+    """What every rank is told of a run, whatever the method; the same on every rank, sent once.
 
-    @property
-    def job(self) -> Job:
-        """Return the job."""
-        ...
+    profile: what every layer costs on every device.  is_paced: emulated devices take as long; real ones are never slowed down.
+    folder: shared by all devices.  trace_steps: steps of each epoch kept span by span.  timeout_s: how long a silent peer is waited for.
+    """
 
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster."""
-        ...
-
-    @property
-    def plan(self) -> Plan:
-        """Return the plan."""
-        ...
-
-    @property
-    def is_paced(self) -> bool:
-        """Return whether emulated devices take as long as their programs say, or run as fast as they can."""
-        ...
-
-    @property
-    def split(self) -> TokenizedSplit:
-        """Return the samples."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder that all devices share."""
-        ...
-
-    @property
-    def trace_steps(self) -> int:
-        """Return how many steps of each epoch are kept span by span."""
-        ...
-
-    @property
-    def timeout_s(self) -> float:
-        """Return how long a silent peer is waited for."""
-        ...
+    job: Job
+    cluster: Cluster
+    plan: Plan
+    profile: Profile
+    folder: Path = Path()
+    trace_steps: int = 3
+    timeout_s: float = 20.0
+    is_paced: bool = True
 
 
-AJob = TypeVar("AJob", bound=TrainingJob)
+AJob = TypeVar("AJob", bound=SessionJob)
 
 
 class RankSession(Generic[AJob]):
     """An open group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
 
     def __init__(self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
-        self.context, self.rank_job, self.split = context, rank_job, rank_job.split
+        self.context, self.rank_job = context, rank_job
         self.rank = context.rank
         self._group = group
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
@@ -179,6 +153,12 @@ class RankSession(Generic[AJob]):
     def sum(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
         self._meeting.sum(tensor)
+
+    def agree(self, mine: bool) -> bool:
+        """Return whether every rank says yes."""
+        count = torch.tensor([0.0 if mine else 1.0])
+        self.sum(count)
+        return count.item() == 0
 
     def _open_subgroups(self) -> None:
         # torch asks every rank to take part in making every group, in one order.

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.methods.common.targets import Targets
+from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueStage
-
-__all__ = ["StageCompute", "StageContext", "Targets"]
 
 
 @dataclass(slots=True)

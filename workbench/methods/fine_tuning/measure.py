@@ -9,8 +9,9 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile
 from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
-from workbench.methods.fine_tuning.compute import StageCompute, StageContext, Targets
-from workbench.methods.fine_tuning.layout import TARGET_LENGTH
+from workbench.methods.fine_tuning.compute import StageCompute, StageContext
+from workbench.methods.fine_tuning.programs import TARGET_LENGTH
+from workbench.methods.training.handlers import Targets
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd

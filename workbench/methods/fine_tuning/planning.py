@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.common.limits import MAX_SIMULATIONS
-from workbench.methods.fine_tuning.layout import PlannedStep, planned_epoch
-from workbench.methods.fine_tuning.predict import predictor_of
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
+from workbench.methods.training.predict import Predictor
 from workbench.planners import PARADIGMS, asteroid, refine
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
+    """Return what every rank is told of a run under a plan."""
+    return FineTuningRankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        profile=profile,
+        split=prepared.train,
+        config=prepared.config,
+        facts=prepared.facts,
+    )
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -22,19 +36,18 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
     """
     job, paradigm = prepared.job, prepared.options.paradigm
-    typical, longest = prepared.typical_length, max(prepared.train.lengths)
+    typical, longest = prepared.typical_length, prepared.longest
+    typical_step = cache(prepared.typical_step)
 
     def made_by(planner: Callable[..., Plan]) -> Plan:
         sizes = {"batch_size": job.batch_size, "micro_batches": job.micro_batches}
         return planner(profile, cluster, **sizes, sequence_length=typical, memory_length=longest)
 
+    def simulated_s(plan: Plan) -> float:
+        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(typical_step(plan.num_micro_batches))
+
     if paradigm != "hybrid":
         return made_by(PARADIGMS[paradigm])
-
-    def simulated_s(plan: Plan) -> float:
-        (step,) = typical_steps(prepared, plan, 1)
-        return predictor_of(prepared, profile, cluster, plan).seconds(step)
-
     hybrid = refine(
         [made_by(asteroid)], profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
     )
@@ -43,11 +56,3 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         with contextlib.suppress(PlanError):  # one that does not fit
             plans.append(made_by(PARADIGMS[name]))
     return min(plans, key=simulated_s)
-
-
-def typical_steps(prepared: PreparedJob, plan: Plan, num_steps: int) -> tuple[PlannedStep, ...]:
-    """Return `num_steps` mini-batches of the first epoch whose length is closest to the mean, the same samples for every plan."""
-    steps = planned_epoch(prepared.train.lengths, plan, seed=prepared.job.seed, epoch=0)
-    whole = [step for step in steps if step.shape.samples == plan.mini_batch_size] or list(steps)
-    longest = {step: max(prepared.train.lengths[sample] for micro in step.samples for sample in micro) for step in whole}
-    return tuple(sorted(whole, key=lambda step: abs(longest[step] - prepared.typical_length))[:num_steps])

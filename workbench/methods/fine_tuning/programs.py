@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
-from workbench.methods.common.steps import StepShape
-from workbench.methods.fine_tuning.layout import TARGET_LENGTH, SharedParameter
+from workbench.methods.training.steps import StepShape
 from workbench.models.facts import ModelFacts
+from workbench.models.families import FAMILIES
 from workbench.schedules.backpropagation import backpropagation
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.plan_costs import Crossing, PlanCosts
 
+TARGET_LENGTH = 1
+"""Tokens of a decoder: classification and regression need the first alone."""
 FP32_BYTES = 4
+
+
+class SharedParameter(NamedTuple):
+    """A parameter of which several stages hold copies (BackboneStage.shared_parameters).  numel: its values."""
+
+    name: str
+    stages: tuple[int, ...]
+    numel: int
+
+
+def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[SharedParameter, ...]:
+    """Return the trained parameters that more than one stage of a plan holds: an encoder-decoder's in full fine-tuning, no others."""
+    border = facts.num_encoder_layers
+    if technique != "full" or border is None:
+        return ()
+    words = facts.vocabulary_size * facts.hidden_size
+    holders = {
+        "words": (lambda start, stop: start == 0 or start <= border < stop, words),
+        "position bias": (lambda start, stop: start < border, facts.embedding_parameters - words),
+        "decoder position bias": (lambda start, stop: stop > border, facts.decoder_embedding_parameters),
+    }
+    if not facts.shares_words:
+        del holders["words"]
+    if not FAMILIES[facts.family].position_bias:
+        del holders["position bias"], holders["decoder position bias"]
+    found = []
+    for name, (holds, numel) in holders.items():
+        stages = tuple(number for number, stage in enumerate(plan.stages) if holds(stage.start, stage.stop))
+        if len(stages) > 1:
+            found.append(SharedParameter(name, stages, numel))
+    return tuple(found)
 
 
 class Programs:

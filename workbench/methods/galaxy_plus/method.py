@@ -15,8 +15,8 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
-from workbench.methods.common.limits import HOST_MODELS, REAL_TIMEOUT_S
-from workbench.methods.common.scaling import describe_facts
+from workbench.methods.common.limits import REAL_TIMEOUT_S
+from workbench.methods.common.scaling import HOST_MODELS, describe_facts
 from workbench.methods.galaxy_plus.launch import (
     Progress,
     largest_error,
@@ -111,6 +111,7 @@ class GalaxyPlus:
         profile: Profile,
         cluster: Cluster,
         plan: Plan,
+        prediction: Prediction,
         engines: Engines,
         *,
         folder: Path,
@@ -118,7 +119,6 @@ class GalaxyPlus:
         notify: Notify,
     ) -> Outcome:
         """Answer every request on the engines, and compare some answers with the local model's (see Method)."""
-        prediction = predict(prepared, profile, cluster, plan)
         results = self._serve(prepared, profile, cluster, plan, engines, prediction, notify)
         served = _first(results, plan)
         steps = measured_steps(served, prediction.steps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -14,9 +14,8 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
-from workbench.methods.common.limits import HOST_MODELS
-from workbench.methods.common.records import WARM_UP_STEPS, measured_steps
-from workbench.methods.common.scaling import describe_facts, scale_to_cluster
+from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
+from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices, scale_to_cluster
 from workbench.methods.p_rge.catalogue import catalogue_profile
 from workbench.methods.p_rge.faults import parse_faults
 from workbench.methods.p_rge.measure import measure_layers
@@ -28,16 +27,23 @@ from workbench.methods.p_rge.running import Run
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings
 from workbench.profiler.analytic import LayerCost, layer_costs
-from workbench.profiler.cache import cached_profile
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.work_folder import full_disk_told
 
 METHOD = "p_rge"
 
 
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
+    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    prepared, refresh = asked
+    return PRGE().host_layers(prepared, refresh=refresh)
+
+
 class PRGE:
     """Fine-tuning by forward passes, the queries of a step divided among the devices."""
+
+    name = METHOD
+    measure_rank = staticmethod(measure_rank)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Refuse what does not exist (see Method)."""
@@ -59,35 +65,30 @@ class PRGE:
         engines: Engines | None = None,
         refresh: bool = False,
     ) -> Profile:
-        """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
-
-        emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
-        engines: real ones measure themselves, all at once.
-        """
+        """Return what every layer costs on every device (see profile_devices)."""
         for fault in parse_faults(prepared.options.faults, cluster):
             if fault.step > prepared.num_steps:
                 asked = f"The fault '{fault.kind} {cluster.devices[fault.rank].name} {fault.step}' was asked for."
                 raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
-        precision = prepared.options.precision
-        if engines is not None and engines.fidelity == "real":
-            notify(Event("phase", message=f"Profiling {cluster.world_size} devices"))
-            rows = engines.run(measure_rank, [(prepared, refresh)] * cluster.world_size)
-            return Profile(model=prepared.job.model, method=METHOD, source="measured", layers=tuple(rows))
-        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
-            return self.scaled(prepared, cluster, precision, notify, refresh=refresh)
-        return catalogue_profile(prepared, cluster)
-
-    def scaled(
-        self, prepared: PreparedJob, cluster: Cluster, precision: Precision, notify: Notify = ignore, *, refresh: bool = False
-    ) -> Profile:
-        """Return the emulated devices' profile with weights of a precision."""
-        layers = self.host_layers(prepared, precision, notify, refresh=refresh)
-        return replace(scale_to_cluster(layers, cluster, model=prepared.job.model), method=METHOD)
+        return profile_devices(
+            self,
+            prepared,
+            cluster,
+            notify,
+            emulated=emulated,
+            engines=engines,
+            refresh=refresh,
+            catalogue=partial(catalogue_profile, prepared, cluster),
+        )
 
     def host_layers(
-        self, prepared: PreparedJob, precision: Precision, notify: Notify = ignore, *, refresh: bool = False
+        self, prepared: PreparedJob, notify: Notify = ignore, *, refresh: bool = False, precision: Precision | None = None
     ) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before.
+
+        precision: of the frozen weights, the one that was asked for by default.
+        """
+        precision = precision or prepared.options.precision
         key = {
             "method": METHOD,
             "version": 4,
@@ -99,22 +100,16 @@ class PRGE:
             "compute_dtype": prepared.options.compute_dtype,
             "max_length": prepared.longest,
         }
-
-        def measure() -> Profile:
-            notify(Event("phase", message=f"Profiling this machine (once), weights in {precision}"))
-            layers = measure_layers(
-                prepared.job.model,
-                prepared.facts,
-                prepared.trainable,
-                precision,
-                compute=prepared.options.compute_dtype,
-                max_length=prepared.longest,
-            )
-            return Profile(model=prepared.job.model, method=METHOD, source="measured", layers=(layers,))
-
-        profile, note = cached_profile(key, measure, refresh=refresh)
-        notify(Event("note", message=note))
-        return profile.layers[0]
+        measure = partial(
+            measure_layers,
+            prepared.job.model,
+            prepared.facts,
+            prepared.trainable,
+            precision,
+            compute=prepared.options.compute_dtype,
+            max_length=prepared.longest,
+        )
+        return kept_layers(prepared, METHOD, key, measure, notify, refresh=refresh, what=f", weights in {precision}")
 
     def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
@@ -156,6 +151,7 @@ class PRGE:
         profile: Profile,
         cluster: Cluster,
         plan: Plan,
+        prediction: Prediction,
         engines: Engines,
         *,
         folder: Path,
@@ -163,8 +159,7 @@ class PRGE:
         notify: Notify,
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
-        prediction = self.predict(prepared, profile, cluster, plan)
-        with full_disk_told(folder), self._run(prepared, profile, cluster, plan, engines, folder, resume=resume, notify=notify) as run:
+        with self._run(prepared, profile, cluster, plan, engines, folder, resume=resume, notify=notify) as run:
             notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
             done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
@@ -187,19 +182,11 @@ class PRGE:
         for name, plan in plans.items():
             check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
             steps = self.predict(short, profile, cluster, plan).steps
-            predicted_s = median(step.predicted_s or 0.0 for step in steps[WARM_UP_STEPS:])
-            point = SweepPoint(name=name, plan=plan, predicted_s=predicted_s, num_steps=num_steps)
+            results = None
             if engines is not None:
                 with self._run(short, profile, cluster, plan, engines, folder, resume=False, notify=ignore) as run:
                     results = results_of(run.together(plan, engines))
-                paced = sum(result.paced_s for result in results)
-                records = measured_steps(results, steps)[WARM_UP_STEPS:]
-                point = replace(
-                    point,
-                    measured_s=median(record.measured_s or 0.0 for record in records),
-                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
-                )
-            points.append(point)
+            points.append(sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS))
         return tuple(points)
 
     def _run(
@@ -242,13 +229,8 @@ class PRGE:
             if precision == asked:
                 return profile
             if profile.source == "scaled":
-                return self.scaled(prepared, cluster, precision)
+                layers = self.host_layers(prepared, precision=precision)
+                return scale_to_cluster(layers, cluster, model=prepared.job.model, method=METHOD)
             return in_precision(profile, asked, precision)
 
         return profile_of
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return PRGE().host_layers(prepared, prepared.options.precision, refresh=refresh)

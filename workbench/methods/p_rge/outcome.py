@@ -13,7 +13,7 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.serial import to_json, write_text
 from workbench.methods.base import Event, Outcome, Prediction
 from workbench.methods.common.folder import ADAPTER
-from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines
+from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.coordinator import Done
@@ -56,7 +56,6 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     )
     steps = _with_samples(run, measured_steps(results, predicted))
     epochs, metrics, saved = _evaluated(run, epoch_records(steps) if steps else ())
-    paced = 0.0 if fidelity == "real" else sum(result.paced_s for result in results)
     counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
     sent = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
@@ -80,7 +79,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         else {},
         metrics=metrics,
         bytes=nbytes,
-        overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+        overrun_share=overrun_share(results, is_real=fidelity == "real"),
         notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
         artifacts={"adapter": str(saved), "log": str(history.path)},
     )

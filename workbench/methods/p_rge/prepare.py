@@ -13,6 +13,7 @@ from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
+from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
@@ -227,21 +228,27 @@ def prepare(job: Job) -> PreparedJob:
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
-    job, asked = prepared.job, f"The plan {plan.partition()} on {plan.grouping()} was asked for."
-    ranks = [rank for stage in plan.stages for rank in stage.ranks]
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
-    if plan.num_layers != prepared.facts.num_layers:
-        found, todo = f"It has {plan.num_layers} layers; '{job.model}' has {prepared.facts.num_layers}.", "Cut all layers into stages."
-    elif max(ranks) >= cluster.world_size or len(ranks) > len(set(ranks)):
-        found, todo = f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.", "Use each device once."
-    elif set(counts) != {setting.queries}:
-        found, todo = f"Its stages have {counts} queries; a step has {setting.queries}.", "Give every stage all queries."
-    elif any(share.queries < 1 for stage in plan.stages for share in stage.shares):
-        found, todo = "A device of it has no query.", "Leave that device out of the plan."
-    elif len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages):
-        found, todo = "A stage of its chain has several devices.", "Give each stage of a chain one device, or each device the whole model."
-    elif plan.micro_batch_size != setting.batch_size:
-        found, todo = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}.", "Plan for the job's batch_size."
-    else:
-        return
-    raise ConfigError(asked, found, todo)
+    others = (
+        (
+            set(counts) != {setting.queries},
+            f"Its stages have {counts} queries; a step has {setting.queries}.",
+            "Give every stage all queries.",
+        ),
+        (
+            any(share.queries < 1 for stage in plan.stages for share in stage.shares),
+            "A device of it has no query.",
+            "Leave that device out of the plan.",
+        ),
+        (
+            len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages),
+            "A stage of its chain has several devices.",
+            "Give each stage of a chain one device, or each device the whole model.",
+        ),
+        (
+            plan.micro_batch_size != setting.batch_size,
+            f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}.",
+            "Plan for the job's batch_size.",
+        ),
+    )
+    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from workbench.core.cluster import Cluster
-from workbench.core.job import Job
-from workbench.core.plan import Plan
-from workbench.core.profile import Profile
-from workbench.methods.common.session import StepTrace
+from workbench.methods.common.session import SessionJob, StepTrace
 from workbench.methods.p_rge.layout import Change
 from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import StepLog, TrainableConfig, ZerothOrderConfig
@@ -21,22 +16,17 @@ from workbench.tasks.prompts import EncodedPrompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankJob:
+class RankJob(SessionJob):
     """Some steps of a run, under one plan and one setting; the same on every rank.
 
     cluster, plan, passings, profile: of the devices that take part, as fast as they are when nothing slows them down.
-    is_paced: emulated devices take as long as the profile says.  train: the prompts.  compute_dtype: as in PRGEOptions.
-    crossing, packing_width: as in PreparedJob.
+    train: the prompts.  compute_dtype: as in PRGEOptions.  crossing, packing_width: as in PreparedJob.
     change: the setting, from which step and sample on.
     records: the steps that are done; theta is made from them.  last_step: the first that is not to be done.
-    steps_per_epoch: for counting only.  trace_steps: steps of each epoch kept span by span.
+    steps_per_epoch: for counting only.
     """
 
-    job: Job
-    cluster: Cluster
-    plan: Plan
     passings: Mapping[int, Passing]
-    profile: Profile
     train: EncodedPrompts
     trainable: TrainableConfig
     compute_dtype: FloatType | None
@@ -47,15 +37,6 @@ class RankJob:
     records: tuple[StepLog, ...]
     last_step: int
     steps_per_epoch: int
-    folder: Path
-    trace_steps: int = 3
-    timeout_s: float = 20.0
-    is_paced: bool = True
-
-    @property
-    def split(self) -> Any:
-        """Return the samples."""
-        return self.train
 
     @property
     def first_step(self) -> int:

@@ -10,22 +10,21 @@ from safetensors.torch import load_file
 
 from workbench.core.plan import Plan
 from workbench.methods.common.folder import INITIAL
+from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.session import RankJob
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.phases import make_optimizer
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_language_model_head, load_stage
-from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.quantization import quantize
+from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import cache_dtype
-from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.flat_optimizer import FlatAdamW
 
 
-def build_stage(
-    rank_job: RankJob, index: int | None, steps_per_epoch: int, *, is_fast: bool = True
-) -> tuple[StageCompute | None, FlatAdamW | None]:
-    """Return a stage's layers and their optimizer, (None, None) for a rank without a stage.  is_fast: see StageCompute."""
-    if index is None:
-        return None, None
+def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:
+    """Return a stage's layers and their optimizer.  is_fast: see StageCompute."""
     stage = rank_job.plan.stages[index]
     adapter = make_adapter(rank_job, stage.start, stage.stop)
     # Layer by layer, so that a small device never holds more than one at full size.
@@ -38,7 +37,7 @@ def build_stage(
     return compute, optimizer
 
 
-def make_adapter(rank_job: RankJob, start: int, stop: int) -> ParallelAdapterStage:
+def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
     """Return the adapters of layers [start, stop) as the job began with them, ready to train."""
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
     load_initial(adapter, rank_job.folder)
@@ -47,10 +46,20 @@ def make_adapter(rank_job: RankJob, start: int, stop: int) -> ParallelAdapterSta
     return adapter.train()
 
 
+def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
+    """Write the adapter with which every rank begins."""
+    save_tensors(folder / INITIAL, adapter.state_dict())
+
+
 def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
     """Take over the initial weights and the calibration constants that the job began with."""
     tensors = load_file(folder / INITIAL)
     adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
+
+
+def rank_folder(session: RankSession[PacPlusRankJob]) -> Path:
+    """Return the folder in which a rank keeps tape and cache."""
+    return Path(session.context.local_folder or session.rank_job.folder) / f"rank-{session.rank}"
 
 
 def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, torch.Size]]:
@@ -61,10 +70,3 @@ def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, tor
         named = {name: parameter.shape for name, parameter in adapter.named_parameters()}
         slots.append({f"{kind}/{name}": shape for kind in ("weight", "exp_avg", "exp_avg_sq") for name, shape in named.items()})
     return slots
-
-
-def make_optimizer(rank_job: RankJob, adapter: ParallelAdapterStage, steps_per_epoch: int) -> FlatAdamW:
-    """Return AdamW on the job's learning rates."""
-    job = rank_job.job
-    schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
-    return FlatAdamW(adapter, learning_rate=schedule, weight_decay=job.weight_decay)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.methods.common.targets import Targets
+from workbench.methods.training.handlers import Targets
 from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage

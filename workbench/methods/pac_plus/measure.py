@@ -11,9 +11,9 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile
 from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
-from workbench.methods.common.targets import Targets
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
+from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.quantization import held_bytes

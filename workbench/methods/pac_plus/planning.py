@@ -9,9 +9,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.common.limits import MAX_SIMULATIONS
-from workbench.methods.pac_plus.predict import Predictor
 from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.sweep import sweep_steps
+from workbench.methods.pac_plus.rank_job import rank_job
+from workbench.methods.training.predict import Predictor
 from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 
 PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
@@ -32,7 +32,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
             cluster,
             batch_size=job.batch_size,
             sequence_length=prepared.typical_length,
-            memory_length=max(prepared.train.lengths),
+            memory_length=prepared.longest,
         )
     return replace(chosen, cached=cached)
 
@@ -40,7 +40,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Run Algorithm 1; among its W_s take the objective's best, or (by default) the plan whose simulated step is shortest."""
     job, options = prepared.job, prepared.options
-    typical, longest = prepared.typical_length, max(prepared.train.lengths)
+    typical, longest = prepared.typical_length, prepared.longest
     if options.paradigm != "hybrid":
         planner: Callable[..., Plan] = PARADIGMS[options.paradigm]
         return planner(profile, cluster, batch_size=job.batch_size, sequence_length=typical, micro_batches=job.micro_batches)
@@ -56,9 +56,9 @@ def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> P
     )
     if options.objective != "simulated":
         return found[0]
-    (step,) = sweep_steps(prepared, 1)
+    step = prepared.typical_step(job.micro_batches)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(prepared.programs(profile, cluster, plan)).hybrid_s(step)
+        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(step)
 
     return refine(found, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)

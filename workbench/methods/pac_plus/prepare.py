@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
 from workbench.core.ranges import Dropout, NumBytes, Width
+from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options
-from workbench.methods.pac_plus.programs import Programs
 from workbench.methods.pac_plus.taps import record_layout
+from workbench.methods.training.prepare import PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
-from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
-from workbench.models.loading import require_known as require_known_model
+from workbench.models.loading import model_facts
 from workbench.models.quantization import resolve_engine
 from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig, StorageType
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
-from workbench.tasks import TASKS, load_task, unknown_task
-from workbench.tasks.task import Task
 from workbench.tasks.text_to_text import as_text_to_text
-from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
@@ -82,35 +76,17 @@ class PacPlusOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedJob:
-    """A job with everything that is known before a plan: task, tokens, the model's shape, the adapter's.
+class PreparedJob(PreparedTraining):
+    """A PAC+ job with everything that is known before a plan.
 
     activation_key: under which the activations are kept after the run, '' if they are not.  from_kept: an earlier run kept them, so
-    that no epoch needs the backbone.  notes: what is to be told about that.
+    that no epoch needs the backbone.
     """
 
-    job: Job
     options: PacPlusOptions
-    task: Task
-    train: TokenizedSplit
-    validation: TokenizedSplit
-    test: TokenizedSplit
-    facts: ModelFacts
     adapter: ParallelAdapterConfig
     activation_key: str = ""
     from_kept: bool = False
-    notes: tuple[str, ...] = ()
-
-    def programs(self, profile: Profile, cluster: Cluster, plan: Plan) -> Programs:
-        """Return the programs of this job under a plan."""
-        return Programs(profile, cluster, plan, self.adapter, hidden_dtype=self.options.quantization.compute)
-
-    @property
-    def typical_length(self) -> int:
-        """Return the padded length that a mini-batch of similar samples has on average, for planning."""
-        lengths = self.train.lengths
-        mean = sum(lengths) / len(lengths)
-        return max(8, round(mean / 8 + 0.5) * 8)
 
     @property
     def record_layout(self) -> RecordLayout:
@@ -122,14 +98,6 @@ class PreparedJob:
         """Return the bytes of the whole activation cache: s x h x (l + 1) values a sample (section V-B, storage cost)."""
         return self.record_layout.total_bytes(self.train.lengths)
 
-    def data_digest(self) -> str:
-        """Return a digest of tokens and labels in their order."""
-        digest = hashlib.sha256()
-        digest.update(repr((self.train.words, self.train.start_id)).encode())
-        for ids, label in zip(self.train.ids, self.train.labels, strict=True):
-            digest.update(repr((ids, label)).encode())
-        return digest.hexdigest()
-
 
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an option, task or model that does not exist, before anything large is loaded."""
@@ -137,28 +105,18 @@ def require_known(job: Job) -> None:
     if folder is not None and not Path(folder).expanduser().is_dir():
         asked = f"The option distillation_text = '{folder}' of pac_plus was asked for."
         raise MissingDataError(asked, "There is no such folder.", "Name a folder of text files, or leave it out.")
-    if job.task not in TASKS:
-        raise unknown_task(job.task)
-    require_known_model(job.model)
+    require_task_and_model(job)
 
 
-def check_shape(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
+def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch."""
-    job, asked = prepared.job, f"The plan {plan.partition()} on {plan.grouping()} was asked for."
-    stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
-    ranks = [rank for stage in plan.stages for rank in stage.ranks]
-    if any(layers != prepared.facts.num_layers for layers in (plan.num_layers, stages[-1].stop)):
-        found, todo = f"It has {plan.num_layers} layers; '{job.model}' has {prepared.facts.num_layers}.", "Cut all layers into stages."
-    elif max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size or len(ranks) > len(set(ranks)):
-        found, todo = f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.", "Use each device once."
-    elif (plan.micro_batch_size, plan.num_micro_batches) != (job.batch_size // job.micro_batches, job.micro_batches):
-        found = (
-            f"Its mini-batches are {plan.mini_batch_size} in {plan.num_micro_batches}, the job's {job.batch_size} in {job.micro_batches}."
-        )
-        todo = "Plan for the job's batch_size and micro_batches."
-    else:
-        return
-    raise ConfigError(asked, found, todo)
+    job = prepared.job
+    other = (
+        (plan.micro_batch_size, plan.num_micro_batches) != (job.batch_size // job.micro_batches, job.micro_batches),
+        f"Its mini-batches are {plan.mini_batch_size} in {plan.num_micro_batches}, the job's {job.batch_size} in {job.micro_batches}.",
+        "Plan for the job's batch_size and micro_batches.",
+    )
+    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])
 
 
 def prepare(job: Job) -> PreparedJob:
@@ -168,14 +126,8 @@ def prepare(job: Job) -> PreparedJob:
     if options.tap_every > facts.num_layers:
         asked = f"The option tap_every = {options.tap_every} of pac_plus was asked for."
         raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
-    task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
-    if options.target == "text":
-        task = as_text_to_text(task)
-    tokenizer = load_tokenizer(job.model)
-    max_length = min(job.max_length, facts.max_length)
-    train, validation, test = (
-        tokenize(split, tokenizer, max_length=max_length, words=task.words) for split in (task.train, task.validation, task.test)
-    )
+    samples = load_samples(job, facts, as_text_to_text if options.target == "text" else None)
+    task, train = samples["task"], samples["train"]
     adapter = ParallelAdapterConfig(
         hidden_size=facts.hidden_size,
         num_layers=facts.num_layers,
@@ -190,10 +142,9 @@ def prepare(job: Job) -> PreparedJob:
         head_input=options.head_input,
         dropout=options.dropout,
         seed=job.seed,
-        label_mean=fmean(train.labels) if task.kind == "regression" else 0.0,
-        label_std=(pstdev(train.labels) or 1.0) if task.kind == "regression" else 1.0,
+        **label_scale(task, train),
     )
-    return PreparedJob(job=job, options=options, task=task, train=train, validation=validation, test=test, facts=facts, adapter=adapter)
+    return PreparedJob(options=options, adapter=adapter, **samples)
 
 
 def _options(job: Job) -> PacPlusOptions:

@@ -7,34 +7,17 @@ from dataclasses import dataclass
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import broadcast_s, ring_allreduce_s
 from workbench.core.costs import TOKEN, Spec, opaque
-from workbench.core.plan import Plan, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.layers import layers_seconds
-from workbench.methods.common.steps import StepShape
+from workbench.methods.training.steps import StepShape
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class CachedStep:
-    """A step of the later epochs: data parallel from the activation cache (section V-B).
-
-    sizes[rank], lengths[rank]: samples and padded length of each rank; 0 samples: the rank only takes part in the all-reduce.
-    """
-
-    stage: Stage
-    sizes: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-    @property
-    def num_samples(self) -> int:
-        """Return the samples of the mini-batch."""
-        return sum(self.sizes)
 
 
 class Programs:
@@ -62,13 +45,14 @@ class Programs:
         costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
         return Program.on(self._cluster, self._schedules[key], costs)
 
-    def cached(self, step: CachedStep) -> Program:
-        """Return a step from the cache (section V-B)."""
-        key = (step.stage, step.sizes)
+    def cached(self, shape: StepShape) -> Program:
+        """Return a step from the cache (section V-B).  shape: of every rank's share; one of 0 samples only takes part in the all-reduce."""
+        stage = self._plan.cached
+        assert stage is not None, "a plan without shares for cached epochs"
+        key = ("cached", shape.sizes)
         if key not in self._schedules:
-            sizes = [step.sizes[rank] for rank in step.stage.ranks]
-            self._schedules[key] = cached_step(step.stage, sizes, world_size=len(step.sizes))
-        return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, step=step))
+            self._schedules[key] = cached_step(stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes))
+        return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, shape=shape))
 
     def adapter_broadcast(self) -> Program:
         """Return what brings every stage's adapter, with its optimizer state, to all devices."""
@@ -88,11 +72,11 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCosts:
-    """Costs of a CachedStep: a core.costs.Costs."""
+    """Costs of a step from the cache: a core.costs.Costs.  shape: of every rank's share."""
 
     profile: Profile
     cluster: Cluster
-    step: CachedStep
+    shape: StepShape
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
@@ -101,7 +85,7 @@ class CachedCosts:
             return ring_allreduce_s(self.cluster, op.ranks, trainable_bytes(layers))
         if op.kind == "STEP":
             return layers_seconds(layers, "STEP", 1, 1)
-        return layers_seconds(layers, op.kind, self.step.sizes[rank], self.step.lengths[rank])
+        return layers_seconds(layers, op.kind, self.shape.sizes[rank], self.shape.lengths[rank])
 
     def spec(self, value: Value) -> Spec:
         """Return a value's bytes (see Costs); none of it crosses devices by itself."""
@@ -110,7 +94,7 @@ class CachedCosts:
         if value.name not in ("tap", "ctx"):
             return TOKEN
         kept = LayerProfile.tap_bytes if value.name == "tap" else LayerProfile.context_bytes
-        samples, length = self.step.sizes[value.part], self.step.lengths[value.part]
+        samples, length = self.shape.sizes[value.part], self.shape.lengths[value.part]
         return opaque(sum(kept(layer, samples, length) for layer in self.profile.layers[value.part]))
 
     def resident_bytes(self, rank: int) -> int:

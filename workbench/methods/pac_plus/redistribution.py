@@ -14,10 +14,10 @@ from workbench.core.program import Program
 from workbench.core.schedule import BROADCAST, Value
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankSession
-from workbench.methods.common.steps import PlannedStep
-from workbench.methods.pac_plus.first_epoch import taped_samples
+from workbench.methods.pac_plus.layout import taped_samples
 from workbench.methods.pac_plus.programs import Programs
 from workbench.methods.pac_plus.taps import StageTaps, rank_taps
+from workbench.methods.training.steps import PlannedStep
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import FlatAdamW

@@ -1,0 +1,31 @@
+"""Refuse a plan that was made for another model, cluster or batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.plan import Plan
+
+
+def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()) -> None:
+    """Raise ConfigError for a plan of other layers or devices.  others: whether more is wrong, what was found, what to do."""
+    stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    outside = max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size
+    for is_wrong, found, todo in (
+        (
+            any(layers != num_layers for layers in (plan.num_layers, stages[-1].stop)),
+            f"It has {plan.num_layers} layers; '{model}' has {num_layers}.",
+            "Cut all layers into stages.",
+        ),
+        (
+            outside or len(ranks) > len(set(ranks)),
+            f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.",
+            "Use each device once.",
+        ),
+        *others,
+    ):
+        if is_wrong:
+            raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", found, todo)

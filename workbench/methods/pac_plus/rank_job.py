@@ -1,0 +1,114 @@
+"""What a rank is told of a PAC+ run, and its two phases: the pipeline that fills the activation cache, and the epochs that run from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.program import Program
+from workbench.methods.common.folder import INITIAL, checkpoint_path
+from workbench.methods.pac_plus.layout import cached_steps, shard_owners
+from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.methods.pac_plus.programs import Programs
+from workbench.methods.pac_plus.redistribution import Chunk, chunks_of, round_program, rounds_of
+from workbench.methods.pac_plus.taps import record_layout
+from workbench.methods.training.phases import Phase, RankJob
+from workbench.methods.training.steps import PlannedStep
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.loading import import_family
+from workbench.models.quantization.config import QuantizationConfig
+from workbench.runtime.activation_records import RecordLayout
+from workbench.runtime.kept_caches import KeptCaches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacPlusRankJob(RankJob):
+    """All that a rank is told of a PAC+ run.  The folder also holds the initial adapter.
+
+    kept: folder and key of a kept activation cache that serves all epochs; None fills one in the first epoch.
+    """
+
+    adapter: ParallelAdapterConfig
+    cache_dtype: str
+    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
+    kept: tuple[Path, str] | None = None
+
+    @property
+    def record_layout(self) -> RecordLayout:
+        """Return the shape of a sample's record in the activation cache."""
+        return record_layout(self.adapter, self.cache_dtype)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Return which rank keeps each sample's activations."""
+        assert self.plan.cached is not None, "a plan without shares for cached epochs"
+        return shard_owners(self.plan.cached, self.split.lengths, self.cluster.world_size, self.job.seed)
+
+    def programs(self) -> Programs:
+        """Return the programs of this run."""
+        return Programs(self.profile, self.cluster, self.plan, self.adapter, hidden_dtype=self.quantization.compute)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the first epoch, no epoch at all with a kept cache, and the cached epochs (see RankJob)."""
+        programs, first_cached = self.programs(), 0 if self.kept else 1
+        has_cached = self.job.epochs > first_cached
+        first = Phase(
+            epochs=range(first_cached),
+            steps=self.planned_epoch,
+            program=programs.hybrid,
+            moves=partial(self._moves, programs) if has_cached and first_cached else dict,
+            nbytes={"activation cache": self.record_layout.total_bytes(self.split.lengths) if has_cached else 0},
+        )
+        if self.plan.cached is None:
+            return (first,)
+        cached, owners, lengths = self.plan.cached, self.owners, self.split.lengths
+
+        def steps(epoch: int) -> Sequence[PlannedStep]:
+            return cached_steps(cached, owners, lengths, self.cluster.world_size, seed=self.job.seed, epoch=epoch)
+
+        return first, Phase(epochs=range(first_cached, self.job.epochs), cached=True, steps=steps, program=programs.cached)
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Return every message of the redistribution of activations."""
+        return chunks_of(
+            self.plan,
+            self.planned_epoch(0),
+            self.owners,
+            self.split.lengths,
+            world_size=self.cluster.world_size,
+            layout=self.record_layout,
+            num_encoder_layers=self.adapter.num_encoder_layers,
+        )
+
+    def _moves(self, programs: Programs) -> Mapping[str, Iterable[Program]]:
+        """Return what brings the whole adapter and its shard of the activations to every device (section V-B)."""
+        rounds = (round_program(programs, turn) for turn in rounds_of(self.chunks()))
+        return {"sharing the adapter": (programs.adapter_broadcast(),), "sharing the activations": rounds}
+
+    def checkpoints(self, epoch: int) -> tuple[Path, ...]:
+        """Return the whole adapter's file (see RankJob)."""
+        return (self.folder / INITIAL,) if epoch < 0 else (checkpoint_path(self.folder, epoch),)
+
+    def prepare_imports(self) -> None:
+        """Import what the model needs (see RankJob)."""
+        import_family(self.job.model)
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:
+    """Return what every rank is told of a run under a plan."""
+    return PacPlusRankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        profile=profile,
+        split=prepared.train,
+        adapter=prepared.adapter,
+        cache_dtype=prepared.options.cache_dtype,
+        quantization=prepared.options.quantization,
+        kept=(KeptCaches().root, prepared.activation_key) if prepared.from_kept else None,
+    )

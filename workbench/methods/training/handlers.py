@@ -1,0 +1,99 @@
+"""What operations do on one rank in every method: cut activations into pieces, sum gradients, step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
+from workbench.core.schedule import ALLREDUCE, STEP, Op
+from workbench.methods.common.layers import context_bytes
+from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep
+from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.schedules.pieces import StepLayout
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The last stage's view of some samples.  labels: (n,).  sample_ids: (n,), for the dropout.  total: the mini-batch's samples."""
+
+    labels: Tensor
+    sample_ids: Tensor
+    epoch: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHandlers:
+    """One step's operations on one rank; a method adds its own.
+
+    batches[m]: this rank's samples of micro-batch m.  total: samples of the mini-batch.  compute: the rank's layers.
+    layout: of a pipeline, None where nothing crosses between stages.  layers: the stage's, for the bytes that are not measured.
+    """
+
+    rank: int
+    batches: Sequence[Batch]
+    total: int
+    compute: Any
+    optimizer: FlatAdamW
+    epoch: int
+    layout: StepLayout | None = None
+    layers: tuple[LayerProfile, ...] = ()
+
+    def common(self) -> dict[str, Handler]:
+        """Return the handlers that all methods share, by operation kind."""
+        return {ALLREDUCE: lambda op, reads: (self.optimizer.gradients,), STEP: self.update}
+
+    def targets(self, op: Op) -> Targets | None:
+        """Return what a forward operation is scored against, None before the last stage."""
+        if all(value.name != "loss" for value in op.writes):
+            return None
+        batch = self.batches[op.microbatch]
+        return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
+
+    def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
+        """Return what a forward operation writes.  context: for the backward pass; its output is handed on in pieces, or is the loss."""
+        context.nbytes = context_bytes(self.layers, *self.batches[op.microbatch].attention_mask.shape)
+        return self.written(op, context.output.detach(), ctx=context, loss=context.output.detach())
+
+    def written(self, op: Op, whole: Tensor | None, **named: Any) -> tuple[Any, ...]:
+        """Return what an operation writes: `named` by name, of all other values their piece of `whole`."""
+        return tuple(named[value.name] if value.name in named else self._piece(op, value, whole) for value in op.writes)
+
+    def _piece(self, op: Op, value: Any, whole: Tensor | None) -> Tensor:
+        assert whole is not None and self.layout is not None
+        first, _ = self.layout.samples(self.rank, op.microbatch)
+        piece = self.layout.piece(value)
+        return whole[piece.first - first : piece.end - first]
+
+    def update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Take an optimizer step."""
+        self.optimizer.step()
+        return (None,) * len(op.writes)
+
+
+def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit) -> dict[str, Any]:
+    """Return what a rank computes of a step through a pipeline, as StepHandlers' fields."""
+    layout = StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths)
+    batches = [
+        collate(split, samples, PAD_TO_MULTIPLE).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)
+    ]
+    return {"rank": rank, "batches": batches, "total": planned.shape.samples, "layout": layout}
+
+
+def named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:
+    """Return the contents of the values of a name that an operation reads."""
+    return [content for value, content in zip(op.reads, reads, strict=True) if value.name == name]
+
+
+def joined(op: Op, reads: tuple[Any, ...], name: str) -> Tensor | None:
+    """Return the pieces of a name that an operation reads as one tensor, None if it reads none."""
+    pieces = named(op, reads, name)
+    return torch.cat(pieces) if pieces else None

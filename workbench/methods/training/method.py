@@ -1,0 +1,273 @@
+"""What every method that trains by backpropagation does alike: profile, simulate, launch, resume, evaluate, sweep."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.report import SweepPoint
+from workbench.core.serial import to_json
+from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common import records
+from workbench.methods.common.digest import weights_digest
+from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, finished_epochs, moments_paths, rank_folders
+from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.scaling import describe_facts, profile_devices
+from workbench.methods.common.session import RankResult
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.predict import Predictor, predict
+from workbench.methods.training.prepare import PreparedTraining
+from workbench.methods.training.steps import typical_steps
+from workbench.models.evaluation import Predictions
+from workbench.models.loading import load_stack
+from workbench.models.stack import LayerStack
+from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
+from workbench.tasks.metrics import compute
+from workbench.tasks.tokenize import TokenizedSplit
+
+
+class AnalyticTechnique(NamedTuple):
+    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's."""
+
+    name: Technique
+    sizes: TechniqueSizes
+    tap_share: float = 1.0
+
+
+class Trained(Protocol):
+    """What a run has trained, as it was after each epoch."""
+
+    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
+        """Return the predictions on a split after each of some epochs."""
+        ...
+
+    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
+        """Write what was trained as it was after an epoch, and return where."""
+        ...
+
+
+P = TypeVar("P", bound=PreparedTraining)
+
+
+class TrainingMethod(ABC, Generic[P]):
+    """A method that trains; a subclass says what is particular to it.  Together they are a methods.base.Method.
+
+    run_rank, measure_rank: what devices run, each in a module of the method's own, so that real devices can be told its types.
+    """
+
+    name: str
+    run_rank: Callable[..., RankResult]
+    measure_rank: Callable[..., tuple[LayerProfile, ...]]
+
+    @abstractmethod
+    def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+
+    @abstractmethod
+    def technique(self, prepared: P) -> AnalyticTechnique:
+        """Return how the method trains, for the analytic costs."""
+
+    @abstractmethod
+    def rank_job(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> RankJob:
+        """Return what every rank is told of a run; folder and resumption are filled in later."""
+
+    @abstractmethod
+    def check_plan(self, prepared: P, cluster: Cluster, plan: Plan) -> None:
+        """Raise ConfigError for a plan that was made for another model, cluster or batch."""
+
+    @abstractmethod
+    def require_devices(self, prepared: P, *, is_real: bool) -> None:
+        """Raise ConfigError for settings that need emulated devices where they are real."""
+
+    @abstractmethod
+    def begin(self, prepared: P, stack: LayerStack, folder: Path, *, is_new: bool, notify: Notify) -> None:
+        """Make the backbone as the run computes with it, and write what a new run begins with into its folder."""
+
+    @abstractmethod
+    def trained(self, prepared: P, stack: LayerStack, rank_job: RankJob) -> Trained:
+        """Return what a run has trained."""
+
+    @abstractmethod
+    def keep(self, prepared: P, folder: Path) -> tuple[str, ...]:
+        """Put aside what later runs may use of a finished one, and return what is to be told about it."""
+
+    def profile(
+        self,
+        prepared: P,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool = True,
+        engines: Engines | None = None,
+        refresh: bool = False,
+    ) -> Profile:
+        """Return what every layer costs on every device (see profile_devices)."""
+
+        def catalogue() -> Profile:
+            technique, typical = self.technique(prepared), prepared.typical_length
+            return analytic_profile(
+                describe_facts(prepared.facts),
+                cluster,
+                technique=technique.name,
+                sizes=technique.sizes,
+                num_labels=prepared.task.num_outputs,
+                sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
+            )
+
+        return profile_devices(self, prepared, cluster, notify, emulated=emulated, engines=engines, refresh=refresh, catalogue=catalogue)
+
+    def layer_costs(self, prepared: P, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's analytic FLOPs and bytes (see Method)."""
+        technique = self.technique(prepared)
+        costs = layer_costs(
+            describe_facts(prepared.facts),
+            technique.name,
+            batch=batch,
+            sequence_length=sequence_length,
+            sizes=technique.sizes,
+            num_labels=prepared.task.num_outputs,
+        )
+        return tuple(replace(cost, tap_bytes_per_token=round(technique.tap_share * cost.tap_bytes_per_token)) for cost in costs)
+
+    def predict(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+        """Simulate every step (see Method)."""
+        return predict(self.rank_job(prepared, profile, cluster, plan))
+
+    def execute(
+        self,
+        prepared: P,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        prediction: Prediction,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
+    ) -> Outcome:
+        """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
+        job, is_real = prepared.job, engines.fidelity == "real"
+        self.require_devices(prepared, is_real=is_real)
+        stack = load_stack(job.model)
+        message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
+        identity = _fingerprint(prepared, stack, message)
+        finished = finished_epochs(folder, identity, job, cluster.world_size, message.checkpoints) if resume else None
+        if finished:
+            notify(Event("phase", message=_resumed(finished, 0, job.epochs)))
+        if finished is None:
+            begin_folder(folder, identity, job)
+        self.begin(prepared, stack, folder, is_new=finished is None, notify=notify)
+        # A peer counts as silent when it takes far longer than a step should.
+        slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
+        message = replace(
+            message,
+            fingerprint=identity,
+            start_epoch=finished or 0,
+            resumes=finished is not None,
+            timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s),
+        )
+        notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
+        results = engines.run(self.run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
+
+        steps = records.measured_steps(results, prediction.steps)
+        epochs = list(records.epoch_records(steps))
+        trained = self.trained(prepared, stack, message)
+        notify(Event("phase", message="Scoring every epoch on the validation split"))
+        for epoch, predictions in enumerate(trained.predict(range(job.epochs), prepared.validation)):
+            epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, predictions))
+        best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
+        notify(Event("phase", message="Scoring the chosen epoch on the test split"))
+        metrics = _score(prepared, trained.predict([best], prepared.test)[0])
+        saved = trained.save(folder / ADAPTER, best, {"epoch": best + 1, **metrics})
+
+        notes = prepared.notes
+        if resume:
+            notes += (_resumed(finished, max((result.resumed_at[1] for result in results if result.resumed_at), default=0), job.epochs),)
+        notes += self.keep(prepared, folder)
+        for left in (*rank_folders(folder), folder / JOURNALS):  # the ranks have emptied the journals
+            shutil.rmtree(left, ignore_errors=True)
+        for left in moments_paths(folder):
+            left.unlink()
+        return Outcome(
+            fidelity=engines.fidelity,
+            steps=steps,
+            epochs=tuple(epochs),
+            timelines=records.measured_timelines(results, cluster, prediction, engines.fidelity, _resident(message)),
+            metrics=metrics | {"chosen epoch": best + 1},
+            phases_s=records.phase_seconds(results),
+            bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
+            overrun_share=records.overrun_share(results, is_real=is_real),
+            notes=(*notes, *(note for result in results for note in result.notes)),
+            artifacts={"adapter": str(saved)},
+        )
+
+    def sweep(
+        self,
+        prepared: P,
+        profile: Profile,
+        cluster: Cluster,
+        plans: Mapping[str, Plan],
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> tuple[SweepPoint, ...]:
+        """Simulate, and on engines measure, some steps of the first phase under each plan (see Method)."""
+        for plan in plans.values():
+            self.check_plan(prepared, cluster, plan)
+        if engines is not None:
+            begin_folder(folder, "sweep", prepared.job)
+            self.begin(prepared, load_stack(prepared.job.model), folder, is_new=True, notify=ignore)
+        points = []
+        for name, plan in plans.items():
+            message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
+            phase = message.phases()[0]
+            steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
+            predicted = Predictor(phase).records(0, steps)
+            results = None
+            if engines is not None:
+                results = engines.run(self.run_rank, [replace(message, sweep=steps)] * cluster.world_size)
+            points.append(records.sweep_point(name, plan, predicted, results))
+        return tuple(points)
+
+
+def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:
+    """Return what a run is: the backbone's weights, the tokens, the plan, and every setting of the job."""
+    digest = hashlib.sha256(weights_digest(stack).encode())
+    digest.update(prepared.data_digest().encode())
+    digest.update(b"" if rank_job.phases()[0].epochs else b"from a kept cache")
+    digest.update(to_json(prepared.job).encode())
+    digest.update(to_json(rank_job.plan).encode())
+    return digest.hexdigest()
+
+
+def _resident(rank_job: RankJob) -> dict[bool, list[int]]:
+    """Return the bytes that stay on every rank throughout, by whether epochs are cached."""
+    found = {}
+    for phase in rank_job.phases():
+        costs = phase.program(phase.steps(phase.epochs.start)[0].shape).costs
+        found[phase.cached] = [costs.resident_bytes(rank) for rank in range(rank_job.cluster.world_size)]
+    return found
+
+
+def _resumed(finished: int | None, steps: int, epochs: int) -> str:
+    """Return what a resumed run begins with, in words.  steps: completed in the epoch that was interrupted."""
+    if not finished and not steps:
+        return "Nothing to resume: the run starts over." if finished is None else "Resumed in epoch 1: none of its steps can be used."
+    if finished == epochs:
+        return f"Resumed: all {epochs} epochs were finished, so none is trained again."
+    at = f"step {steps} of epoch {(finished or 0) + 1}" if steps else f"epoch {finished}"
+    return f"Resumed after {at} of {epochs}; the times of what was finished are the interrupted run's."
+
+
+def _score(prepared: PreparedTraining, predictions: Predictions) -> dict[str, float]:
+    return compute(prepared.task.metrics, predictions.answers(prepared.task.kind), predictions.references())

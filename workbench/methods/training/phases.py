@@ -1,0 +1,170 @@
+"""The phases of a training run: what the driver simulates and every rank executes.
+
+A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs whose steps are alike:
+PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it; fine-tuning has one phase.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torch import nn
+
+from workbench.core.profile import LayerProfile
+from workbench.core.program import Program
+from workbench.methods.common.session import RankResult, RankSession, SessionJob
+from workbench.methods.training.handlers import share_of
+from workbench.methods.training.steps import PlannedStep, StepShape, planned_epoch
+from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.memory import release_free_memory
+from workbench.tasks.tokenize import TokenizedSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Some epochs whose steps are alike.
+
+    epochs: may be none.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one step.
+    moves: by name, the programs that run between this phase and the next.  nbytes: by name, what the phase leaves on the disk.
+    """
+
+    epochs: range
+    cached: bool = False
+    steps: Callable[[int], Sequence[PlannedStep]]
+    program: Callable[[StepShape], Program]
+    moves: Callable[[], Mapping[str, Iterable[Program]]] = dict
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return what reports call one of its epochs."""
+        return "cached epoch" if self.cached else "first epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob(SessionJob, ABC):
+    """All that a rank is told of a training run; a method adds its settings.
+
+    split: the training samples.  fingerprint: of the run, for what it leaves on the disk.  start_epoch: 0, or the first epoch that a
+    resumed run still has to do.  resumes: go on with that epoch's completed steps.
+    sweep: some steps of the first phase, to be timed; nothing else is done then.
+    """
+
+    split: TokenizedSplit
+    fingerprint: str = ""
+    start_epoch: int = 0
+    resumes: bool = False
+    sweep: tuple[PlannedStep, ...] = ()
+
+    @property
+    def layers(self) -> tuple[LayerProfile, ...]:
+        """Return the bytes of every layer, which are the same on all devices."""
+        return self.profile.layers[0]
+
+    def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
+        """Return an epoch's mini-batches, cut as the plan cuts them."""
+        plan = self.plan
+        return planned_epoch(self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch)
+
+    @abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of the run in their order, at least one."""
+
+    @abstractmethod
+    def checkpoints(self, epoch: int) -> tuple[Path, ...]:
+        """Return the files that must be whole for an epoch to count as finished; of epoch -1, for the run to have begun."""
+
+    @abstractmethod
+    def prepare_imports(self) -> None:
+        """Import what the model needs, so that a memory budget that begins afterwards counts the model alone."""
+
+
+AJob = TypeVar("AJob", bound=RankJob)
+
+
+class RankPhase(ABC, Generic[AJob]):
+    """A phase on one rank.
+
+    optimizer: after `load`; None on a rank without a share, which only waits.  stage: the pipeline stage whose parameters the optimizer
+    holds, -1 if it holds them all.  label: what progress calls the epochs; '' names each by its number.
+    writes_journal: whether this rank keeps its group's state after every step.  usable: whether completed steps can be used when resumed.
+    """
+
+    label = ""
+    usable = True
+
+    def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
+        self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
+        self.stage = -1
+        self.compute: Any = None
+        self.optimizer: FlatAdamW | None = None
+        self.writes_journal = False
+
+    @abstractmethod
+    def load(self, epoch: int) -> None:
+        """Make layers and optimizer as they are before an epoch."""
+
+    @abstractmethod
+    def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
+        """Return what is open while an epoch's steps from `begin` on are done."""
+
+    @abstractmethod
+    def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
+        """Return the handlers of a step's operations by kind."""
+
+    @abstractmethod
+    def save(self, epoch: int) -> None:
+        """Write the checkpoint of an epoch that is done; every rank calls this."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Tell of work between epochs and note how long it takes."""
+        self.session.progress.phase(name)
+        start_s = self.session.context.now_s()
+        yield
+        self.result.phases_s[name] = (start_s, self.session.context.now_s())
+
+    def release(self) -> None:
+        """Give the memory of layers and optimizer back."""
+        self.compute = self.optimizer = None
+        release_free_memory()
+
+
+class StagePhase(RankPhase[AJob]):
+    """A phase of a pipeline on one rank: a stage's layers, of a whole mini-batch this rank's samples.
+
+    is_writer: whether this rank writes what all ranks of its stage have alike.
+    """
+
+    def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
+        super().__init__(session, phase, result)
+        plan = self.rank_job.plan
+        self.index = plan.stage_of(session.rank)
+        self.is_writer = self.index is not None and session.rank == plan.stages[self.index].ranks[0]
+        self.stage = -1 if self.index is None else self.index
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the optimizer steps of an epoch."""
+        return len(self.phase.steps(0))
+
+    def own(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
+        """Return a step as StepHandlers' fields: what this rank computes of it, and with what."""
+        assert self.index is not None
+        plan = self.rank_job.plan
+        stage = plan.stages[self.index]
+        own = {"compute": self.compute, "optimizer": self.optimizer, "layers": self.rank_job.layers[stage.start : stage.stop]}
+        return share_of(self.session.rank, plan, planned, self.rank_job.split) | own | {"epoch": epoch}
+
+
+def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int) -> FlatAdamW:
+    """Return AdamW on the job's learning rates."""
+    job = rank_job.job
+    schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
+    return FlatAdamW(module, learning_rate=schedule, weight_decay=job.weight_decay)

@@ -1,0 +1,83 @@
+"""What is settled of every training job before a plan: task, tokens, the model's shape, the labels' scale."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+from workbench.core.job import Job
+from workbench.methods.training.steps import PlannedStep, planned_epoch, typical_steps
+from workbench.models.loading import ModelFacts, load_tokenizer
+from workbench.models.loading import require_known as require_known_model
+from workbench.tasks import TASKS, load_task, unknown_task
+from workbench.tasks.task import Task
+from workbench.tasks.tokenize import TokenizedSplit, tokenize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTraining:
+    """A job with everything that is known before a plan; a method adds its own settings.  notes: what a report tells of them."""
+
+    job: Job
+    task: Task
+    train: TokenizedSplit
+    validation: TokenizedSplit
+    test: TokenizedSplit
+    facts: ModelFacts
+    notes: tuple[str, ...] = ()
+
+    @property
+    def typical_length(self) -> int:
+        """Return the padded length that a mini-batch of similar samples has on average, for planning."""
+        lengths = self.train.lengths
+        mean = sum(lengths) / len(lengths)
+        return max(8, round(mean / 8 + 0.5) * 8)
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest training sample."""
+        return max(self.train.lengths)
+
+    def typical_step(self, micro_batches: int) -> PlannedStep:
+        """Return the mini-batch of the first epoch that is closest to the typical length, to choose plans by."""
+        job = self.job
+        steps = planned_epoch(self.train.lengths, job.batch_size, micro_batches, seed=job.seed, epoch=0)
+        return typical_steps(steps, job.batch_size, self.typical_length, 1)[0]
+
+    def data_digest(self) -> str:
+        """Return a digest of tokens and labels in their order."""
+        digest = hashlib.sha256()
+        digest.update(repr((self.train.words, self.train.start_id)).encode())
+        for ids, label in zip(self.train.ids, self.train.labels, strict=True):
+            digest.update(repr((ids, label)).encode())
+        return digest.hexdigest()
+
+
+def require_task_and_model(job: Job) -> None:
+    """Raise ConfigError for a task or model that does not exist, before anything large is loaded."""
+    if job.task not in TASKS:
+        raise unknown_task(job.task)
+    require_known_model(job.model)
+
+
+def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | None = None) -> dict[str, Any]:
+    """Return the task and its tokenized splits as PreparedTraining's fields.  change: what a method makes of the task."""
+    task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
+    if change is not None:
+        task = change(task)
+    tokenizer = load_tokenizer(job.model)
+    splits = {
+        name: tokenize(getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=task.words)
+        for name in ("train", "validation", "test")
+    }
+    return {"job": job, "facts": facts, "task": task} | splits
+
+
+def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
+    """Return a regression's mean label and standard deviation, those that change nothing for other tasks."""
+    if task.kind != "regression":
+        return {"label_mean": 0.0, "label_std": 1.0}
+    return {"label_mean": fmean(train.labels), "label_std": pstdev(train.labels) or 1.0}

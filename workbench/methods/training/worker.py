@@ -1,0 +1,119 @@
+"""One rank's whole run: every epoch of every phase. A method's run_rank, which an engine is asked to call, calls `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workbench.core.program import Program
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.methods.common.folder import steps_path
+from workbench.methods.common.records import WARM_UP_STEPS
+from workbench.methods.common.reporting import DONE, IDLE, WAITING
+from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
+from workbench.methods.training.epoch_log import EpochLog
+from workbench.methods.training.phases import AJob, RankPhase
+from workbench.methods.training.steps import PlannedStep, StepShape
+from workbench.runtime.context import RankContext
+from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.process_group import group
+from workbench.runtime.work_folder import full_disk_told
+
+
+def train(
+    context: RankContext, rank_job: AJob, phases_on: Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
+) -> RankResult:
+    """Do this rank's part of the job.  Checkpoints go to rank_job.folder, epoch by epoch.
+
+    phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
+    """
+    rank_job.prepare_imports()
+    with (
+        full_disk_told(rank_job.folder),
+        group(context, rank_job.timeout_s) as process_group,
+        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
+        RankSession(context, rank_job, process_group, budget) as session,
+    ):
+        result = RankResult(rank=session.rank)
+        phases = phases_on(session, result)
+        if rank_job.sweep:
+            _sweep(phases[0])
+        else:
+            for epoch in range(rank_job.start_epoch):
+                path = steps_path(rank_job.folder, epoch, session.rank)
+                result.steps += from_json(path.read_bytes(), list[StepTrace], source=f"'{path}'")
+            for phase in phases:
+                _train_phase(phase)
+        session.progress.phase(DONE)
+        result.overrun_share = session.pacer.overrun_share
+        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
+        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+    return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
+
+
+def _train_phase(phase: RankPhase) -> None:
+    """Do the epochs of a phase that are left, and release its layers."""
+    session, rank_job, result = phase.session, phase.rank_job, phase.result
+    epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
+    if not epochs:
+        return
+    phase.load(epochs.start)
+    for epoch in epochs:
+        steps = phase.phase.steps(epoch)
+        log = EpochLog(session, epoch, phase.optimizer, stage=phase.stage, writes_journal=phase.writes_journal, num_steps=len(steps))
+        begin = 0
+        if rank_job.resumes and epoch == rank_job.start_epoch:
+            begin = log.agree(usable=phase.usable)
+            result.resumed_at = (epoch, begin)
+        log.begin()
+        with phase.epoch(epoch, begin):
+            if epoch == epochs.start:
+                session.progress.phase(WAITING)
+                session.barrier(phase.phase.program(steps[0].shape))
+            session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
+            traces = log.done + run_steps(phase, steps, epoch=epoch, begin=begin, note=log)
+        phase.save(epoch)
+        result.steps += traces
+        write_text(steps_path(rank_job.folder, epoch, session.rank), to_json(traces))
+        if log.takes_part:
+            session.progress.phase(WAITING)
+        session.barrier()
+        log.end()
+    del log  # it knows the optimizer
+    phase.release()
+
+
+def _sweep(phase: RankPhase) -> None:
+    """Run the steps of a sweep, some of them twice at the beginning as a warm-up."""
+    session, steps = phase.session, phase.rank_job.sweep
+    phase.load(0)
+    session.barrier(phase.phase.program(steps[0].shape))
+    run_steps(phase, steps[:WARM_UP_STEPS])
+    session.pacer.reset()
+    phase.result.steps = run_steps(phase, steps)
+
+
+def run_steps(
+    phase: RankPhase,
+    steps: Sequence[PlannedStep],
+    *,
+    epoch: int = 0,
+    begin: int = 0,
+    note: Callable[[StepTrace], None] | None = None,
+    program: Callable[[StepShape], Program] | None = None,
+) -> list[StepTrace]:
+    """Run an epoch's steps from `begin` on and return them; a rank without a share returns at once.
+
+    note: is called after every step that this rank has completed.  program: of a step without a loss, instead of the phase's.
+    """
+    session = phase.session
+    if phase.optimizer is None:
+        return []
+    traces = []
+    for number, planned in list(enumerate(steps))[begin:]:
+        done = session.run((program or phase.phase.program)(planned.shape), phase.handlers(epoch, planned))
+        trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
+        session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
+        traces.append(trace)
+        if note is not None:
+            note(trace)
+    return traces
