@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 
 from workbench.core.schedule import Op, Value
 
-ITEM_BYTES = {"bytes": 1, "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "float64": 8}
+ITEM_BYTES = {"bytes": 1, "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "int16": 2, "float32": 4, "int32": 4}
+ITEM_BYTES |= {"int64": 8, "float64": 8}
 
 
 class Spec(NamedTuple):

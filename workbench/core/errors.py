@@ -56,6 +56,10 @@ class DeviceLostError(WorkbenchError):
     """A device died or fell silent in the middle of a run: the message names it and the step."""
 
 
+class StateError(WorkbenchError):
+    """Tensors of a run that no device and no checkpoint holds: the message names them."""
+
+
 class DivergedError(WorkbenchError):
     """Training that left the finite numbers: the message names the step."""
 

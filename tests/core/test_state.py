@@ -1,0 +1,52 @@
+"""Homes of tensors under a plan, their backups, and what is said of tensors that nobody holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.core import Plan, Share, Stage
+from workbench.core.errors import StateError
+from workbench.core.state import held_by, homes_of, last_whole_step, with_backups
+
+LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), "step": ()}
+
+
+def plan_of(*groups: tuple[int, tuple[int, ...]]) -> Plan:
+    """Stages of (layers, ranks)."""
+    stages, at = [], 0
+    for layers, ranks in groups:
+        stages.append(Stage(start=at, stop=at + layers, shares=tuple(Share(rank=rank, samples=1) for rank in ranks)))
+        at += layers
+    return Plan(method="test", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
+
+
+def test_a_tensor_lives_where_its_layers_are() -> None:
+    """On every rank of the group, with each stage that shares it, and on all ranks if it belongs to no layer."""
+    assert homes_of(plan_of((1, (2,)), (2, (0, 3))), LAYERS) == {
+        "embedding": (2,),
+        "layer.1": (0, 3),
+        "layer.2": (0, 3),
+        "words": (0, 2, 3),
+        "step": (0, 2, 3),
+    }
+
+
+def test_only_single_copies_get_a_backup() -> None:
+    """On the next device, round the ring; a lone device has no neighbour."""
+    assert with_backups({"a": (0,), "b": (3,), "c": (1, 2)}, (0, 1, 3)) == {"a": (0, 1), "b": (3, 0), "c": (1, 2)}
+    assert with_backups({"a": (0,)}, (0,)) == {"a": (0,)}
+
+
+def test_homes_are_put_together_from_what_ranks_hold() -> None:
+    """In the order of the ranks."""
+    assert held_by({2: ("a",), 0: ("a", "b")}) == {"a": (0, 2), "b": (0,)}
+
+
+def test_the_last_step_that_is_held_whole() -> None:
+    """A backup that a lost device took half of with it does not count; without any, the missing tensors are named."""
+    held = {10: {"a": (0,), "b": (1,)}, 20: {"a": (0,)}}
+    assert last_whole_step(held, ("a", "b")) == 10
+    with pytest.raises(StateError, match=r"No device holds b, c\."):
+        last_whole_step({20: {"a": (0,)}}, ("a", "b", "c"))
+    with pytest.raises(StateError, match=r"No device holds a, b, c, d and 1 more\. Resume"):
+        last_whole_step({}, "abcde")

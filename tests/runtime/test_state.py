@@ -1,0 +1,218 @@
+"""After a move every rank holds exactly what the new plan says, bit for bit, whoever was lost; states as files and backups."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gloo_pairs import on_executors
+from torch import Tensor
+
+from workbench.core import Cluster, Device, Link, Plan, Share, Stage
+from workbench.core.errors import StateError
+from workbench.core.program import Program
+from workbench.core.schedule import SEND, Value
+from workbench.core.state import held_by, homes_of, last_whole_step, with_backups
+from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.state import Backups, State, spec_of
+from workbench.schedules import moves as moves_module
+from workbench.schedules.moves import moves
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+
+
+class Interpreter:
+    """Runs a program on ranks that are threads, with queues for links; each rank does its operations in list order."""
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
+
+    def run(self, rank: int, program: Program, handlers: dict[str, Any], inputs: dict[Value, Any]) -> Execution:
+        held = dict(inputs)
+        for op in program.schedule.ops[rank]:
+            if op.kind == SEND:
+                self._links[op.ranks].put(held[op.reads[0]])
+            else:
+                held[op.writes[0]] = self._links[op.ranks].get(timeout=20)
+        return Execution(outputs={value: held[value] for value in program.schedule.outputs[rank]})
+
+    def on_ranks(self, count: int, work: Any) -> list[Any]:
+        results: list[Any] = [None] * count
+
+        def serve(rank: int) -> None:
+            results[rank] = work(rank, partial(self.run, rank))
+
+        threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return results
+
+
+class Case:
+    """A random state under a plan, devices that are lost, and another plan for those that are left."""
+
+    def __init__(self, seed: int) -> None:
+        rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.size = rng.randint(2, 8)
+        num_layers = rng.randint(1, 6)
+        link = Link(bytes_per_s=1e8)
+        devices = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(self.size))
+        self.cluster = Cluster(name="test", devices=devices)
+        self.layers: dict[str, tuple[int, ...]] = {"step": (), "shared": tuple(sorted(rng.sample(range(num_layers), min(2, num_layers))))}
+        for layer in range(num_layers):
+            self.layers |= {f"layer.{layer}.{kind}": (layer,) for kind in ("down", "down.exp_avg", "up", "bias")[: rng.randint(1, 4)]}
+        self.whole = {name: self._tensor(rng, generator) for name in self.layers}
+        before = random_plan(rng, list(range(self.size)), num_layers)
+        self.homes = with_backups(homes_of(before, self.layers), [rank for stage in before.stages for rank in stage.ranks])
+        self.left = sorted(rng.sample(range(self.size), rng.randint(1, self.size)))
+        self.after = random_plan(rng, self.left, num_layers)
+        self.held = held_by({rank: self.names(rank) for rank in self.left})
+        self.lost = [name for name in self.layers if name not in self.held]
+
+    def names(self, rank: int) -> tuple[str, ...]:
+        """What a rank holds before the move."""
+        return tuple(name for name, ranks in self.homes.items() if rank in ranks)
+
+    def wanted(self) -> dict[str, tuple[int, ...]]:
+        return homes_of(self.after, self.layers)
+
+    def rounds(self) -> Any:
+        return moves(self.wanted(), self.held, {name: spec_of(tensor) for name, tensor in self.whole.items()}, self.cluster)
+
+    def move(self, rank: int, run: Any) -> State | None:
+        """What a rank holds after the move; None for one that is lost."""
+        if rank not in self.left:
+            return None
+        state = State(step=7, tensors={name: self.whole[name].clone() for name in self.names(rank)})
+        specs = {name: spec_of(self.whole[name]) for name, ranks in self.wanted().items() if rank in ranks}
+        return state.moved(self.rounds(), rank, run, specs)
+
+    def check(self, results: list[State | None]) -> None:
+        for rank, result in enumerate(results):
+            expected = {name for name, ranks in self.wanted().items() if rank in ranks}
+            assert set(result.tensors if result else ()) == expected
+            for name in expected:
+                assert result is not None
+                same_bits(result.tensors[name], self.whole[name])
+
+    @staticmethod
+    def _tensor(rng: random.Random, generator: torch.Generator) -> Tensor:
+        shape = tuple(rng.randint(0, 40) for _ in range(rng.randint(0, 3)))
+        dtype = rng.choice(DTYPES)
+        if dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)  # NaNs among them
+        return raw.view(dtype).reshape(shape)
+
+
+def random_plan(rng: random.Random, ranks: list[int], num_layers: int) -> Plan:
+    """Stages of random length on random groups; some ranks may stay idle."""
+    ranks = rng.sample(ranks, len(ranks))
+    num_stages = rng.randint(1, min(len(ranks), num_layers))
+    cuts = [0, *sorted(rng.sample(range(1, num_layers), num_stages - 1)), num_layers]
+    used = rng.randint(num_stages, len(ranks))
+    groups = [[rank] for rank in ranks[:num_stages]]
+    for rank in ranks[num_stages:used]:
+        rng.choice(groups).append(rank)
+    stages = tuple(
+        Stage(start=cuts[i], stop=cuts[i + 1], shares=tuple(Share(rank=rank, samples=1) for rank in group))
+        for i, group in enumerate(groups)
+    )
+    return Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+
+
+def same_bits(found: Tensor, expected: Tensor) -> None:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(found.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_random_moves_in_memory(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small messages and rounds, so that tensors are cut; where no holder is left, the tensors are named."""
+    monkeypatch.setattr(moves_module, "CHUNK_BYTES", 3001)
+    monkeypatch.setattr(moves_module, "ROUND_BYTES", 20_000)
+    num_moved = 0
+    for seed in range(first, first + 50):
+        case = Case(seed)
+        if case.lost:
+            with pytest.raises(StateError) as caught:
+                case.rounds()
+            assert all(name in str(caught.value) for name in case.lost[:4])
+            continue
+        num_moved += 1
+        case.check(Interpreter().on_ranks(case.size, case.move))
+    assert 10 < num_moved < 50
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(100) if not Case(seed).lost][:24])
+def test_random_moves_over_gloo(seed: int) -> None:
+    """The same over real connections."""
+    case = Case(seed)
+    case.check(on_executors(case.size, lambda executor: case.move(executor.rank, executor.run)))
+
+
+def test_backups_survive_a_device_that_is_lost_while_they_travel() -> None:
+    """Owner and neighbour go back to the last step of which both, or one of them, has everything."""
+    layers = {"a": (0,), "b": (1,), "c": (2,)}
+    stages = tuple(Stage(start=rank, stop=rank + 1, shares=(Share(rank=rank, samples=1),)) for rank in range(3))
+    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    device = partial(Device, flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8))
+    cluster = Cluster(name="three", devices=tuple(device(name=name) for name in "xyz"))
+    homes = homes_of(plan, layers)
+    backed = with_backups(homes, (0, 1, 2))
+
+    def work(executor: Executor) -> Backups:
+        rank, backups = executor.rank, Backups()
+        weight = torch.full((5,), float(rank))
+        state_of = {name: weight for name, ranks in homes.items() if rank in ranks}
+        for step in (10, 20, 30):
+            weight += 100
+            state = State(step=step, tensors=state_of)
+            specs = {name: spec_of(weight) for name, ranks in backed.items() if rank in ranks}
+            backups.keep(state.moved(moves(backed, homes, dict.fromkeys(layers, spec_of(weight)), cluster), rank, executor.run, specs))
+        return backups
+
+    kept = on_executors(3, work)
+    assert {step: set(names) for step, names in kept[1].names().items()} == {20: {"a", "b"}, 30: {"a", "b"}}
+    del kept[1]._states[30]  # it never arrived there, and rank 0 is gone
+    left = {rank: kept[rank].names() for rank in (1, 2)}
+    held = {step: held_by({rank: names.get(step, ()) for rank, names in left.items()}) for step in (20, 30)}
+    assert last_whole_step(held, layers) == 20
+    assert kept[1].at(20).tensors["a"].tolist() == [200.0] * 5
+    assert kept[2].at(20).tensors["c"].tolist() == [202.0] * 5
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    """Whatever the optimizer does to its own memory."""
+    weight = torch.zeros(3)
+    kept = State(step=1, tensors={"w": weight}).snapshot()
+    weight += 1
+    assert kept.tensors["w"].tolist() == [0.0] * 3
+
+
+def test_files_are_read_by_name(tmp_path: Path) -> None:
+    """From any division among files, only what is asked for; what is missing is named."""
+    whole = {f"layer.{number}": torch.randn(4, 3).to(dtype) for number, dtype in enumerate(DTYPES[:4])}
+    paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    State(step=5, tensors={"layer.0": whole["layer.0"], "layer.3": whole["layer.3"]}).save(paths[0])
+    State(step=5, tensors={"layer.1": whole["layer.1"], "layer.2": whole["layer.2"]}).save(paths[1])
+    for names in (["layer.1", "layer.3"], None):
+        found = State.load(paths, names)
+        assert found.step == 5
+        assert set(found.tensors) == set(names or whole)
+        for name, tensor in found.tensors.items():
+            same_bits(tensor, whole[name])
+    with pytest.raises(StateError, match=r"layer\.9 missing.*without --resume"):
+        State.load(paths, ["layer.0", "layer.9"])
+    State(step=6, tensors={"layer.4": torch.zeros(1)}).save(paths[1])
+    with pytest.raises(StateError, match=r"steps are \[5, 6\]"):
+        State.load(paths)

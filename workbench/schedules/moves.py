@@ -1,0 +1,166 @@
+"""Move a state between devices: from whoever holds a tensor to whoever needs it, as programs of SENDs and RECVs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import TOKEN, Spec
+from workbench.core.errors import ConfigError
+from workbench.core.program import Program
+from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
+from workbench.core.state import Homes, require_holders
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of a message, at most: tensors are packed together, and larger ones are cut."""
+ROUND_BYTES = 1 << 24
+"""About how many bytes of messages a rank holds at a time."""
+
+
+class Piece(NamedTuple):
+    """Bytes [start, stop) of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One round of a move.  chunks[i]: what the value state:_.i consists of, which travels as bytes."""
+
+    program: Program
+    chunks: tuple[tuple[Piece, ...], ...]
+
+
+def moves(wanted: Homes, held: Homes, specs: Mapping[str, Spec], cluster: Cluster) -> tuple[Move, ...]:
+    """Return the rounds that bring each tensor to all ranks that want it, none if every rank has what it wants.
+
+    wanted, held: the homes afterwards and now.  specs: of every tensor in `wanted`.  Of several holders, and of ranks that got a chunk
+    earlier, the one that delivers first sends it (greedy, by the links of the cluster), so no link does what an idle one could.
+    Raises StateError if nobody holds a tensor, ConfigError for a rank outside of the cluster.
+    """
+    for name, ranks in (*wanted.items(), *held.items()):
+        outside = [rank for rank in ranks if not 0 <= rank < cluster.world_size]
+        if outside:
+            asked, found = f"Moving '{name}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.world_size} devices."
+            raise ConfigError(asked, found, "Number the devices of this cluster.")
+    require_holders(held, wanted)
+    bundles: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for name, ranks in wanted.items():
+        holders = tuple(sorted(held[name]))
+        receivers = tuple(sorted(set(ranks).difference(holders)))
+        if receivers and specs[name].nbytes:
+            bundles.setdefault((holders, receivers), []).append(name)
+    chunks = []
+    for (holders, receivers), names in bundles.items():
+        own = tuple(_cut(names, specs))
+        # Bundles progress in proportion, so that all links are busy to the end.
+        chunks += [((number + 1) / len(own), _Chunk(pieces, holders, receivers)) for number, pieces in enumerate(own)]
+    chunks.sort(key=lambda pair: pair[0])
+    return tuple(_round(turn, cluster) for turn in _rounds([chunk for _, chunk in chunks]))
+
+
+class _Chunk(NamedTuple):
+    pieces: tuple[Piece, ...]
+    holders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.stop - piece.start for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """Costs of a round, by the links of the cluster: a core.costs.Costs.  chunk_bytes[i]: of the value state:_.i."""
+
+    cluster: Cluster
+    chunk_bytes: tuple[int, ...]
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of a transfer (see Costs)."""
+        return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) if op.kind == SEND else 0.0
+
+    def spec(self, value: Value) -> Spec:
+        """Return a chunk's bytes (see Costs)."""
+        return Spec((self.chunk_bytes[value.microbatch],), "uint8") if value.name == "state" else TOKEN
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return 0: what stays is not counted here."""
+        return 0
+
+
+def _cut(names: Sequence[str], specs: Mapping[str, Spec]) -> Iterator[tuple[Piece, ...]]:
+    """Pack tensors into chunks of at most CHUNK_BYTES."""
+    pieces: list[Piece] = []
+    free = CHUNK_BYTES
+    for name in names:
+        at, end = 0, specs[name].nbytes
+        while at < end:
+            stop = min(end, at + free)
+            pieces.append(Piece(name, at, stop))
+            at, free = stop, free - (stop - at)
+            if not free:
+                yield tuple(pieces)
+                pieces, free = [], CHUNK_BYTES
+    if pieces:
+        yield tuple(pieces)
+
+
+def _rounds(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
+    """Deal chunks to rounds in which no rank holds much more than ROUND_BYTES."""
+    turn: list[_Chunk] = []
+    load: dict[int, float] = {}
+    for chunk in chunks:
+        for ranks, nbytes in ((chunk.holders, chunk.nbytes / len(chunk.holders)), (chunk.receivers, chunk.nbytes)):
+            for rank in ranks:
+                load[rank] = load.get(rank, 0.0) + nbytes
+        turn.append(chunk)
+        if max(load.values()) >= ROUND_BYTES:
+            yield turn
+            turn, load = [], {}
+    if turn:
+        yield turn
+
+
+def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
+    ops: list[list[Op]] = [[] for _ in cluster.devices]
+    inputs: list[dict[Value, None]] = [{} for _ in cluster.devices]
+    outputs: list[list[Value]] = [[] for _ in cluster.devices]
+    for number, source, destination in _transfers(chunks, cluster):
+        value = Value("state", NONE, number)
+        ops[source].append(send(value, source, destination))
+        ops[destination].append(recv(value, source, destination))
+        outputs[destination].append(value)
+        if source in chunks[number].holders:
+            inputs[source][value] = None
+    schedule = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
+    costs = MoveCosts(cluster=cluster, chunk_bytes=tuple(chunk.nbytes for chunk in chunks))
+    return Move(program=Program.on(cluster, schedule, costs), chunks=tuple(chunk.pieces for chunk in chunks))
+
+
+def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:
+    """Return (chunk, source, destination) in the order in which they start: the one that can start first, of these the rarest chunk."""
+    egress_s, ingress_s = [0.0] * cluster.world_size, [0.0] * cluster.world_size
+    present_s = [dict.fromkeys(chunk.holders, 0.0) for chunk in chunks]
+    pending: dict[int, list[int]] = {}
+    for number, chunk in enumerate(chunks):
+        for receiver in chunk.receivers:
+            pending.setdefault(receiver, []).append(number)
+
+    def offers() -> Iterator[tuple[float, int, float, int, int, int]]:
+        for destination, numbers in pending.items():
+            for number in numbers:
+                for source, since_s in present_s[number].items():
+                    start_s = max(egress_s[source], ingress_s[destination], since_s)
+                    end_s = start_s + cluster.link(source, destination).transfer_s(chunks[number].nbytes)
+                    yield start_s, len(present_s[number]), end_s, number, source, destination
+
+    while any(pending.values()):
+        _, _, end_s, number, source, destination = min(offers())
+        egress_s[source] = ingress_s[destination] = present_s[number][destination] = end_s
+        pending[destination].remove(number)
+        yield number, source, destination
