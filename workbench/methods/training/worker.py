@@ -89,6 +89,8 @@ def _sweep(phase: RankPhase) -> None:
     session.barrier(phase.phase.program(steps[0].shape))
     run_steps(phase, steps[:WARM_UP_STEPS])
     session.pacer.reset()
+    if phase.optimizer is not None:
+        phase.optimizer.set_num_steps(0)  # the schedule of learning rates has no steps for a warm-up
     phase.result.steps = run_steps(phase, steps)
 
 
