@@ -80,7 +80,7 @@ def _require_generating(model: str) -> None:
             raise ConfigError(
                 f"A score of '{model}' on prompts was asked for.",
                 "It holds an adapter that another method trained: it answers samples, not prompts.",
-                "Its run printed its score on the test split; to predict with it, load it with load_adapter (README).",
+                "Its run printed its score on the test split; to predict with it, load it with load_adapter (docs/models.md).",
             )
     require_known(model)
     facts = model_facts(model)
