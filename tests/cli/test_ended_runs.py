@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,7 @@ def test_no_port_of_ours_can_be_busy(life: Life) -> None:
 
 def test_the_third_call_finishes(life: Life) -> None:
     assert "Resumed after epoch " in life.finished.told
+    assert not re.search("warning|deprecat|failed", life.finished.told + life.finished.said, re.IGNORECASE)  # of any library
     assert [epoch.epoch for epoch in life.report.epochs] == list(range(EPOCHS))
     assert f"Adapter     {life.work / 'adapter'}" in life.finished.said
     assert life.finished.survivors == []
