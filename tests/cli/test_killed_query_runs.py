@@ -44,7 +44,10 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(tm
         said, told = process.communicate(timeout=240)
         assert process.returncode == 0, told
         assert "accuracy" in said
-        assert "first-order data parallelism would send" in said  # what its gradients would have moved stands beside what travelled
+        # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left a device out.
+        plan = Report.read(whole.report).plan
+        divided = sum(len(stage.shares) for stage in plan.stages) > 1
+        assert ("first-order data parallelism would send" in said) == divided
         process = killed.start()
         wait_for_steps(killed, 5)
         os.killpg(process.pid, signal.SIGKILL)
