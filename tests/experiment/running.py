@@ -12,7 +12,7 @@ from workbench import experiment
 from workbench.core import Job, Report
 from workbench.methods.base import Event
 
-KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt"}
+KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
 
 
 def run(job: Job, folder: Path, *, resume: bool = False, progress: Callable[[Event], None] | None = None) -> Report:
@@ -44,7 +44,7 @@ def stop_in(job: Job, folder: Path, epoch: int) -> bool:
     with pytest.raises(KeyboardInterrupt):
         run(job, folder, progress=at(epoch, interrupt))
     # So short an epoch may have ended before the devices heard of it.
-    checkpoint = folder / "checkpoints" / f"epoch-{epoch}.safetensors"
-    in_its_middle = not checkpoint.exists()
-    checkpoint.unlink(missing_ok=True)
-    return in_its_middle
+    checkpoints = list((folder / "checkpoints").glob(f"*-{epoch}-layers-*"))
+    for path in checkpoints:
+        path.unlink()
+    return not checkpoints

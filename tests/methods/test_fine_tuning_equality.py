@@ -13,13 +13,13 @@ from stopped_run import stop_in_the_second_epoch
 from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Stage
-from workbench.methods.common.folder import finished_epochs
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.method import run_rank
-from workbench.methods.fine_tuning.phases import FineTuningRankJob, load_weights
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.programs import Programs, shared_parameters
 from workbench.methods.training.handlers import share_of
+from workbench.methods.training.interrupted import take_up
 from workbench.methods.training.steps import planned_epoch
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
@@ -147,7 +147,7 @@ def test_devices_train_as_one_process(model: str, technique: str, plan: str, eng
     for step, loss in expected.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
         assert losses[step] == pytest.approx(loss, rel=1e-5 if step == (0, 0) else 1e-4), step
-    trained = load_weights(job, EPOCHS - 1)
+    trained = job.trained(EPOCHS - 1)
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
         if "c_attn.bias" not in name:  # softmax does not see the keys' bias: its gradient is noise, which AdamW blows up
@@ -160,16 +160,10 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     expected = losses_of(engines.run(run_rank, [whole] * 4))
     stopped = replace(whole, folder=tmp_path / "stopped")
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
-    assert finished_epochs_on_disk(stopped) == 1
-    results = engines.run(run_rank, [replace(stopped, start_epoch=1, resumes=True)] * 4)
-    assert {result.resumed_at for result in results} == {(1, 2)}
-    assert losses_of(results) == pytest.approx(expected, rel=1e-6)
-    weights = load_weights(whole, 1)
-    for name, tensor in load_weights(stopped, 1).items():
+    former = take_up(stopped)
+    assert (former.epochs, former.step) == (1, 2)
+    results = engines.run(run_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
+    assert losses_of([*former.results, *results]) == pytest.approx(expected, rel=1e-6)
+    weights = whole.trained(1)
+    for name, tensor in stopped.trained(1).items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
-
-
-def finished_epochs_on_disk(job: FineTuningRankJob) -> int | None:
-    """Return what a resumed run would find."""
-    (job.folder / "fingerprint.txt").write_text("this run\n")
-    return finished_epochs(job.folder, "this run", Job(epochs=EPOCHS), 4, job.checkpoints)

@@ -198,7 +198,7 @@ def test_what_a_run_trained_predicts_the_same(data: Path, tmp_path: Path) -> Non
     right = sum(a == b for a, b in zip(predictions.answers("classification"), predictions.references(), strict=True))
     assert right / len(prepared.test) == pytest.approx(whole.metrics["accuracy"])
     assert sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()) == [
-        f"epoch-{epoch}-stage-{stage}.safetensors" for epoch in (0, 1) for stage in (0, 1)
+        f"epoch-{epoch}-layers-{layers}.safetensors" for epoch in (0, 1) for layers in ("0-3", "3-6")
     ]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from one_process import run_program
 from plain_training import reference_loss, train_reference
-from safetensors.torch import load_file
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
 from tests.methods.conftest import four_devices
@@ -21,6 +20,7 @@ from workbench.methods.pac_plus.handlers import PacPlusHandlers
 from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.method import run_rank
 from workbench.methods.training.handlers import share_of
+from workbench.methods.training.interrupted import take_up
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -29,6 +29,7 @@ from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.kept_caches import KeptCaches, KeptDescription
+from workbench.runtime.state import State
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -87,11 +88,11 @@ def test_losses_and_weights_equal_one_process(model: str, name: str, engines: En
     for step, loss in reference.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
         assert losses[step] == pytest.approx(loss, rel=1e-5 if step[0] == 0 else 1e-4), step
-    trained = load_file(tmp_path / "checkpoints" / f"epoch-{EPOCHS - 1}.safetensors")
+    trained = job.trained(EPOCHS - 1)
     for parameter, tensor in weights.items():
         if parameter.endswith("query_key_value.bias"):
             continue  # softmax does not see the keys' bias: its gradient is float noise, which AdamW blows up to the learning rate
-        torch.testing.assert_close(trained[f"weight/{parameter}"], tensor, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(trained[parameter], tensor, rtol=1e-3, atol=2e-4)
 
 
 FAMILIES: dict[str, Kind] = {
@@ -111,14 +112,14 @@ def test_further_families_equal_one_process(model: str, name: str, engines: Engi
     losses = losses_of(engines.run(run_rank, [job] * 4))
     reference, weights = train_in_one_process(stack, job.split, kind)
     assert losses == {step: pytest.approx(loss, rel=1e-5 if step[0] == 0 else 1e-4) for step, loss in reference.items()}
-    trained = load_file(tmp_path / "checkpoints" / f"epoch-{EPOCHS - 1}.safetensors")
+    trained = job.trained(EPOCHS - 1)
     for parameter, tensor in weights.items():
         # See above; and a decoder that reads one token, always the same, gives its embedding's W_down, queries and keys no gradient.
         is_noise = parameter.endswith(("query_key_value.bias", "key_value.bias")) or (
             job.adapter.target_length == 1 and parameter.startswith(("decoder_first", "layers.3.query", "layers.4.query", "layers.5.query"))
         )
         if not is_noise:
-            torch.testing.assert_close(trained[f"weight/{parameter}"], tensor, rtol=1e-3, atol=2e-4)
+            torch.testing.assert_close(trained[parameter], tensor, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("storage", ["int8", "nf4", "bfloat16"])
@@ -174,7 +175,8 @@ def test_gradients_on_devices_equal_one_process(model: str, split: str, engines:
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
     engines.run(run_rank, [job] * 4)
-    gradients_equal(load_file(tmp_path / "checkpoints" / "epoch-0.safetensors"), stack, job.split)
+    moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"))
+    gradients_equal(moments.tensors, stack, job.split)
 
 
 def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     engines.run(run_rank, [job] * 4)
     seen = set()
     for rank in CACHED.ranks:
-        cache = ActivationCache.open(tmp_path / f"rank-{rank}" / "cache", fingerprint=f"test/{rank}")
+        cache = ActivationCache.open(tmp_path / "devices" / job.cluster.devices[rank].name / "cache", fingerprint="test")
         for sample in cache.manifest.samples:
             batch = collate(job.split, [sample])
             with torch.no_grad():
@@ -210,19 +212,24 @@ def whole(engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> t
 def without_its_end(whole: Path, folder: Path) -> Path:
     """Return a copy of a run that ended after two of its three epochs."""
     shutil.copytree(whole, folder)
-    (folder / "checkpoints" / "epoch-2.safetensors").unlink()
+    for path in (folder / "checkpoints").glob("*-2-*"):
+        path.unlink()
     return folder
 
 
-def resume(folder: Path, engines: EngineCluster) -> list[RankResult]:
+def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict[tuple[int, int], float]]:
+    """Return what ranks did of the rest, and all losses."""
     job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2)
-    return engines.run(run_rank, [job] * 4)
+    former = take_up(job)
+    assert (former.epochs, former.step) == (2, 0)
+    results = engines.run(run_rank, [replace(job, start_epoch=former.epochs, state=former.state)] * 4)
+    return results, losses_of([*former.results, *results])
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_path: Path, whole) -> None:
     """Two of three epochs, then the third from checkpoint and kept cache: the losses go on as if nothing had happened."""
-    results = resume(without_its_end(whole[0], tmp_path / "run"), engines)
-    assert losses_of(results) == pytest.approx(whole[1], rel=1e-6)
+    results, losses = resume(without_its_end(whole[0], tmp_path / "run"), engines)
+    assert losses == pytest.approx(whole[1], rel=1e-6)
     assert not [note for result in results for note in result.notes]
 
 
@@ -232,7 +239,7 @@ def test_every_epoch_from_a_kept_cache_equals_one_process(engines: EngineCluster
     first = make_rank_job(stack, model, PLANS["[3, 3] on [2-2]"], four_devices(), tmp_path / "first", samples=SAMPLES, epochs=2)
     engines.run(run_rank, [first] * 4)
     kept = KeptCaches(tmp_path / "kept")
-    kept.keep(sorted((tmp_path / "first").glob("rank-*/cache")), KeptDescription(key="tiny", model=model, task="", created=""))
+    kept.keep(sorted((tmp_path / "first").glob("devices/*/cache")), KeptDescription(key="tiny", model=model, task="", created=""))
     second = make_rank_job(stack, model, PLANS["[6] on [1]"], four_devices(), tmp_path / "second", samples=SAMPLES, epochs=2)
     results = engines.run(run_rank, [replace(second, kept=(kept.root, "tiny"))] * 4)
     assert not any("with the backbone" in name for result in results for name in result.nbytes)
@@ -245,11 +252,11 @@ def test_every_epoch_from_a_kept_cache_equals_one_process(engines: EngineCluster
 def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, tmp_path: Path, whole) -> None:
     """One flipped byte on one device: the run says so, runs the backbone again, and ends with the same losses."""
     folder = without_its_end(whole[0], tmp_path / "run")
-    data = folder / "rank-1" / "cache" / "taps.bin"
+    data = folder / "devices" / four_devices().devices[1].name / "cache" / "taps.bin"
     content = bytearray(data.read_bytes())
     content[100] ^= 255
     data.write_bytes(content)
-    results = resume(folder, engines)
+    results, losses = resume(folder, engines)
     assert any("checksum" in note for note in results[1].notes)
     assert "filling the cache again" in results[0].phases_s
-    assert losses_of(results) == pytest.approx(whole[1], rel=1e-6)
+    assert losses == pytest.approx(whole[1], rel=1e-6)

@@ -22,7 +22,6 @@ from workbench.core.schedule import SEND, Value
 from workbench.core.state import held_by, homes_of, last_whole_step, with_backups
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.state import Backups, State, spec_of
-from workbench.schedules import moves as moves_module
 from workbench.schedules.moves import moves
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -86,7 +85,14 @@ class Case:
         return homes_of(self.after, self.layers)
 
     def rounds(self) -> Any:
-        return moves(self.wanted(), self.held, {name: spec_of(tensor) for name, tensor in self.whole.items()}, self.cluster)
+        return moves(
+            self.wanted(),
+            self.held,
+            {name: spec_of(tensor) for name, tensor in self.whole.items()},
+            self.cluster,
+            chunk_bytes=3001,
+            round_bytes=20_000,
+        )
 
     def move(self, rank: int, run: Any) -> State | None:
         """What a rank holds after the move; None for one that is lost."""
@@ -136,10 +142,8 @@ def same_bits(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
-def test_random_moves_in_memory(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_moves_in_memory(first: int) -> None:
     """Small messages and rounds, so that tensors are cut; where no holder is left, the tensors are named."""
-    monkeypatch.setattr(moves_module, "CHUNK_BYTES", 3001)
-    monkeypatch.setattr(moves_module, "ROUND_BYTES", 20_000)
     num_moved = 0
     for seed in range(first, first + 50):
         case = Case(seed)

@@ -115,6 +115,13 @@ class ActivationCache:
         return cache
 
     @classmethod
+    def open_as(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
+        """Open a finished cache of just these samples and taps (see open)."""
+        cache = cls.open(folder, fingerprint=manifest.fingerprint)
+        _require_alike(folder, cache.manifest, manifest)
+        return cache
+
+    @classmethod
     def reopen(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
         """Open the cache of an interrupted run, finished or not, to go on writing; `written` says which records are whole.
 
@@ -122,8 +129,7 @@ class ActivationCache:
         or was made for anything but this manifest.
         """
         found = _read_manifest(folder, manifest.fingerprint)
-        if replace(found, checksums=None) != replace(manifest, checksums=None):
-            raise _unusable(folder, "It was made for other samples or taps.")
+        _require_alike(folder, found, manifest)
         cache = cls(folder, replace(manifest, checksums=None))
         if found.checksums is not None:
             np.asarray(found.checksums, dtype=np.int64).tofile(folder / WRITTEN)
@@ -157,6 +163,13 @@ class ActivationCache:
         self.rows = np.empty((0, self.layout.row_bytes), dtype=np.uint8)
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.array(self._checksums)
+
+    def moved(self, folder: Path) -> ActivationCache:
+        """Put a finished cache in the place of another folder, and return it there."""
+        self.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folder.rename(folder)
+        return ActivationCache.open(folder, fingerprint=self.manifest.fingerprint, verify=False)
 
     def remove(self) -> None:
         """Delete the cache from the disk."""
@@ -277,6 +290,11 @@ def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:
     if size != nbytes or len(counts) > 1:
         raise _unusable(folder, f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.")
     return manifest
+
+
+def _require_alike(folder: Path, found: CacheManifest, wanted: CacheManifest) -> None:
+    if replace(found, checksums=None) != replace(wanted, checksums=None):
+        raise _unusable(folder, "It was made for other samples or taps.")
 
 
 def _unusable(folder: Path, found: str) -> CacheError:

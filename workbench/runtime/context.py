@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 import zmq
 
@@ -17,6 +18,8 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import RuntimeSetupError
 
 STOP_FILE = "stop"
+DEVICES = "devices"
+"""The folder, in a run's, in which each emulated device has its own disk."""
 
 
 class Channel(Protocol):
@@ -90,6 +93,11 @@ class RankContext:
     local_folder: str = ""
     dilation: float = 1.0
     channel: Channel | None = field(default=None, repr=False, compare=False)
+
+    def own_folder(self, shared: Path) -> Path:
+        """Return where this device keeps large files of its own: on its own disk, or in the folder that all share."""
+        name = quote(self.device.name, safe="").replace(".", "%2E")
+        return Path(self.local_folder or shared) / DEVICES / name
 
     def now_s(self) -> float:
         """Return the monotonic clock in the emulated devices' seconds."""

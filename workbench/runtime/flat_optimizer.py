@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from workbench.models.optimization import learning_rate_at
 
+STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
+"""What an optimizer keeps of a parameter NAME: the tensors 'weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSchedule:
@@ -87,16 +90,16 @@ class FlatAdamW:
         return self.parameters, self._moments["exp_avg"], self._moments["exp_avg_sq"]
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Go on as after so many steps; parameters and moments are the caller's business (state_vectors)."""
+        """Go on as after so many steps."""
         self._steps = num_steps
         for leaf in self._leaves:
             self._optimizer.state[leaf]["step"].fill_(num_steps)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name ('weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'), as views."""
+        """Return parameters and moments by name (see STATE_KINDS), as views, in the order in which state_vectors have them."""
         return {
             f"{kind}/{name}": vector[at : at + shape.numel()].view(shape)
-            for kind, vector in ({"weight": self.parameters} | self._moments).items()
+            for kind, vector in zip(STATE_KINDS, self.state_vectors(), strict=True)
             for name, (at, shape) in self._slots.items()
         }
 

@@ -265,10 +265,11 @@ def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool
 
 def remove_own_files(context: RankContext, payload: None) -> None:
     """Remove what this rank kept in its local folder."""
-    folder = Path(context.local_folder)
-    shutil.rmtree(folder / f"rank-{context.rank}", ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()  # the last rank of a machine finds it empty
+    own = context.own_folder(Path(context.local_folder))
+    shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):  # the last rank of a machine finds them empty
+        own.parent.rmdir()
+        own.parent.parent.rmdir()
 
 
 def _answer(work: Callable[[], Any]) -> AnswerMessage:

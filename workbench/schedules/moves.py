@@ -15,7 +15,7 @@ from workbench.core.state import Homes, require_holders
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a message, at most: tensors are packed together, and larger ones are cut."""
-ROUND_BYTES = 1 << 24
+ROUND_BYTES = 1 << 23
 """About how many bytes of messages a rank holds at a time."""
 
 
@@ -35,7 +35,15 @@ class Move:
     chunks: tuple[tuple[Piece, ...], ...]
 
 
-def moves(wanted: Homes, held: Homes, specs: Mapping[str, Spec], cluster: Cluster) -> tuple[Move, ...]:
+def moves(
+    wanted: Homes,
+    held: Homes,
+    specs: Mapping[str, Spec],
+    cluster: Cluster,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    round_bytes: int = ROUND_BYTES,
+) -> tuple[Move, ...]:
     """Return the rounds that bring each tensor to all ranks that want it, none if every rank has what it wants.
 
     wanted, held: the homes afterwards and now.  specs: of every tensor in `wanted`.  Of several holders, and of ranks that got a chunk
@@ -56,11 +64,11 @@ def moves(wanted: Homes, held: Homes, specs: Mapping[str, Spec], cluster: Cluste
             bundles.setdefault((holders, receivers), []).append(name)
     chunks = []
     for (holders, receivers), names in bundles.items():
-        own = tuple(_cut(names, specs))
+        own = tuple(_cut(names, specs, chunk_bytes))
         # Bundles progress in proportion, so that all links are busy to the end.
         chunks += [((number + 1) / len(own), _Chunk(pieces, holders, receivers)) for number, pieces in enumerate(own)]
     chunks.sort(key=lambda pair: pair[0])
-    return tuple(_round(turn, cluster) for turn in _rounds([chunk for _, chunk in chunks]))
+    return tuple(_round(turn, cluster) for turn in _rounds([chunk for _, chunk in chunks], round_bytes))
 
 
 class _Chunk(NamedTuple):
@@ -93,10 +101,10 @@ class MoveCosts:
         return 0
 
 
-def _cut(names: Sequence[str], specs: Mapping[str, Spec]) -> Iterator[tuple[Piece, ...]]:
-    """Pack tensors into chunks of at most CHUNK_BYTES."""
+def _cut(names: Sequence[str], specs: Mapping[str, Spec], chunk_bytes: int) -> Iterator[tuple[Piece, ...]]:
+    """Pack tensors into chunks of at most chunk_bytes."""
     pieces: list[Piece] = []
-    free = CHUNK_BYTES
+    free = chunk_bytes
     for name in names:
         at, end = 0, specs[name].nbytes
         while at < end:
@@ -105,13 +113,13 @@ def _cut(names: Sequence[str], specs: Mapping[str, Spec]) -> Iterator[tuple[Piec
             at, free = stop, free - (stop - at)
             if not free:
                 yield tuple(pieces)
-                pieces, free = [], CHUNK_BYTES
+                pieces, free = [], chunk_bytes
     if pieces:
         yield tuple(pieces)
 
 
-def _rounds(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
-    """Deal chunks to rounds in which no rank holds much more than ROUND_BYTES."""
+def _rounds(chunks: Sequence[_Chunk], round_bytes: int) -> Iterator[list[_Chunk]]:
+    """Deal chunks to rounds in which no rank holds much more than round_bytes."""
     turn: list[_Chunk] = []
     load: dict[int, float] = {}
     for chunk in chunks:
@@ -119,7 +127,7 @@ def _rounds(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:
             for rank in ranks:
                 load[rank] = load.get(rank, 0.0) + nbytes
         turn.append(chunk)
-        if max(load.values()) >= ROUND_BYTES:
+        if max(load.values()) >= round_bytes:
             yield turn
             turn, load = [], {}
     if turn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +11,40 @@ from safetensors import SafetensorError, safe_open
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.job import Job
 from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
+from workbench.runtime.context import DEVICES
 
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
-CHECKPOINTS, STEPS, JOURNALS, ADAPTER = "checkpoints", "steps", "journals", "adapter"
+CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN = "checkpoints", "steps", "journals", "adapter", "plan.json"
 
 
-def steps_path(folder: Path, epoch: int, rank: int) -> Path:
-    """Return where a rank notes an epoch's steps, for the Report of a run that is resumed."""
-    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.json"
+def steps_log_path(folder: Path, epoch: int, begin: int, rank: int) -> Path:
+    """Return where a rank notes the steps of an epoch from `begin` on, line by line."""
+    return folder / STEPS / f"epoch-{epoch}-from-{begin}-rank-{rank}.jsonl"
 
 
-def steps_log_path(folder: Path, epoch: int, rank: int) -> Path:
-    """Return where a rank notes the steps of an epoch that is not finished, line by line."""
-    return folder / STEPS / f"epoch-{epoch}-rank-{rank}.jsonl"
+def journal_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
+    """Return where what is trained of layers [start, stop) is kept after every step of an epoch."""
+    return folder / JOURNALS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.bin"
 
 
-def journal_path(folder: Path, epoch: int, stage: int) -> Path:
-    """Return where a stage's adapters are kept after every step of an epoch; stage -1: the whole adapter."""
-    return folder / JOURNALS / f"epoch-{epoch}-{'whole' if stage < 0 else f'stage-{stage}'}.bin"
+def checkpoint_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
+    """Return where what is trained of layers [start, stop) is kept as it was after an epoch."""
+    return folder / CHECKPOINTS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
 
 
-def checkpoint_path(folder: Path, epoch: int, stage: int | None = None) -> Path:
-    """Return where what is trained is kept as it was after an epoch: whole, or one stage's."""
-    return folder / CHECKPOINTS / f"epoch-{epoch}{'' if stage is None else f'-stage-{stage}'}.safetensors"
+def moments_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
+    """Return where the moments of layers [start, stop) are kept apart, until the run ends."""
+    return folder / CHECKPOINTS / f"moments-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
 
 
-def moments_path(folder: Path, epoch: int, stage: int) -> Path:
-    """Return where a stage's moments are kept apart, until the next epoch is done."""
-    return folder / CHECKPOINTS / f"moments-{epoch}-stage-{stage}.safetensors"
+def middle_path(folder: Path, epoch: int, step: int) -> Path:
+    """Return where what is trained is kept as it was after a step in the middle of an epoch, for a run that is resumed."""
+    return folder / CHECKPOINTS / f"epoch-{epoch}-step-{step}.safetensors"
 
 
-def moments_paths(folder: Path) -> list[Path]:
-    """Return the moments that are kept apart."""
-    return sorted((folder / CHECKPOINTS).glob("moments-*"))
+def unneeded_at_the_end(folder: Path) -> list[Path]:
+    """Return the checkpoints that only a run that goes on needs."""
+    return [path for kind in ("moments-*", "epoch-*-step-*") for path in (folder / CHECKPOINTS).glob(kind)]
 
 
 def begin_folder(folder: Path, identity: str, job: Job) -> None:
@@ -70,18 +70,13 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
 
 def held_by_run(folder: Path) -> list[Path]:
     """Return what a run keeps in the folder."""
-    names = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER)]
-    return [path for path in names if path.exists()] + rank_folders(folder)
+    names = (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN, DEVICES)
+    return [folder / name for name in names if (folder / name).exists()]
 
 
-def rank_folders(folder: Path) -> list[Path]:
-    """Return the folders in which the ranks keep tapes and caches."""
-    return sorted(path for path in folder.glob("rank-*") if path.is_dir() and path.name.removeprefix("rank-").isdigit())
-
-
-def disk_bytes(folders: list[Path]) -> int:
-    """Return the bytes of all files in some folders."""
-    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+def disk_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def require_resumable(folder: Path) -> None:
@@ -108,23 +103,6 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
             "Run without --resume, or repeat the interrupted run's own settings.",
         )
     return True
-
-
-def finished_epochs(folder: Path, identity: str, job: Job, world_size: int, checkpoints: Callable[[int], Iterable[Path]]) -> int | None:
-    """Return how many epochs an interrupted run of the very same job has finished: those whose files are whole.
-
-    checkpoints: the files of an epoch; of epoch -1, what a run begins with.
-    None: there is no run to go on with.  Raises CacheError if the folder holds another job's run.
-    """
-    if not (holds_run(folder, identity, job) and all(map(is_whole, checkpoints(-1)))):
-        return None
-    count = 0
-    while count < job.epochs:
-        steps = all(steps_path(folder, count, rank).is_file() for rank in range(world_size))
-        if not (steps and all(map(is_whole, checkpoints(count)))):
-            break
-        count += 1
-    return count
 
 
 def _difference(text: str, job: Job) -> str:

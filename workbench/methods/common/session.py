@@ -66,21 +66,20 @@ class RankResult:
 
 def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
     """Return the result with every moment moved by this rank's clock offset, so that ranks of several machines compare."""
-
-    def moved(spans: Iterable[Span]) -> list[Span]:
-        return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
-
-    steps = [
-        step._replace(
-            start_s=step.start_s + offset_s,
-            end_s=step.end_s + offset_s,
-            spans=tuple(moved(step.spans)),
-            memory=tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory),
-        )
-        for step in result.steps
-    ]
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
-    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution))
+    steps = [on_clock(step, offset_s) for step in result.steps]
+    return replace(result, steps=steps, phases_s=phases_s, redistribution=_moved(result.redistribution, offset_s))
+
+
+def on_clock(step: StepTrace, offset_s: float) -> StepTrace:
+    """Return a step with every moment moved by a clock's offset."""
+    memory = tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory)
+    spans = tuple(_moved(step.spans, offset_s))
+    return step._replace(start_s=step.start_s + offset_s, end_s=step.end_s + offset_s, spans=spans, memory=memory)
+
+
+def _moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
+    return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +161,8 @@ class RankSession(Generic[AJob]):
 
     def _open_subgroups(self) -> None:
         # torch asks every rank to take part in making every group, in one order.
-        plan, everyone = self.rank_job.plan, range(self.context.world_size)
+        plan = self.rank_job.plan
         wanted = {frozenset(stage.ranks) for stage in plan.stages}
-        wanted |= {frozenset({stage.ranks[0], *everyone} - {*stage.ranks[1:]}) for stage in plan.stages}
         if plan.cached is not None:
             wanted.add(frozenset(plan.cached.ranks))
         for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from workbench.methods.common.layers import BATCH_SIZES
 from workbench.methods.common.scaling import kept_layers
 from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.measure import measure_layers
-from workbench.methods.fine_tuning.phases import FineTuningRankJob, load_weights, phases_on
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
@@ -123,7 +122,7 @@ class _Trained:
     """The whole model with what was trained after any epoch."""
 
     def __init__(self, prepared: PreparedJob, stack: LayerStack, job: FineTuningRankJob) -> None:
-        self._prepared, self._weights = prepared, partial(load_weights, job)
+        self._prepared, self._weights = prepared, job.trained
         self._model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:

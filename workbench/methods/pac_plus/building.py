@@ -5,16 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
-from workbench.core.plan import Plan
 from workbench.methods.common.folder import INITIAL
-from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.phases import make_optimizer
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_language_model_head, load_stage
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.quantization import quantize
@@ -55,18 +51,3 @@ def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
     """Take over the initial weights and the calibration constants that the job began with."""
     tensors = load_file(folder / INITIAL)
     adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
-
-
-def rank_folder(session: RankSession[PacPlusRankJob]) -> Path:
-    """Return the folder in which a rank keeps tape and cache."""
-    return Path(session.context.local_folder or session.rank_job.folder) / f"rank-{session.rank}"
-
-
-def stage_slots(config: ParallelAdapterConfig, plan: Plan) -> list[dict[str, torch.Size]]:
-    """Return the parameters and moments that each stage contributes to the whole adapter, by name, with their shapes."""
-    slots = []
-    for stage in plan.stages:
-        adapter = ParallelAdapterStage(config, stage.start, stage.stop)
-        named = {name: parameter.shape for name, parameter in adapter.named_parameters()}
-        slots.append({f"{kind}/{name}": shape for kind in ("weight", "exp_avg", "exp_avg_sq") for name, shape in named.items()})
-    return slots

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from safetensors.torch import load_file
+import torch
+from torch import Tensor
 
 from workbench.core.errors import CacheError
-from workbench.methods.common.folder import checkpoint_path
 from workbench.methods.common.reporting import CACHED_EPOCH, WAITING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.pac_plus.building import make_adapter, rank_folder
+from workbench.methods.pac_plus.building import make_adapter
 from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches, TapSource
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import FirstEpoch
 from workbench.methods.pac_plus.handlers import PacPlusHandlers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.pac_plus.redistribution import share_cache
+from workbench.methods.pac_plus.redistribution import parts_of, shard_moves, taped
+from workbench.methods.pac_plus.taps import rank_taps, whole_taps
 from workbench.methods.training.phases import Phase, RankPhase, make_optimizer
 from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep
-from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
 from workbench.runtime.kept_caches import KeptCaches
 from workbench.runtime.memory import read_memory
+from workbench.runtime.state import carry_out
+from workbench.schedules.moves import Move
 from workbench.tasks.tokenize import collate
 
 
@@ -37,7 +40,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         super().__init__(session, phase, result)
         assert self.rank_job.plan.cached is not None
         self._first, self._ranks = first, self.rank_job.plan.cached.ranks
-        self.writes_journal = session.rank == self._ranks[0]
+        self.is_writer = session.rank == self._ranks[0]
         self._cache: TapSource | None = None
         self._batches: CachedBatches | None = None
 
@@ -46,15 +49,17 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         rank_job = self.rank_job
         self._cache = self._kept() or self._shard()
         self.result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
-        if self.session.rank not in self._ranks:
-            return
-        steps_per_epoch = len(self.phase.steps(epoch))
-        adapter = make_adapter(rank_job, 0, rank_job.adapter.num_layers)
-        self.optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
-        if epoch:
-            tensors = self._first.tensors or load_file(checkpoint_path(rank_job.folder, epoch - 1))
-            self.optimizer.load_named_tensors(tensors, num_steps=epoch * steps_per_epoch)
-        self.compute = StageCompute(adapter, None, tap_dtype=cache_dtype(rank_job.cache_dtype))
+        has_share = self.session.rank in self._ranks
+        if has_share:
+            steps_per_epoch = len(self.phase.steps(epoch))
+            adapter = make_adapter(rank_job, 0, rank_job.adapter.num_layers)
+            self.optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
+            self.optimizer.set_num_steps(epoch * steps_per_epoch)
+            self.compute = StageCompute(adapter, None, tap_dtype=cache_dtype(rank_job.cache_dtype))
+        if rank_job.start_epoch < epoch:
+            into = self.optimizer.named_tensors() if self.optimizer is not None else {}
+            self._carry_out("sharing the adapter", rank_job.adapter_moves(), self._first.tensors or {}, into)
+            self._first.tensors = None
 
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
@@ -84,11 +89,6 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             layers=self.rank_job.layers,
         ).table()
 
-    def save(self, epoch: int) -> None:
-        """Write the whole adapter (see RankPhase)."""
-        if self.writes_journal and self.optimizer is not None:
-            save_tensors(checkpoint_path(self.rank_job.folder, epoch), self.optimizer.named_tensors())
-
     def _kept(self) -> TapSource | None:
         """Return the activations that an earlier run kept."""
         if self.rank_job.kept is None:
@@ -100,23 +100,16 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         return kept
 
     def _shard(self) -> ActivationCache:
-        """Return this rank's own shard, filled: kept from before if all ranks can use theirs, else from the tapes."""
+        """Return this rank's own shard: an interrupted run's if it is the same, else filled from all ranks' shards, or from the tapes."""
         session, rank_job = self.session, self.rank_job
-        folder, fingerprint = rank_folder(session) / "cache", f"{rank_job.fingerprint}/{session.rank}"
-        if rank_job.start_epoch > 0:
-            cache: ActivationCache | None = None
-            try:
-                cache = ActivationCache.open(folder, fingerprint=fingerprint)
-            except CacheError as error:
-                self.result.notes.append(str(error))
-            if session.agree(cache is not None):
-                assert cache is not None
-                return cache
-        tape = self._first.tape()
-        layout, lengths = rank_job.record_layout, rank_job.split.lengths
-        samples = tuple(sample for sample, owner in enumerate(rank_job.owners) if owner == session.rank)
+        owners, layout, lengths = rank_job.owners, rank_job.record_layout, rank_job.split.lengths
+        folder = session.context.own_folder(rank_job.folder) / "cache"
+        samples = tuple(sample for sample, owner in enumerate(owners) if owner == session.rank)
+        former, holders, is_same = self._former(folder, samples)
+        if former is not None and is_same:
+            return former
         manifest = CacheManifest(
-            fingerprint=fingerprint,
+            fingerprint=rank_job.fingerprint,
             samples=samples,
             lengths=tuple(lengths[sample] for sample in samples),
             num_taps=layout.num_taps,
@@ -125,18 +118,42 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             num_target_taps=layout.num_target_taps,
             target_length=layout.target_length,
         )
-        shard = ActivationCache.create(folder, manifest)
-        chunks, borders = rank_job.chunks(), rank_job.adapter.num_encoder_layers
+        if len(holders) == len(owners):
+            taps = {session.rank: whole_taps(rank_job.adapter)}
+            source, rounds = former, shard_moves(rank_job.adapter, rank_job.cluster, holders, owners, lengths, layout)
+        else:
+            taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
+            source, rounds = self._first.tape(), rank_job.tape_moves()
+        shard = ActivationCache.create(folder.with_name("cache.part"), manifest)
         session.progress.phase(WAITING)
         session.barrier()
-        with self.timed("sharing the activations"):
-            self.result.redistribution += share_cache(session, rank_job.programs(), chunks, tape, shard, num_encoder_layers=borders)
-            session.barrier()
+        self._carry_out("sharing the activations", rounds, taped(source, taps.get(session.rank)), parts_of(shard, taps.values()))
+        session.barrier()
         shard.finish()
         self.result.nbytes["activation cache"] = manifest.nbytes
-        if tape is not None:
-            tape.remove()
-        return shard
+        if source is not None:
+            source.remove()
+        return shard.moved(folder)
+
+    def _former(self, folder: Path, samples: Sequence[int]) -> tuple[ActivationCache | None, Mapping[int, Sequence[int]], bool]:
+        """Return this rank's shard of an interrupted run, which ranks have each sample in theirs, and whether all have what they need."""
+        shard: ActivationCache | None = None
+        if self.rank_job.start_epoch == 0:
+            return None, {}, False
+        held = torch.zeros(self.session.context.world_size, len(self.rank_job.split))
+        try:
+            shard = ActivationCache.open(folder, fingerprint=self.rank_job.fingerprint)
+            held[self.session.rank, list(shard.samples)] = 1
+        except CacheError as error:
+            self.result.notes.append(str(error))
+        self.session.sum(held)
+        ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
+        is_same = self.session.agree(shard is not None and set(shard.samples) == set(samples))
+        return shard, {sample: ranks for sample, ranks in ranks_of.items() if ranks}, is_same
+
+    def _carry_out(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+        with self.timed(name):
+            self.result.redistribution += carry_out(rounds, self.session.rank, self.session.run, held, into)
 
 
 def phases_on(session: RankSession[PacPlusRankJob], result: RankResult) -> tuple[RankPhase[PacPlusRankJob], ...]:

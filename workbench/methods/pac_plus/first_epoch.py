@@ -2,108 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from workbench.core.errors import CacheError
-from workbench.methods.common.folder import checkpoint_path
-from workbench.methods.common.reporting import FIRST_EPOCH, LOADING, WAITING
+from workbench.methods.common.reporting import FIRST_EPOCH, LOADING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.pac_plus.building import build_stage, rank_folder, stage_slots
+from workbench.methods.pac_plus.building import build_stage
 from workbench.methods.pac_plus.handlers import PacPlusHandlers
 from workbench.methods.pac_plus.layout import taped_samples
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.pac_plus.redistribution import share_adapter
 from workbench.methods.pac_plus.taps import stage_taps
 from workbench.methods.training.phases import Phase, StagePhase
 from workbench.methods.training.steps import PlannedStep
 from workbench.methods.training.worker import run_steps
 from workbench.models.quantization import held_bytes
-from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.executor import Handler
 from workbench.runtime.memory import read_memory
 
 
 class FirstEpoch(StagePhase[PacPlusRankJob]):
-    """A stage's backbone and adapters.  tensors: after the epoch, the whole adapter's parameters and moments by name, on every rank."""
+    """A stage's backbone and adapters.  tensors: of its adapters and their moments as the epoch left them; None before."""
 
     label = FIRST_EPOCH
 
     def __init__(self, session: RankSession[PacPlusRankJob], phase: Phase, result: RankResult) -> None:
         super().__init__(session, phase, result)
-        self.writes_journal = self.is_writer
         self.tensors: Mapping[str, torch.Tensor] | None = None
-        self._folder = rank_folder(session) / "tape"
+        self._folder = session.context.own_folder(self.rank_job.folder) / "tape"
         self._tape: ActivationCache | None = None
         self._has_taped = False
 
     def load(self, epoch: int) -> None:
-        """Load the stage; what an interrupted run has taped is taken up again (see RankPhase)."""
+        """Load the stage (see RankPhase)."""
         self.session.progress.phase(LOADING)
         self._build()
         self.result.nbytes["private memory with the backbone"] = read_memory().anonymous_bytes
         if self.compute is not None:
             self.result.nbytes["backbone held"] = held_bytes(self.compute.backbone)
-        manifest = self._manifest()
-        if manifest is not None and self.rank_job.resumes:
+
+    @contextmanager
+    def epoch(self, epoch: int, begin: int) -> Iterator[None]:
+        """Tape the activations; where a tape lacks those of steps before `begin`, the backbone fills them first (see RankPhase)."""
+        manifest, steps = self._manifest(), self.phase.steps(epoch)[:begin]
+        if manifest is not None and begin:
             try:
                 self._tape = ActivationCache.reopen(self._folder, manifest)
             except CacheError as error:
                 self.result.notes.append(str(error))
-        self.usable = self._tape is not None or manifest is None
-
-    @contextmanager
-    def epoch(self, epoch: int, begin: int) -> Iterator[None]:
-        """Tape the activations (see RankPhase)."""
-        manifest = self._manifest()
-        if begin == 0 and manifest is not None:
+        if manifest is not None and self._tape is None:
             self._tape = ActivationCache.create(self._folder, manifest)
+        lacking = torch.zeros(begin)
+        if self._tape is not None:
+            written = self._tape.written
+            for number, step in enumerate(steps):
+                lacking[number] = not written.issuperset(taped_samples(self.rank_job.plan, self.session.rank, [step]))
+        if begin:
+            self.session.sum(lacking)
+        self._fill([steps[number] for number in lacking.nonzero().flatten().tolist()])
         yield
         if self._tape is not None:
             self._tape.finish()
+        if self.optimizer is not None:
+            self.tensors = self.optimizer.named_tensors()
         self._has_taped = True
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
         return PacPlusHandlers(tape=self._tape, **self.own(planned, epoch)).table()
 
-    def save(self, epoch: int) -> None:
-        """Bring the whole adapter to every rank, and write it (see RankPhase)."""
-        session, rank_job = self.session, self.rank_job
-        session.progress.phase(WAITING)
-        session.barrier()
-        with self.timed("sharing the adapter"):
-            slots = stage_slots(rank_job.adapter, rank_job.plan)
-            self.tensors, spans = share_adapter(session, rank_job.programs(), self.optimizer, slots)
-        self.result.redistribution += spans
-        if session.rank == rank_job.plan.stages[0].ranks[0]:
-            save_tensors(checkpoint_path(rank_job.folder, epoch), self.tensors)
-
     def tape(self) -> ActivationCache | None:
         """Return what this rank taped in the first epoch; where any rank's tape is lost, the backbone fills them all again."""
         if self._has_taped:
             return self._tape
-        usable = True
+        manifest = self._manifest()
         try:
-            self._tape = None if self.index is None else ActivationCache.open(self._folder, fingerprint=self.rank_job.fingerprint)
+            self._tape = None if manifest is None else ActivationCache.open_as(self._folder, manifest)
         except CacheError as error:
             self.result.notes.append(str(error))
-            usable = False
-        if self.session.agree(usable):
+        if self.session.agree(manifest is None or self._tape is not None):
             return self._tape
-        with self.timed("filling the cache again"):
-            self._build()
-            manifest = self._manifest()
-            self._tape = None if manifest is None else ActivationCache.create(self._folder, manifest)
-            run_steps(self, self.phase.steps(0), program=partial(self.rank_job.programs().hybrid, backbone_only=True))
-            if self._tape is not None:
-                self._tape.finish()
-            self.release()
+        self._build()
+        self._tape = None if manifest is None else ActivationCache.create(self._folder, manifest)
+        self._fill(self.phase.steps(0))
+        if self._tape is not None:
+            self._tape.finish()
+        self.release()
         return self._tape
+
+    def _fill(self, steps: Sequence[PlannedStep]) -> None:
+        """Tape the activations of some steps without training."""
+        if steps:
+            with self.timed("filling the cache again"):
+                run_steps(self, steps, program=partial(self.rank_job.programs().hybrid, backbone_only=True))
 
     def _build(self) -> None:
         if self.index is not None:

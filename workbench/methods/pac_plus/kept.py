@@ -10,8 +10,8 @@ from torch import nn
 
 from workbench.core.errors import CacheError, WriteError
 from workbench.methods.common.digest import weights_digest
-from workbench.methods.common.folder import rank_folders
 from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.runtime.context import DEVICES
 from workbench.runtime.kept_caches import KeptCache, KeptCaches, KeptDescription
 
 
@@ -41,7 +41,7 @@ def find_kept(prepared: PreparedJob, key: str) -> tuple[KeptCache | None, str]:
 
 def keep(prepared: PreparedJob, key: str, folder: Path) -> str:
     """Put a run's shards aside for later runs and return what is to be told about it."""
-    shards = [rank / "cache" for rank in rank_folders(folder) if (rank / "cache").is_dir()]
+    shards = sorted(path for path in (folder / DEVICES).glob("*/cache") if path.is_dir())
     description = KeptDescription(
         key=key,
         model=prepared.job.model,

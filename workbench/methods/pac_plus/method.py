@@ -15,7 +15,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Event, Notify, ignore
-from workbench.methods.common.folder import INITIAL, checkpoint_path, disk_bytes, rank_folders
+from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.layers import BATCH_SIZES
 from workbench.methods.common.scaling import kept_layers
 from workbench.methods.common.session import RankResult
@@ -40,7 +40,7 @@ from workbench.planners.memory import check as check_memory
 from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.kept_caches import require_fits
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
@@ -129,7 +129,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
             check_cached(profile, cluster, plan.cached, sequence_length=longest)
         if plan.cached is not None and not prepared.from_kept:
             # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
-            needed = 2 * prepared.cache_bytes - disk_bytes(rank_folders(folder))
+            needed = 2 * prepared.cache_bytes - disk_bytes(folder / DEVICES)
             require_fits(needed, prepared.options.disk_budget_bytes, folder)
 
     def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:
@@ -154,7 +154,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
     def trained(self, prepared: PreparedJob, stack: LayerStack, rank_job: Any) -> _Trained:
         """Return what a run has trained (see TrainingMethod)."""
-        return _Trained(prepared, stack, rank_job.folder)
+        return _Trained(prepared, stack, rank_job)
 
     def keep(self, prepared: PreparedJob, folder: Path) -> tuple[str, ...]:
         """Keep the activation cache if that was asked for (see TrainingMethod)."""
@@ -164,8 +164,8 @@ class PacPlus(TrainingMethod[PreparedJob]):
 class _Trained:
     """The adapter as it was after any epoch."""
 
-    def __init__(self, prepared: PreparedJob, stack: LayerStack, folder: Path) -> None:
-        self._prepared, self._stack, self._folder = prepared, stack, folder
+    def __init__(self, prepared: PreparedJob, stack: LayerStack, job: PacPlusRankJob) -> None:
+        self._prepared, self._stack, self._job = prepared, stack, job
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
         """Return the predictions after each of some epochs, one pass over the backbone for all of them."""
@@ -179,7 +179,5 @@ class _Trained:
 
     def _adapter(self, epoch: int) -> ParallelAdapter:
         adapter = ParallelAdapter(self._prepared.adapter)
-        tensors = load_file(checkpoint_path(self._folder, epoch))
-        trained = {name.removeprefix("weight/"): tensor for name, tensor in tensors.items() if name.startswith("weight/")}
-        adapter.load_state_dict(load_file(self._folder / INITIAL) | trained)
+        adapter.load_state_dict(load_file(self._job.folder / INITIAL) | self._job.trained(epoch))
         return adapter.eval()

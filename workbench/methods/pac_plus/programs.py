@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import broadcast_s, ring_allreduce_s
+from workbench.core.collective_times import ring_allreduce_s
 from workbench.core.costs import TOKEN, Spec, opaque
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
-from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
+from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.training.steps import StepShape
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
+from workbench.schedules.cached import cached_step
 from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
@@ -54,21 +54,6 @@ class Programs:
             self._schedules[key] = cached_step(stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes))
         return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, shape=shape))
 
-    def adapter_broadcast(self) -> Program:
-        """Return what brings every stage's adapter, with its optimizer state, to all devices."""
-        world_size = self._cluster.world_size
-        return self._moves(adapter_broadcast(self._plan.stages, range(world_size), world_size=world_size), ())
-
-    def redistribution(self, transfers: tuple[tuple[int, int], ...], nbytes: tuple[int, ...]) -> Program:
-        """Return a round of transfers (source, destination): number i moves the value cache:_.i of nbytes[i]."""
-        numbered = tuple((source, destination, number) for number, (source, destination) in enumerate(transfers))
-        return self._moves(redistribution(numbered, self._cluster.world_size), nbytes)
-
-    def _moves(self, schedule: Schedule, chunk_bytes: tuple[int, ...]) -> Program:
-        stages = self._plan.stages
-        adapters = tuple(3 * trainable_bytes(self._profile.layers[0][stage.start : stage.stop]) for stage in stages)
-        return Program.on(self._cluster, schedule, MoveCosts(cluster=self._cluster, chunk_bytes=chunk_bytes, adapter_bytes=adapters))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedCosts:
@@ -100,34 +85,6 @@ class CachedCosts:
     def resident_bytes(self, rank: int) -> int:
         """Return the adapter, its gradients and its optimizer state in bytes; the backbone is released."""
         return adapter_bytes(self.profile, rank)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveCosts:
-    """Costs of moving adapters and cached activations after the first epoch (section V-B): a core.costs.Costs.
-
-    chunk_bytes: of every cache value, by its number.  adapter_bytes[stage]: weights and optimizer state.
-    """
-
-    cluster: Cluster
-    chunk_bytes: tuple[int, ...]
-    adapter_bytes: tuple[int, ...]
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation (see Costs)."""
-        if op.kind in (SEND, RECV):
-            return self.cluster.link(*op.ranks).transfer_s(self.spec((op.reads or op.writes)[0]).nbytes)
-        return broadcast_s(self.cluster, op.ranks, self.adapter_bytes[op.stage]) if op.kind == BROADCAST else 0.0
-
-    def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype (see Costs): a chunk travels as the bytes that lie on the disk."""
-        if value.name == "cache":
-            return Spec((self.chunk_bytes[value.microbatch],), "uint8")
-        return opaque(self.adapter_bytes[value.stage]) if value.name == "adapter" else TOKEN
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return 0: what stays is not counted here."""
-        return 0
 
 
 def adapter_bytes(profile: Profile, rank: int) -> int:

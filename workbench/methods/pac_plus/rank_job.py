@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.methods.common.folder import INITIAL, checkpoint_path
+from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.programs import Programs
-from workbench.methods.pac_plus.redistribution import Chunk, chunks_of, round_program, rounds_of
+from workbench.methods.pac_plus.redistribution import adapter_moves, tape_moves
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.methods.training.steps import PlannedStep
@@ -24,6 +23,7 @@ from workbench.models.loading import import_family
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.kept_caches import KeptCaches
+from workbench.schedules.moves import Move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class PacPlusRankJob(RankJob):
             epochs=range(first_cached),
             steps=self.planned_epoch,
             program=programs.hybrid,
-            moves=partial(self._moves, programs) if has_cached and first_cached else dict,
+            moves=self._moves if has_cached and first_cached else dict,
             nbytes={"activation cache": self.record_layout.total_bytes(self.split.lengths) if has_cached else 0},
         )
         if self.plan.cached is None:
@@ -73,26 +73,22 @@ class PacPlusRankJob(RankJob):
 
         return first, Phase(epochs=range(first_cached, self.job.epochs), cached=True, steps=steps, program=programs.cached)
 
-    def chunks(self) -> tuple[Chunk, ...]:
-        """Return every message of the redistribution of activations."""
-        return chunks_of(
-            self.plan,
-            self.planned_epoch(0),
-            self.owners,
-            self.split.lengths,
-            world_size=self.cluster.world_size,
-            layout=self.record_layout,
-            num_encoder_layers=self.adapter.num_encoder_layers,
-        )
+    def adapter_moves(self) -> tuple[Move, ...]:
+        """Return what brings the whole adapter to every device (section V-B)."""
+        return adapter_moves(self.adapter, self.plan, self.cluster)
 
-    def _moves(self, programs: Programs) -> Mapping[str, Iterable[Program]]:
-        """Return what brings the whole adapter and its shard of the activations to every device (section V-B)."""
-        rounds = (round_program(programs, turn) for turn in rounds_of(self.chunks()))
-        return {"sharing the adapter": (programs.adapter_broadcast(),), "sharing the activations": rounds}
+    def tape_moves(self) -> tuple[Move, ...]:
+        """Return what brings its shard of the activations to every device (section V-B)."""
+        steps = self.planned_epoch(0)
+        return tape_moves(self.adapter, self.plan, self.cluster, steps, self.owners, self.split.lengths, self.record_layout)
 
-    def checkpoints(self, epoch: int) -> tuple[Path, ...]:
-        """Return the whole adapter's file (see RankJob)."""
-        return (self.folder / INITIAL,) if epoch < 0 else (checkpoint_path(self.folder, epoch),)
+    def _moves(self) -> Mapping[str, Iterable[Program]]:
+        adapter, tapes = self.adapter_moves(), self.tape_moves()
+        return {"sharing the adapter": [one.program for one in adapter], "sharing the activations": [one.program for one in tapes]}
+
+    def begins_with(self) -> tuple[Path, ...]:
+        """Return the initial adapter's file (see RankJob)."""
+        return (self.folder / INITIAL,)
 
     def prepare_imports(self) -> None:
         """Import what the model needs (see RankJob)."""

@@ -1,153 +1,101 @@
-"""After the first epoch: every device gets the whole adapter and the activations of its own shard (section V-B)."""
+"""After the first epoch: every device gets the whole adapter and the activations of its own shard (section V-B).
+
+A sample's record travels in parts, named by sample and taps: a tape holds what a stage has seen of it, a finished shard all of it.
+Records travel as the bytes that lie on the disk, whatever their storage type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
-import torch
 from torch import Tensor
 
+from workbench.core.cluster import Cluster
+from workbench.core.costs import Spec
 from workbench.core.plan import Plan
-from workbench.core.program import Program
-from workbench.core.schedule import BROADCAST, Value
-from workbench.core.timeline import Span
-from workbench.methods.common.session import RankSession
+from workbench.core.state import homes_of
 from workbench.methods.pac_plus.layout import taped_samples
-from workbench.methods.pac_plus.programs import Programs
-from workbench.methods.pac_plus.taps import StageTaps, rank_taps
+from workbench.methods.pac_plus.taps import StageTaps, rank_taps, whole_taps
 from workbench.methods.training.steps import PlannedStep
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
-from workbench.runtime.flat_optimizer import FlatAdamW
-
-CHUNK_BYTES = 2_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Some samples' taps that one rank has and another needs.  nbytes: of the message."""
-
-    source: int
-    destination: int
-    samples: tuple[int, ...]
-    nbytes: int
+from workbench.runtime.flat_optimizer import STATE_KINDS
+from workbench.runtime.state import spec_of
+from workbench.schedules.moves import Move, moves
 
 
-def share_adapter(
-    session: RankSession, programs: Programs, optimizer: FlatAdamW | None, slots: Sequence[Mapping[str, torch.Size]]
-) -> tuple[dict[str, Tensor], list[Span]]:
-    """Return the whole adapter's parameters and moments by name, on every rank, and the spans of the exchange.
-
-    slots[stage]: the tensors that the stage contributes, by name, in an order that all ranks agree on.
-    """
-    plan = session.rank_job.plan
-    mine = plan.stage_of(session.rank)
-    own = optimizer.named_tensors() if optimizer is not None else {}
-    buffers = {}
-    for index, shapes in enumerate(slots):
-        if index == mine:
-            buffers[index] = torch.cat([own[name].reshape(-1) for name in shapes])
-        else:
-            buffers[index] = torch.empty(sum(shape.numel() for shape in shapes.values()))
-    done = session.run(programs.adapter_broadcast(), {BROADCAST: lambda op, reads: (buffers[op.stage],)})
-    tensors = {}
-    for index, shapes in enumerate(slots):
-        at = 0
-        for name, shape in shapes.items():
-            tensors[name] = buffers[index][at : at + shape.numel()].view(shape)
-            at += shape.numel()
-    return tensors, done.spans
+@cache
+def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
+    """Return the whole adapter's parameters and moments by name, and the layer to which each belongs."""
+    specs: dict[str, Spec] = {}
+    layers: dict[str, tuple[int, ...]] = {}
+    for layer in range(config.num_layers):
+        for name, parameter in ParallelAdapterStage(config, layer, layer + 1).named_parameters():
+            for kind in STATE_KINDS:
+                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = spec_of(parameter), (layer,)
+    return specs, layers
 
 
-def chunks_of(
+def adapter_moves(config: ParallelAdapterConfig, plan: Plan, cluster: Cluster) -> tuple[Move, ...]:
+    """Return what brings every stage's adapter, with its moments, to all devices that train from the cache."""
+    assert plan.cached is not None, "a plan without shares for cached epochs"
+    specs, layers = adapter_state(config)
+    return moves(dict.fromkeys(specs, plan.cached.ranks), homes_of(plan, layers), specs, cluster)
+
+
+def tape_moves(
+    config: ParallelAdapterConfig,
     plan: Plan,
+    cluster: Cluster,
     steps: Sequence[PlannedStep],
     owners: Sequence[int],
     lengths: Sequence[int],
-    *,
-    world_size: int,
     layout: RecordLayout,
-    num_encoder_layers: int | None = None,
-) -> tuple[Chunk, ...]:
-    """Return every message of the redistribution, the same on all ranks.  layout: of a whole record."""
-    chunks = []
-    for source, taps in sorted(rank_taps(plan, num_encoder_layers).items()):
+) -> tuple[Move, ...]:
+    """Return what brings the records to their owners from the tapes of the first epoch.  layout: of a whole record."""
+    held: dict[str, tuple[int, ...]] = {}
+    specs: dict[str, Spec] = {}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for rank, taps in sorted(rank_taps(plan, config.num_encoder_layers).items()):
         part = replace(layout, num_taps=taps.num_taps, num_target_taps=taps.num_target_taps)
-        held = sorted(taped_samples(plan, source, steps))
-        for destination in range(world_size):
-            if destination == source:
-                continue
-            pending: list[int] = []
-            nbytes = 0
-            for sample in held:
-                if owners[sample] != destination:
-                    continue
-                pending.append(sample)
-                nbytes += part.nbytes(lengths[sample])
-                if nbytes >= CHUNK_BYTES:
-                    chunks.append(Chunk(source=source, destination=destination, samples=tuple(pending), nbytes=nbytes))
-                    pending, nbytes = [], 0
-            if pending:
-                chunks.append(Chunk(source=source, destination=destination, samples=tuple(pending), nbytes=nbytes))
-    return tuple(chunks)
+        for sample in sorted(taped_samples(plan, rank, steps)):
+            name = part_name(sample, taps)
+            held[name], wanted[name] = (rank,), (owners[sample],)
+            specs[name] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
+    return moves(wanted, held, specs, cluster)
 
 
-def rounds_of(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, ...]]:
-    """Deal the chunks into rounds in which every pair of ranks exchanges at most one: bounded memory, all links busy."""
-    queues: dict[tuple[int, int], list[Chunk]] = {}
-    for chunk in chunks:
-        queues.setdefault((chunk.source, chunk.destination), []).append(chunk)
-    depth = max(map(len, queues.values()), default=0)
-    for turn in range(depth):
-        yield tuple(queue[turn] for queue in queues.values() if turn < len(queue))
+def shard_moves(
+    config: ParallelAdapterConfig,
+    cluster: Cluster,
+    holders: Mapping[int, Sequence[int]],
+    owners: Sequence[int],
+    lengths: Sequence[int],
+    layout: RecordLayout,
+) -> tuple[Move, ...]:
+    """Return what brings the records to their owners from shards of an interrupted run.  holders: the ranks that have each sample."""
+    taps = whole_taps(config)
+    names = {sample: part_name(sample, taps) for sample in range(len(owners))}
+    specs = {name: Spec((layout.rows(lengths[sample]), layout.row_bytes), "uint8") for sample, name in names.items()}
+    wanted = {name: (owners[sample],) for sample, name in names.items()}
+    return moves(wanted, {name: tuple(holders.get(sample, ())) for sample, name in names.items()}, specs, cluster)
 
 
-def round_program(programs: Programs, turn: Sequence[Chunk]) -> Program:
-    """Return one round's transfers; chunk i of the round is the value cache:_.i."""
-    return programs.redistribution(tuple((chunk.source, chunk.destination) for chunk in turn), tuple(chunk.nbytes for chunk in turn))
+def part_name(sample: int, taps: StageTaps) -> str:
+    """Return the name of some taps of a sample's record."""
+    return f"sample.{sample}.taps.{taps.first}+{taps.total}"
 
 
-def share_cache(
-    session: RankSession,
-    programs: Programs,
-    chunks: Sequence[Chunk],
-    tape: ActivationCache | None,
-    cache: ActivationCache,
-    *,
-    num_encoder_layers: int | None = None,
-) -> list[Span]:
-    """Fill this rank's cache from its own tape and from the other ranks', and return the spans of the exchange.
-
-    Records travel as the bytes that lie on the disk, whatever their storage type.
-    """
-    rank = session.rank
-    taps = rank_taps(session.rank_job.plan, num_encoder_layers)
-    spans: list[Span] = []
-    if tape is not None:
-        owned = set(cache.samples)
-        for sample in tape.samples:
-            if sample in owned:
-                cache.raw_taps(sample, taps[rank].first, taps[rank].total).copy_(tape.raw(sample))
-    for turn in rounds_of(chunks):
-        inputs: dict[Value, Any] = {
-            Value("cache", microbatch=index): torch.cat([tape.raw(sample).reshape(-1) for sample in chunk.samples])
-            for index, chunk in enumerate(turn)
-            if chunk.source == rank and tape is not None
-        }
-        done = session.run(round_program(programs, turn), {}, inputs)
-        spans += done.spans
-        for value, content in done.outputs.items():
-            chunk = turn[value.microbatch]
-            if chunk.destination == rank:
-                _unpack(cache, chunk, content, taps[chunk.source])
-    return spans
+def taped(tape: ActivationCache | None, taps: StageTaps | None) -> dict[str, Tensor]:
+    """Return the parts that a cache holds, whole records of it, by name."""
+    return {} if tape is None or taps is None else {part_name(sample, taps): tape.raw(sample) for sample in tape.samples}
 
 
-def _unpack(cache: ActivationCache, chunk: Chunk, content: Tensor, taps: StageTaps) -> None:
-    at = 0
-    for sample in chunk.samples:
-        part = cache.raw_taps(sample, taps.first, taps.total)
-        part.copy_(content[at : at + part.numel()].view(part.shape))
-        at += part.numel()
+def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Tensor]:
+    """Return where a shard has the parts of its records, by name.  taps: those that the parts consist of."""
+    runs = {run.first: run for run in taps}
+    return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in runs.values()}

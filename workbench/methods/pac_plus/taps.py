@@ -41,9 +41,14 @@ def rank_taps(plan: Plan, num_encoder_layers: int | None = None) -> dict[int, St
     return {rank: stage_taps(stage.start, stage.stop, num_encoder_layers) for stage in plan.stages for rank in stage.ranks}
 
 
+def whole_taps(config: ParallelAdapterConfig) -> StageTaps:
+    """Return all taps of a sample's record."""
+    return stage_taps(0, config.num_layers, config.num_encoder_layers)
+
+
 def record_layout(config: ParallelAdapterConfig, dtype: str) -> RecordLayout:
     """Return the shape of a sample's whole record: every tap that the adapter reads, stored as `dtype`."""
-    taps = stage_taps(0, config.num_layers, config.num_encoder_layers)
+    taps = whole_taps(config)
     return RecordLayout(
         dtype=dtype,
         width=config.hidden_size,

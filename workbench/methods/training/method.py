@@ -18,10 +18,11 @@ from workbench.core.serial import to_json
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common import records
 from workbench.methods.common.digest import weights_digest
-from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, finished_epochs, moments_paths, rank_folders
+from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
 from workbench.methods.common.scaling import describe_facts, profile_devices
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
@@ -30,6 +31,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
+from workbench.runtime.context import DEVICES
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -160,25 +162,30 @@ class TrainingMethod(ABC, Generic[P]):
         stack = load_stack(job.model)
         message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
         identity = _fingerprint(prepared, stack, message)
-        finished = finished_epochs(folder, identity, job, cluster.world_size, message.checkpoints) if resume else None
-        if finished:
-            notify(Event("phase", message=_resumed(finished, 0, job.epochs)))
-        if finished is None:
+        resumes = resume and holds_run(folder, identity, job) and all(map(is_whole, message.begins_with()))
+        if not resumes:
             begin_folder(folder, identity, job)
-        self.begin(prepared, stack, folder, is_new=finished is None, notify=notify)
+        former = take_up(message) if resumes else begin(message)
+        notes = prepared.notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes) if resume else ())
+        if resumes:
+            notify(Event("phase", message=notes[len(prepared.notes)]))
+        self.begin(prepared, stack, folder, is_new=not resumes, notify=notify)
         # A peer counts as silent when it takes far longer than a step should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         message = replace(
             message,
             fingerprint=identity,
-            start_epoch=finished or 0,
-            resumes=finished is not None,
+            start_epoch=former.epochs,
+            start_step=former.step,
+            state=former.state,
             timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s),
         )
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         results = engines.run(self.run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
 
-        steps = records.measured_steps(results, prediction.steps)
+        for result in results:
+            result.resumed_at = (former.epochs, former.step)
+        steps = records.measured_steps([*former.results, *results], former.steps(prediction.steps))
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split"))
@@ -189,19 +196,16 @@ class TrainingMethod(ABC, Generic[P]):
         metrics = _score(prepared, trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best, {"epoch": best + 1, **metrics})
 
-        notes = prepared.notes
-        if resume:
-            notes += (_resumed(finished, max((result.resumed_at[1] for result in results if result.resumed_at), default=0), job.epochs),)
         notes += self.keep(prepared, folder)
-        for left in (*rank_folders(folder), folder / JOURNALS):  # the ranks have emptied the journals
-            shutil.rmtree(left, ignore_errors=True)
-        for left in moments_paths(folder):
-            left.unlink()
+        for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
+            shutil.rmtree(folder / left, ignore_errors=True)
+        for path in unneeded_at_the_end(folder):
+            path.unlink()
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
             epochs=tuple(epochs),
-            timelines=records.measured_timelines(results, cluster, prediction, engines.fidelity, _resident(message)),
+            timelines=records.measured_timelines(former.joined(results), cluster, prediction, engines.fidelity, _resident(message)),
             metrics=metrics | {"chosen epoch": best + 1},
             phases_s=records.phase_seconds(results),
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
@@ -241,12 +245,11 @@ class TrainingMethod(ABC, Generic[P]):
 
 
 def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:
-    """Return what a run is: the backbone's weights, the tokens, the plan, and every setting of the job."""
+    """Return what a run is, whichever devices do it: the backbone's weights, the tokens, and every setting of the job."""
     digest = hashlib.sha256(weights_digest(stack).encode())
     digest.update(prepared.data_digest().encode())
     digest.update(b"" if rank_job.phases()[0].epochs else b"from a kept cache")
     digest.update(to_json(prepared.job).encode())
-    digest.update(to_json(rank_job.plan).encode())
     return digest.hexdigest()
 
 
@@ -259,14 +262,17 @@ def _resident(rank_job: RankJob) -> dict[bool, list[int]]:
     return found
 
 
-def _resumed(finished: int | None, steps: int, epochs: int) -> str:
-    """Return what a resumed run begins with, in words.  steps: completed in the epoch that was interrupted."""
-    if not finished and not steps:
-        return "Nothing to resume: the run starts over." if finished is None else "Resumed in epoch 1: none of its steps can be used."
-    if finished == epochs:
+def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
+    """Return what a resumed run begins with, in words.  begun: whether there was a run."""
+    if not begun:
+        return "Nothing to resume: the run starts over."
+    if not former.epochs and not former.step:
+        return "Resumed in epoch 1: none of its steps can be used."
+    if former.epochs == epochs:
         return f"Resumed: all {epochs} epochs were finished, so none is trained again."
-    at = f"step {steps} of epoch {(finished or 0) + 1}" if steps else f"epoch {finished}"
-    return f"Resumed after {at} of {epochs}; the times of what was finished are the interrupted run's."
+    at = f"step {former.step} of epoch {former.epochs + 1}" if former.step else f"epoch {former.epochs}"
+    others = "" if former.is_same else ", on other devices or under another plan"
+    return f"Resumed after {at} of {epochs}{others}; the times of what was finished are the interrupted run's."
 
 
 def _score(prepared: PreparedTraining, predictions: Predictions) -> dict[str, float]:

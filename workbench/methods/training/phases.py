@@ -6,18 +6,20 @@ PAC+ has a pipeline phase that fills the activation cache and a data-parallel ph
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
+from workbench.methods.training.checkpoints import weights_after
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.steps import PlannedStep, StepShape, planned_epoch
 from workbench.runtime.executor import Handler
@@ -51,15 +53,16 @@ class Phase:
 class RankJob(SessionJob, ABC):
     """All that a rank is told of a training run; a method adds its settings.
 
-    split: the training samples.  fingerprint: of the run, for what it leaves on the disk.  start_epoch: 0, or the first epoch that a
-    resumed run still has to do.  resumes: go on with that epoch's completed steps.
+    split: the training samples.  fingerprint: of the run, for what it leaves on the disk.
+    start_epoch, start_step: 0, or with which step a resumed run goes on.  state: the files with what was trained until then.
     sweep: some steps of the first phase, to be timed; nothing else is done then.
     """
 
     split: TokenizedSplit
     fingerprint: str = ""
     start_epoch: int = 0
-    resumes: bool = False
+    start_step: int = 0
+    state: tuple[Path, ...] = ()
     sweep: tuple[PlannedStep, ...] = ()
 
     @property
@@ -76,9 +79,13 @@ class RankJob(SessionJob, ABC):
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the run in their order, at least one."""
 
-    @abstractmethod
-    def checkpoints(self, epoch: int) -> tuple[Path, ...]:
-        """Return the files that must be whole for an epoch to count as finished; of epoch -1, for the run to have begun."""
+    def trained(self, epoch: int) -> dict[str, Tensor]:
+        """Return what was trained as it was after an epoch, by parameter (see weights_after)."""
+        return weights_after(self.folder, epoch, self.plan.num_layers)
+
+    def begins_with(self) -> tuple[Path, ...]:
+        """Return the files that must be whole for a run to be resumed."""
+        return ()
 
     @abstractmethod
     def prepare_imports(self) -> None:
@@ -91,36 +98,37 @@ AJob = TypeVar("AJob", bound=RankJob)
 class RankPhase(ABC, Generic[AJob]):
     """A phase on one rank.
 
-    optimizer: after `load`; None on a rank without a share, which only waits.  stage: the pipeline stage whose parameters the optimizer
-    holds, -1 if it holds them all.  label: what progress calls the epochs; '' names each by its number.
-    writes_journal: whether this rank keeps its group's state after every step.  usable: whether completed steps can be used when resumed.
+    optimizer: after `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
+    is_writer: whether this rank keeps the state that all ranks with these layers have alike.  label: what progress calls the epochs; ''
+    names each by its number.  journal_bytes: a larger state is kept after every epoch only.
     """
 
     label = ""
-    usable = True
+    journal_bytes: float = math.inf
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
-        self.stage = -1
+        self.layers = (0, self.rank_job.plan.num_layers)
+        self.is_writer = False
         self.compute: Any = None
         self.optimizer: FlatAdamW | None = None
-        self.writes_journal = False
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Return whether this rank keeps its layers' state after every step."""
+        return self.is_writer and self.optimizer is not None and self.optimizer.state_bytes <= self.journal_bytes
 
     @abstractmethod
     def load(self, epoch: int) -> None:
-        """Make layers and optimizer as they are before an epoch."""
+        """Make layers and optimizer as they are before an epoch; in a run that is resumed, what was trained is restored afterwards."""
 
-    @abstractmethod
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
         """Return what is open while an epoch's steps from `begin` on are done."""
+        return nullcontext()
 
     @abstractmethod
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step's operations by kind."""
-
-    @abstractmethod
-    def save(self, epoch: int) -> None:
-        """Write the checkpoint of an epoch that is done; every rank calls this."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -137,17 +145,15 @@ class RankPhase(ABC, Generic[AJob]):
 
 
 class StagePhase(RankPhase[AJob]):
-    """A phase of a pipeline on one rank: a stage's layers, of a whole mini-batch this rank's samples.
-
-    is_writer: whether this rank writes what all ranks of its stage have alike.
-    """
+    """A phase of a pipeline on one rank: a stage's layers, of a whole mini-batch this rank's samples."""
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         super().__init__(session, phase, result)
         plan = self.rank_job.plan
         self.index = plan.stage_of(session.rank)
-        self.is_writer = self.index is not None and session.rank == plan.stages[self.index].ranks[0]
-        self.stage = -1 if self.index is None else self.index
+        if self.index is not None:
+            stage = plan.stages[self.index]
+            self.is_writer, self.layers = session.rank == stage.ranks[0], (stage.start, stage.stop)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.program import Program
-from workbench.core.serial import from_json, to_json, write_text
-from workbench.methods.common.folder import steps_path
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
 from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
+from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.phases import AJob, RankPhase
 from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.process_group import group
+from workbench.runtime.state import State
 from workbench.runtime.work_folder import full_disk_told
 
 
@@ -38,9 +38,6 @@ def train(
         if rank_job.sweep:
             _sweep(phases[0])
         else:
-            for epoch in range(rank_job.start_epoch):
-                path = steps_path(rank_job.folder, epoch, session.rank)
-                result.steps += from_json(path.read_bytes(), list[StepTrace], source=f"'{path}'")
             for phase in phases:
                 _train_phase(phase)
         session.progress.phase(DONE)
@@ -57,24 +54,23 @@ def _train_phase(phase: RankPhase) -> None:
     if not epochs:
         return
     phase.load(epochs.start)
+    if epochs.start == rank_job.start_epoch and rank_job.state and phase.optimizer is not None:
+        num_steps = epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step
+        state = State.load(rank_job.state, phase.optimizer.named_tensors())
+        phase.optimizer.load_named_tensors(state.tensors, num_steps)
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
-        log = EpochLog(session, epoch, phase.optimizer, stage=phase.stage, writes_journal=phase.writes_journal, num_steps=len(steps))
-        begin = 0
-        if rank_job.resumes and epoch == rank_job.start_epoch:
-            begin = log.agree(usable=phase.usable)
-            result.resumed_at = (epoch, begin)
-        log.begin()
+        begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
+        log = EpochLog(phase, epoch, begin)
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
                 session.barrier(phase.phase.program(steps[0].shape))
             session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
-            traces = log.done + run_steps(phase, steps, epoch=epoch, begin=begin, note=log)
-        phase.save(epoch)
-        result.steps += traces
-        write_text(steps_path(rank_job.folder, epoch, session.rank), to_json(traces))
-        if log.takes_part:
+            result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, note=log)
+        if phase.is_writer and phase.optimizer is not None:
+            save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
+        if phase.optimizer is not None:
             session.progress.phase(WAITING)
         session.barrier()
         log.end()
