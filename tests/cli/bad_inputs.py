@@ -271,45 +271,49 @@ step_s=-1
 step_s=nan -> step_s
 precisions=int3
 faults=explode
-faults='kill nobody 3'
-faults='kill alpha 0'
-faults='kill alpha x'
-faults='slow alpha 3 0.5'
-faults='slow alpha 3 nan'
-faults='kill alpha 3 4'
-faults='kill alpha 1000000' -> steps
+faults=kill:nobody@step3 -> nobody
+faults=kill:alpha@step0 -> step = 0
+faults=kill:alpha@x -> x
+faults=slow:alpha:0.5@step3 -> 0.5
+faults=slow:alpha:nan@step3 -> nan
+faults=kill:alpha:4@step3 -> factor
+faults=return:alpha@step3 -> not gone
+faults=kill:alpha@3s -> steps
+faults=kill:alpha@step1000000 -> steps
 """,
 }
 
 FAULTS = """
 slow
 slow:1
-slow:1:2
-explode:1:1-2
-slow:nobody:1-2:4
-slow:9:1-2:4
-slow:-1:1-2:4
-slow:²:1-2:4
-slow:alpha:x-2:4
-slow:alpha:1-x:4
-slow:alpha:2-1:4
-slow:alpha:1-1:4
-slow:alpha:-1-2:4
-slow:alpha:nan-2:4
-slow:alpha:1-nan:4
-slow:alpha:inf-:4
-slow:alpha:1-2:x
-slow:alpha:1-2:0
-slow:alpha:1-2:1
-slow:alpha:1-2:0.5
-slow:alpha:1-2:-4
-slow:alpha:1-2:nan
-slow:alpha:1-2:inf
-slow:alpha:1-2:4:5
-kill:alpha:1-2:4
-freeze:alpha:1-2:4
-kill:alpha:1e300-
-'slow:al pha:1-2:4'
+slow@1-2
+explode:1@1-2
+slow:nobody:4@1-2
+slow:9:4@1-2
+slow:-1:4@1-2
+slow:²:4@1-2
+slow:alpha:4@x-2
+slow:alpha:4@1-x
+slow:alpha:4@2-1
+slow:alpha:4@1-1
+slow:alpha:4@-1-2
+slow:alpha:4@nan-2
+slow:alpha:4@1-nan
+slow:alpha:4@inf
+slow:alpha:4@step3
+slow:alpha:x@1-2
+slow:alpha:0@1-2
+slow:alpha:1@1-2
+slow:alpha:0.5@1-2
+slow:alpha:-4@1-2
+slow:alpha:nan@1-2
+slow:alpha:inf@1-2
+slow:alpha:4:5@1-2
+kill:alpha:4@1-2
+freeze:alpha:4@1-2
+kill:alpha@1e300
+return:alpha@1
+'slow:al pha:4@1-2'
 :::
 """
 

@@ -7,17 +7,18 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench.cli.app import app
-from workbench.cli.serve import event_line, parse_fault
+from workbench.cli.serve import event_line
 from workbench.core.catalogue import load_cluster
+from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
-from workbench.core.serving import Fault, ServingEvent, ServingReport
+from workbench.core.serving import ServingEvent, ServingReport
 
 CLUSTER = load_cluster("galaxy-env-b")
 
 
 def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> None:
     words = ["serve", "--mode", "simulate", "--model", "DistilBERT", "--cluster", "galaxy-env-b", "--length", "96", "--requests", "60"]
-    faults = ["--fault", "slow:rpi-l-1:2-8:5", "--fault", "kill:2:12-14"]
+    faults = ["--fault", "slow:rpi-l-1:5@2-8s", "--fault", "kill:2@12-14"]
     path = tmp_path / "serving.json"
     result = CliRunner().invoke(app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
@@ -33,16 +34,18 @@ def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> No
 
 
 def test_faults_as_words() -> None:
-    assert parse_fault("slow:rpi-m:10-30:4", CLUSTER) == Fault(kind="slow", rank=2, start_s=10.0, end_s=30.0, factor=4.0)
-    assert parse_fault("kill:3:5-", CLUSTER) == Fault(kind="kill", rank=3, start_s=5.0)
+    slow, kill = Fault(kind="slow", rank=2, start=10.0, end=30.0, factor=4.0), Fault(kind="kill", rank=3, start=5.0)
+    assert parse_faults("slow:rpi-m:4@10-30s; kill:3@5", CLUSTER, "s") == (kill, slow)
+    gone = Fault(kind="leave", rank=2, start=20, end=40, unit="step")
+    assert parse_faults("leave:rpi-m@step20; return:rpi-m@40", CLUSTER) == parse_faults("leave:2@20-40", CLUSTER) == (gone,)
 
 
 @pytest.mark.parametrize(
-    "word", ["slow", "slow:rpi-x:1-2", "slow:9:1-2", "slow:1:soon", "slow:1:2-1", "burn:1:1-2", "slow:1:1-2:x", "slow:1:1-2:0"]
+    "word", ["slow", "slow:rpi-x@1-2", "slow:9@1-2", "slow:1@soon", "slow:1@2-1", "burn:1@1-2", "slow:1:x@1-2", "slow:1:0@1-2"]
 )
 def test_faults_that_cannot_be_meant(word: str) -> None:
     with pytest.raises(ConfigError, match="fault"):
-        parse_fault(word, CLUSTER)
+        parse_faults(word, CLUSTER, "s")
 
 
 def test_events_are_told_with_their_device() -> None:

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.cli.serve import parse_fault
 from workbench.core import Cluster, Device, Job, Link, Processor
 from workbench.core.catalogue import load_cluster
+from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.serial import from_builtins, to_builtins
-from workbench.core.serving import Fault, ReschedulingSettings, StreamSettings
-from workbench.methods.p_rge.faults import parse_faults
+from workbench.core.serving import ReschedulingSettings, StreamSettings
 
 NAN, INF = float("nan"), float("inf")
 LINK = Link(bytes_per_s=1e6)
@@ -24,7 +23,7 @@ WHOLE = {
     Cluster: Cluster(name="c", devices=(DEVICE,)),
     StreamSettings: StreamSettings(),
     ReschedulingSettings: ReschedulingSettings(),
-    Fault: Fault(kind="slow", rank=0, start_s=1.0, end_s=2.0, factor=4.0),
+    Fault: Fault(kind="slow", rank=0, start=1.0, end=2.0, factor=4.0),
 }
 OUTSIDE = [
     *((Job, name, value) for name in ("epochs", "batch_size", "micro_batches", "max_length") for value in (0, -1, 10**12, 10**400)),
@@ -50,7 +49,7 @@ OUTSIDE = [
     *((ReschedulingSettings, name, value) for name in ("slow_factor", "back_off", "min_gain", "calm_s") for value in (NAN, INF, -1.0)),
     *((ReschedulingSettings, name, 0) for name in ("window", "repeats", "good_probes")),
     (ReschedulingSettings, "reaction", "excluded"),
-    *((Fault, name, value) for name in ("start_s", "end_s", "factor") for value in (NAN, INF, -1.0)),
+    *((Fault, name, value) for name in ("start", "end", "factor") for value in (NAN, INF, -1.0)),
     (Fault, "factor", 0.5),
     (Fault, "rank", -1),
     (Fault, "kind", "slower"),
@@ -82,28 +81,29 @@ def test_the_range_is_said_and_what_to_do(value, todo):
 @pytest.mark.parametrize(
     ("word", "found"),
     [
-        ("slow:\u00b2:1-2:4", "The devices of 'laptop' are"),
-        ("slow:1" + 400 * "0" + ":1-2:4", "The devices of 'laptop' are"),
-        ("slow:9:1-2:4", "The devices of 'laptop' are"),
-        ("slow:0:1-2:0.5", "factor = 0.5. It must be at least 1"),
-        ("slow:0:1-2:1", "slows nothing down"),
-        ("slow:0:1-2:nan", "factor = nan"),
-        ("slow:0:1-2:1e300", "factor = 1e+300"),
-        ("kill:0:1-2:4", "Only 'slow' has a factor"),
-        ("freeze:0:1-2:1", "Only 'slow' has a factor"),
-        ("melt:0:1-2", "kind = melt. Known are slow, kill, freeze"),
-        ("kill:0:2-1", "must end after it begins"),
-        ("kill:0:nan-", "start_s = nan"),
-        ("kill:0:1-inf", "end_s = inf"),
-        ("kill:0:-1-2", "is not numbers"),
-        ("kill:0:x-\x1b", r"'x-\x1b' is not numbers"),
-        ("kill:0", "It is not KIND:DEVICE:FROM-TO"),
+        ("slow:\u00b2:4@1-2", "The devices of 'laptop' are"),
+        ("slow:1" + 400 * "0" + ":4@1-2", "The devices of 'laptop' are"),
+        ("slow:9:4@1-2", "The devices of 'laptop' are"),
+        ("slow:0:0.5@1-2", "factor = 0.5. It must be at least 1"),
+        ("slow:0:1@1-2", "slows nothing down"),
+        ("slow:0:nan@1-2", "factor = nan"),
+        ("slow:0:1e300@1-2", "factor = 1e+300"),
+        ("kill:0:4@1-2", "Only 'slow' has a factor"),
+        ("freeze:0:1@1-2", "Only 'slow' has a factor"),
+        ("melt:0@1-2", "Kinds are slow, kill, freeze, leave, return"),
+        ("kill:0@step2", "Here faults are counted in seconds"),
+        ("kill:0@2-1", "must end after it begins"),
+        ("kill:0@nan", "start = nan"),
+        ("kill:0@1-inf", "end = inf"),
+        ("kill:0@-1-2", "names no step and no seconds"),
+        ("kill:0@x-\x1b", r"'x-\x1b' names no step"),
+        ("kill:0", "It is not KIND:DEVICE[:FACTOR]@FROM"),
         ("\x1b[31m", r"'\x1b[31m' was asked for"),
     ],
 )
 def test_a_serving_fault_that_cannot_be_meant(word, found):
     with pytest.raises(ConfigError) as caught:
-        parse_fault(word, load_cluster("laptop"))
+        parse_faults(word, load_cluster("laptop"), "s")
     assert found in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -111,13 +111,20 @@ def test_a_serving_fault_that_cannot_be_meant(word, found):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("kill a 0", "step = 0. It must be at least 1"),
-        ("kill a 1" + 30 * "0", "at most 1,000,000,000"),
-        ("kill a \u00b2", "The step is a whole number"),
-        ("kill a 3 4", "Write KIND DEVICE STEP"),
-        ("slow a 3 0.5", "factor = 0.5"),
-        ("slow a 3 nan", "factor = nan"),
-        ("slow b 3 4", "The cluster's devices are a"),
+        ("kill:a@0", "step = 0. It must be at least 1"),
+        ("kill:a@step1" + 30 * "0", "at most 1,000,000,000"),
+        ("kill:a@\u00b2", "names no step and no seconds"),
+        ("kill:a@nan", "step = nan"),
+        ("kill:a@3s", "Here faults are counted in steps"),
+        ("kill:a@4-3", "must end after it begins"),
+        ("kill:a:4@3", "Only 'slow' has a factor"),
+        ("kill a 3", "It is not KIND:DEVICE"),
+        ("slow:a:0.5@3", "factor = 0.5"),
+        ("slow:a:nan@3", "factor = nan"),
+        ("slow:b:4@3", "The devices of .* are a"),
+        ("burn:a@3", "Kinds are slow, kill, freeze, leave, return"),
+        ("return:a@3", "By then 'a' has not gone"),
+        ("slow:a:4@3; return:a@5", "By then 'a' has not gone"),
     ],
 )
 def test_a_step_fault_that_cannot_be_meant(text, found):

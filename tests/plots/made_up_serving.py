@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
 from workbench.core.serving import (
     DeviceSample,
-    Fault,
     ReschedulingSettings,
     ServedRequest,
     ServingEvent,
@@ -76,7 +76,7 @@ def report(*, rescheduled: bool = True, valid: bool = True) -> ServingReport:
         ),
         stream=StreamSettings(num_requests=len(requests), length=32),
         rescheduling=ReschedulingSettings(reaction="exclude" if rescheduled else "none"),
-        faults=(Fault(kind="slow", rank=1, start_s=4.0, end_s=8.0, factor=4.0),),
+        faults=(Fault(kind="slow", rank=1, start=4.0, end=8.0, factor=4.0),),
         plans=(plan(0, 1, 2), plan(0, 2)),
         requests=tuple(requests),
         events=events if rescheduled else (events[0], events[4]),

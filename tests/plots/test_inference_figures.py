@@ -163,7 +163,7 @@ def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None
 
 def test_crowded_faults_are_named_where_there_is_room() -> None:
     [fault] = report().faults
-    many = replace(report(), faults=tuple(replace(fault, start_s=0.2 * n, end_s=0.2 * n + 0.1) for n in range(50)))
+    many = replace(report(), faults=tuple(replace(fault, start=0.2 * n, end=0.2 * n + 0.1) for n in range(50)))
     figure = serving(many)
     assert len(figure.layout.shapes) == 50 * 3 and 1 <= texts(figure).count("times slower") < 12
 

@@ -28,6 +28,14 @@ MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is c
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
 Data = Annotated[str | None, typer.Option(help="Local folder for a task that is not embedded.")]
 Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method; may be repeated.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]",
+        help="Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated.",
+    ),
+]
 WorkFolder = Annotated[Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="chosen")]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
@@ -42,8 +50,11 @@ class Fidelity(StrEnum):
     paced = "paced"
 
 
-def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text."""
+def parse_options(given: list[str] | None, faults: list[str] | None = None) -> dict[str, Any]:
+    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text.
+
+    faults: go into the setting of this name, after those that it has.
+    """
     options: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
@@ -53,4 +64,6 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
             options[key] = json.loads(value)
         except (ValueError, RecursionError):  # also a number of thousands of digits
             options[key] = value
+    if faults:
+        options["faults"] = "; ".join([str(options["faults"])] * ("faults" in options) + faults)
     return options

@@ -16,6 +16,7 @@ from workbench.cli.job import (
     ClusterName,
     Data,
     Epochs,
+    Faults,
     Fidelity,
     LearningRate,
     MaxLength,
@@ -134,6 +135,7 @@ def run(
     workdir: WorkFolder = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
     option: Options = None,
+    fault: Faults = None,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -152,7 +154,7 @@ def run(
         validation_samples=validation_samples,
         test_samples=test_samples,
         data=data,
-        options=parse_options(option),
+        options=parse_options(option, fault),
     )
     if report is not None:
         require_writable(report)

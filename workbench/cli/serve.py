@@ -14,10 +14,10 @@ from workbench.cli.job import CLUSTER, ClusterName
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
-from workbench.core.serial import shown
-from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 
 DEFAULTS = ReschedulingSettings()
 SHOWN_EVERY = 500  # answers of a soak
@@ -58,7 +58,7 @@ def serve(
     seed: Annotated[int, typer.Option(help="Of arrivals and tokens.")] = 0,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND:DEVICE:FROM-TO[:FACTOR]", help="slow, kill or freeze a device by name or number; may be repeated."),
+        typer.Option(metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."),
     ] = None,
     reaction: Annotated[Reaction, typer.Option(help="To a straggler: exclude is the paper's.")] = Reaction.exclude,
     slow_factor: Annotated[float, typer.Option(help="So many times slower than the others is slow.")] = DEFAULTS.slow_factor,
@@ -95,38 +95,9 @@ def serve(
             report_every_s=report_every,
             probe_every_s=probe_every,
         ),
-        faults=tuple(parse_fault(word, described) for word in fault or ()),
+        faults=parse_faults(";".join(fault or ()), described, "s"),
     )
     _finish(served, report, out, as_json=as_json)
-
-
-def parse_fault(word: str, cluster: Cluster) -> Fault:
-    """Return the fault that a word such as 'slow:rpi-l-1:10-30:4', 'kill:2:5-8' or 'freeze:2:5-' describes.  Raises ConfigError."""
-    parts = word.split(":")
-    asked = f"The fault '{shown(word)}' was asked for."
-    if len(parts) not in (3, 4):
-        raise ConfigError(asked, "It is not KIND:DEVICE:FROM-TO[:FACTOR].", "Write, for example, slow:1:10-30:4 or kill:1:10-20.")
-    kind, name, times = parts[:3]
-    names = [device.name for device in cluster.devices]
-    if len(parts) == 4 and kind != "slow":
-        raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {':'.join(parts[:3])}.")
-    if name not in names and not (name.isdecimal() and len(name) < 10 and int(name) < len(names)):
-        raise ConfigError(asked, f"The devices of '{cluster.name}' are {', '.join(names)}.", "Name one of them, or its number from 0.")
-    start, dash, end = times.partition("-")
-    try:
-        if not dash:
-            raise ValueError
-        start_s, end_s = float(start), float(end) if end else None
-        factor = float(parts[3]) if len(parts) == 4 else (4.0 if kind == "slow" else 1.0)
-    except ValueError:
-        raise ConfigError(
-            asked, f"'{shown(':'.join(parts[2:]))}' is not numbers of seconds and a factor.", "Write, for example, slow:1:10-30:4."
-        ) from None
-    rank = names.index(name) if name in names else int(name)
-    try:
-        return Fault(kind=kind, rank=rank, start_s=start_s, end_s=end_s, factor=factor)  # type: ignore[arg-type]
-    except ConfigError as error:
-        raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
 
 
 def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any) -> ServingReport:

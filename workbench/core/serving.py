@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
 from workbench.core.serial import from_json, read_text, to_json, write_text
-from workbench.core.serving_settings import Fault, FaultKind, Reaction, ReschedulingSettings, StreamSettings
+from workbench.core.serving_settings import Reaction, ReschedulingSettings, StreamSettings
 from workbench.core.timeline import INVALID_MARK, Source, label_of
 
 __all__ = [
     "DeviceSample",
     "EventKind",
-    "Fault",
-    "FaultKind",
     "Reaction",
     "ReschedulingSettings",
     "ServedRequest",

@@ -13,8 +13,6 @@ from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Toke
 Reaction = Literal["none", "exclude", "rebalance", "best"]
 """What is done about a straggler: nothing; leave it out (the paper's); a smaller share; whichever of the two is predicted faster."""
 
-FaultKind = Literal["slow", "kill", "freeze"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
@@ -77,28 +75,3 @@ class ReschedulingSettings:
                 "A straggler is found by `repeats` of the last `window` reports.",
                 "Set repeats <= window.",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something done to a device on purpose.  start_s, end_s: seconds of the service; end_s None: to the end.
-
-    kind: 'slow' (it computes `factor` times slower, by the pacer), 'kill' (SIGKILL; a new process from end_s on), 'freeze'
-    (SIGSTOP; a new process from end_s on, since the old one is ended when it is found silent).
-    """
-
-    kind: FaultKind
-    rank: Annotated[int, Meta(ge=0, le=10**6)]
-    start_s: Seconds
-    end_s: Seconds | None = None
-    factor: Slowness = 1.0
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "A fault")
-        end = "the end" if self.end_s is None else f"{self.end_s:g} s"
-        asked = f"A fault '{self.kind}' of device {self.rank} from {self.start_s:g} s to {end}, factor {self.factor:g}, was asked for."
-        if self.end_s is not None and not self.start_s < self.end_s:
-            raise ConfigError(asked, "It must end after it begins.", "Set start_s < end_s.")
-        if (self.kind == "slow") != (self.factor > 1):
-            found = "That slows nothing down." if self.kind == "slow" else "Only 'slow' has a factor."
-            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if self.kind == "slow" else "Leave the factor out.")

@@ -229,19 +229,19 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
 def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int) -> None:
     """Shade the time of each injected fault in every panel, and name it in the first where there is room."""
     shapes, names, free_from_s = [], [], 0.0
-    for fault in sorted(report.faults, key=lambda fault: fault.start_s):
-        if fault.start_s >= end_s:
+    for fault in sorted(report.faults, key=lambda fault: fault.start):
+        if fault.start >= end_s:
             break
-        stop = end_s if fault.end_s is None else min(fault.end_s, end_s)
+        stop = end_s if fault.end is None else min(fault.end, end_s)
         for row in range(1, rows + 1):
-            shapes.append(_shade(row, fault.start_s, stop, LIGHT_GREY if fault.kind == "slow" else PALE_RED))
-        if fault.start_s >= free_from_s:
+            shapes.append(_shade(row, fault.start, stop, LIGHT_GREY if fault.kind == "slow" else PALE_RED))
+        if fault.start >= free_from_s:
             name = report.cluster.devices[fault.rank].name
             did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
             text = f" {name} {did}"
-            place = {"x": fault.start_s, "xref": "x", "y": 1.0, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
+            place = {"x": fault.start, "xref": "x", "y": 1.0, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
             names.append({"text": text, "showarrow": False, "font": {"size": 11}, **place})
-            free_from_s = fault.start_s + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
+            free_from_s = fault.start + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
     figure.update_layout(shapes=shapes, annotations=[*figure.layout.annotations, *names])
 
 

@@ -95,14 +95,17 @@ def error_of(outcome: Outcome, name: str) -> BaseException:
     return error
 
 
+def tells_of_peer(error: BaseException) -> bool:
+    """Return whether an error says that another device has gone: ours, or gloo's own."""
+    if isinstance(error, DeviceLostError):
+        return True
+    text = f"{type(error).__name__}: {error}".lower()
+    from_gloo = any(mark in text for mark in ("gloo", "connection", "peer", "timed out"))
+    return not isinstance(error, WorkbenchError) and (from_gloo or text.startswith(("dist", "runtimeerror: dist")))
+
+
 def _remoteness(error: BaseException) -> int:
     """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
-    text = str(error).lower()
-    from_gloo = any(mark in text for mark in ("gloo", "connection closed by peer", "connection reset"))
-    if (
-        isinstance(error, DeviceLostError)
-        or from_gloo
-        or f"{type(error).__name__}: {text}".lower().startswith(("dist", "runtimeerror: dist"))
-    ):
+    if tells_of_peer(error):
         return _PEERS_FAULT
     return 1 if isinstance(error, WorkbenchError) else 2

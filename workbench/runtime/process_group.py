@@ -147,9 +147,11 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def group(context: RankContext, timeout_s: float = 30.0, name: str = "main") -> Iterator[dist.ProcessGroup]:
-    """Open a group for a `with` block."""
-    opened = open_group(context, timeout_s, name=name)
+def group(
+    context: RankContext, timeout_s: float = 30.0, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
+) -> Iterator[dist.ProcessGroup]:
+    """Open a group for a `with` block (see open_group)."""
+    opened = open_group(context, timeout_s, name=name, is_wanted=is_wanted)
     try:
         yield opened
     finally:

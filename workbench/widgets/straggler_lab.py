@@ -9,10 +9,11 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.errors import WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.job import Job
-from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.experiment import Fidelity
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.prepare import prepare
@@ -73,7 +74,7 @@ class StragglerLab(widgets.VBox):
         start_s = self.start.value * self._tick_s
         end_s = start_s + self.duration.value * self._tick_s
         factor = self.factor.value if self.kind.value == "slow" else 1.0
-        return Fault(kind=self.kind.value, rank=self.device.value, start_s=start_s, end_s=end_s, factor=factor)
+        return Fault(kind=self.kind.value, rank=self.device.value, start=start_s, end=end_s, factor=factor)
 
     @property
     def rescheduling(self) -> ReschedulingSettings:
@@ -130,13 +131,13 @@ class StragglerLab(widgets.VBox):
 
     def _headline(self, fault: Fault) -> str:
         report = self.report
-        before = report.throughput_per_s(0.0, fault.start_s) or 1 / self._typical_s
-        assert fault.end_s is not None
-        level = report.throughput_per_s(fault.start_s + 0.5 * (fault.end_s - fault.start_s), min(fault.end_s, report.end_s))
+        before = report.throughput_per_s(0.0, fault.start) or 1 / self._typical_s
+        assert fault.end is not None
+        level = report.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, report.end_s))
         words = f"{level / before:.0%} of the throughput in the second half of the fault"
         if "without" in self.reports:
             without = self.reports["without"]
-            other = without.throughput_per_s(fault.start_s + 0.5 * (fault.end_s - fault.start_s), min(fault.end_s, without.end_s))
+            other = without.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s))
             words += f", {other / before:.0%} without re-scheduling"
         lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
         return BIG_FIRST.format(words, f"{lost} (simulated)")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
-from workbench.core.serving import Fault, ReschedulingSettings
+from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare
-from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.messages import Loaded
@@ -104,7 +104,7 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
 
 
 def test_faults_begin_and_end_once_and_in_order() -> None:
-    faults = [Fault(kind="slow", rank=0, start_s=1.0, end_s=3.0, factor=2.0), Fault(kind="slow", rank=0, start_s=2.0, factor=3.0)]
+    faults = [Fault(kind="slow", rank=0, start=1.0, end=3.0, factor=2.0), Fault(kind="slow", rank=0, start=2.0, factor=3.0)]
     schedule = FaultSchedule(faults)
     assert schedule.next_s == 1.0 and schedule.due(0.5) == []
     assert schedule.due(1.0) == [(faults[0], True)] and schedule.factor(0) == 2.0
@@ -115,14 +115,14 @@ def test_faults_begin_and_end_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_faults_leave_half_of_the_devices_up(seed: int) -> None:
-    faults = random_faults(4, 600.0, every_s=8.0, seed=seed)
-    assert faults == random_faults(4, 600.0, every_s=8.0, seed=seed)
+    faults = random_faults(4, 600.0, every=8.0, seed=seed)
+    assert faults == random_faults(4, 600.0, every=8.0, seed=seed)
     assert {fault.kind for fault in faults} == {"slow", "kill", "freeze"} and {fault.rank for fault in faults} == {0, 1, 2, 3}
     for fault in faults:
-        assert fault.end_s is not None and fault.end_s <= 600.0
+        assert fault.end is not None and fault.end <= 600.0
         others = [other for other in faults if other is not fault and other.rank == fault.rank]
-        assert all(other.start_s > fault.end_s or (other.end_s or 0.0) < fault.start_s for other in others)
-        down = [other for other in faults if other.kind != "slow" and other.start_s <= fault.start_s < (other.end_s or 0.0)]
+        assert all(other.start > fault.end or (other.end or 0.0) < fault.start for other in others)
+        down = [other for other in faults if other.kind != "slow" and other.start <= fault.start < (other.end or 0.0)]
         assert len(down) <= 2
 
 

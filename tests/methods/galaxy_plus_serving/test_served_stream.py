@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.serving import Fault, ServedRequest, ServingEvent, StreamSettings
+from workbench.core.serving import ServedRequest, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.requests import Request
-from workbench.methods.galaxy_plus.serving.faults import FaultSchedule
 from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.galaxy_plus.serving.soak import (
@@ -62,10 +62,10 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
         pass
 
     def kill(now_s: float) -> None:
-        story.faults.add(Fault(kind="kill", rank=2, start_s=now_s, end_s=now_s + 0.2))
+        story.faults.add(Fault(kind="kill", rank=2, start=now_s, end=now_s + 0.2))
 
     def freeze(now_s: float) -> None:
-        story.faults.add(Fault(kind="freeze", rank=3, start_s=now_s))
+        story.faults.add(Fault(kind="freeze", rank=3, start=now_s))
 
     story = Story(
         ({("excluded", 1)}, nothing),
@@ -75,7 +75,7 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
         ({("lost", 3), ("readmitted", 2)}, nothing),  # whichever is first
         ({("switched", -1)}, nothing),
     )
-    story.faults.add(Fault(kind="slow", rank=1, start_s=0.5, factor=6.0))
+    story.faults.add(Fault(kind="slow", rank=1, start=0.5, factor=6.0))
     result = soak(
         MOST_REQUESTS,
         rate_per_s=12.0,
@@ -123,7 +123,7 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     room = 280_000
     first, *others = cluster.devices
     story = Story(({("paused", -1)}, lambda now_s: None), ({("switched", -1)}, lambda now_s: None))
-    story.faults.add(Fault(kind="slow", rank=1, start_s=0.3, factor=6.0))
+    story.faults.add(Fault(kind="slow", rank=1, start=0.3, factor=6.0))
     with EngineCluster.start(cluster, fidelity="paced") as engines:
         report = serve(
             SOAK_MODEL,
@@ -151,7 +151,7 @@ def test_what_cannot_be_served() -> None:
     stream = StreamSettings(num_requests=1, length=SOAK_LENGTH)
     engines: Any = None  # what is wrong is said before any is needed
     with pytest.raises(ConfigError, match="4 devices"):
-        serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start_s=0.0)])
+        serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
     with pytest.raises(ConfigError, match="reads 1 to"):
         serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
     unequal = [Request(length, torch.zeros(1, length, dtype=torch.long)) for length in (4, 5)]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
-from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
+from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue, arrival_times
 
-SLOW = Fault(kind="slow", rank=1, start_s=2.0, end_s=8.0, factor=4.0)
+SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)
 
 
 def switches(report: ServingReport) -> list[int]:
@@ -97,13 +98,13 @@ def test_straggler_is_left_out_served_on_and_taken_back(make_world: Callable) ->
 
 def test_throughput_falls_without_rescheduling_and_is_restored_with_it(make_world: Callable) -> None:
     world = make_world()
-    slow = dataclasses.replace(SLOW, end_s=None)
+    slow = dataclasses.replace(SLOW, end=None)
     best_per_s = 1 / world.plan((0, 2, 3), {}).predicted_s
     without = world.serve(150, slow, reaction="none")
     with_it = world.serve(300, slow)
     assert without.throughput_per_s(4.0, 6.0) < 0.6 * best_per_s
-    assert without.restored_after_s(slow.start_s, 0.9 * best_per_s) is None
-    restored_s = with_it.restored_after_s(slow.start_s, 0.9 * best_per_s)
+    assert without.restored_after_s(slow.start, 0.9 * best_per_s) is None
+    restored_s = with_it.restored_after_s(slow.start, 0.9 * best_per_s)
     assert restored_s is not None and restored_s < 2.0
     assert with_it.throughput_per_s(5.0, 7.0) == pytest.approx(best_per_s, rel=0.01)
     # The others starve beside the straggler, and work again without it (Fig. 16 b and c).
@@ -122,7 +123,7 @@ def test_noise_alone_moves_nobody(make_world: Callable, noise: float) -> None:
 
 def test_a_device_that_comes_and_goes_is_tried_ever_more_rarely(make_world: Callable) -> None:
     """No flapping: a device that is slow in every other second would change the plan 60 times in a minute."""
-    bursts = [Fault(kind="slow", rank=2, start_s=start, end_s=start + 1.0, factor=5.0) for start in range(1, 60, 2)]
+    bursts = [Fault(kind="slow", rank=2, start=start, end=start + 1.0, factor=5.0) for start in range(1, 60, 2)]
     settings = {"probe_every_s": 0.2, "good_probes": 2, "calm_s": 20.0}
     report = make_world().serve(2000, *bursts, world=SimulatedWorld(noise=0.1, seed=2), **settings)
     assert report.end_s > 50
@@ -136,8 +137,8 @@ def test_a_device_that_comes_and_goes_is_tried_ever_more_rarely(make_world: Call
 
 def test_hysteresis_keeps_a_half_recovered_device_out(make_world: Callable) -> None:
     """At 1.35 a device is not slow enough to be left out, nor well enough to be taken back."""
-    worse = Fault(kind="slow", rank=1, start_s=1.0, end_s=3.0, factor=3.0)
-    half = Fault(kind="slow", rank=1, start_s=3.0, factor=1.35)
+    worse = Fault(kind="slow", rank=1, start=1.0, end=3.0, factor=3.0)
+    half = Fault(kind="slow", rank=1, start=3.0, factor=1.35)
     assert switches(make_world().serve(200, half)) == [0]
     report = make_world().serve(300, worse, half)
     assert served_ranks(report)[-1] == (0, 2, 3)
@@ -146,7 +147,7 @@ def test_hysteresis_keeps_a_half_recovered_device_out(make_world: Callable) -> N
 
 def test_smaller_share_where_that_is_better(make_world: Callable) -> None:
     world = make_world()
-    mild = Fault(kind="slow", rank=0, start_s=1.0, end_s=6.0, factor=2.0)
+    mild = Fault(kind="slow", rank=0, start=1.0, end=6.0, factor=2.0)
     reports = {reaction: world.serve(400, mild, reaction=reaction) for reaction in ("exclude", "rebalance", "best")}
     rates = {reaction: report.throughput_per_s(3.0, 5.0) for reaction, report in reports.items()}
     assert rates["best"] == rates["rebalance"] > 1.1 * rates["exclude"]
@@ -158,13 +159,13 @@ def test_smaller_share_where_that_is_better(make_world: Callable) -> None:
 
 
 def test_straggler_that_the_others_cannot_do_without_is_kept(make_world: Callable) -> None:
-    report = make_world(most_units=10).serve(200, dataclasses.replace(SLOW, end_s=None))
+    report = make_world(most_units=10).serve(200, dataclasses.replace(SLOW, end=None))
     assert not report.events_of("excluded") and report.num_lost == 0
     assert len(report.events_of("kept", "rebalanced")) == 1
 
 
 def test_killed_device_loses_no_request(make_world: Callable) -> None:
-    kill = Fault(kind="kill", rank=0, start_s=2.005, end_s=4.0)
+    kill = Fault(kind="kill", rank=0, start=2.005, end=4.0)
     report = make_world().serve(400, kill)
     assert sorted(request.number for request in report.requests) == list(range(400)) and report.num_lost == 0
     repeated = [request for request in report.requests if request.attempts > 1]
@@ -175,22 +176,22 @@ def test_killed_device_loses_no_request(make_world: Callable) -> None:
 
 
 def test_frozen_device_is_found_silent(make_world: Callable) -> None:
-    report = make_world().serve(400, Fault(kind="freeze", rank=3, start_s=1.0, end_s=5.0), silence_s=2.0)
+    report = make_world().serve(400, Fault(kind="freeze", rank=3, start=1.0, end=5.0), silence_s=2.0)
     assert report.events_of("lost")[0].time_s == pytest.approx(3.0)
     assert served_ranks(report)[1:] == [(0, 1, 2), (0, 1, 2, 3)] and report.num_lost == 0
 
 
 def test_requests_wait_while_no_plan_fits(make_world: Callable) -> None:
     world = make_world(most_units=10)
-    back = world.serve(60, Fault(kind="kill", rank=0, start_s=0.5, end_s=3.0))
+    back = world.serve(60, Fault(kind="kill", rank=0, start=0.5, end=3.0))
     assert back.num_lost == 0 and len(back.events_of("waiting")) == 1
     assert max(request.latency_s for request in back.requests) > 3.0
-    never = world.serve(60, Fault(kind="kill", rank=0, start_s=0.5))
+    never = world.serve(60, Fault(kind="kill", rank=0, start=0.5))
     assert never.num_lost == 60 - len(never.requests) > 0
 
 
 def test_everybody_killed_one_after_another_and_back(make_world: Callable) -> None:
-    faults = [Fault(kind="kill", rank=rank, start_s=1.0 + rank, end_s=8.0 + rank) for rank in range(4)]
+    faults = [Fault(kind="kill", rank=rank, start=1.0 + rank, end=8.0 + rank) for rank in range(4)]
     report = make_world().serve(500, *faults, rate_per_s=20.0, seed=9)
     assert sorted(request.number for request in report.requests) == list(range(500))
     assert [len(ranks) for ranks in served_ranks(report)][:4] == [4, 3, 2, 1]
@@ -198,14 +199,14 @@ def test_everybody_killed_one_after_another_and_back(make_world: Callable) -> No
 
 
 def test_a_fault_after_the_last_answer_is_noted(make_world: Callable) -> None:
-    report = make_world().serve(20, dataclasses.replace(SLOW, start_s=1000.0, end_s=None))
+    report = make_world().serve(20, dataclasses.replace(SLOW, start=1000.0, end=None))
     assert not report.valid
     assert "at 1000 s never began: the stream ended after" in report.notes[0]
     assert make_world().serve(20).valid
 
 
 def test_report_is_written_and_read(make_world: Callable, tmp_path: Path) -> None:
-    report = make_world().serve(50, SLOW, Fault(kind="kill", rank=2, start_s=1.0))
+    report = make_world().serve(50, SLOW, Fault(kind="kill", rank=2, start=1.0))
     assert ServingReport.read(report.write(tmp_path / "serving.json")) == report
     with pytest.raises(ConfigError, match=r"nothing\.json"):
         ServingReport.read(tmp_path / "nothing.json")
@@ -234,9 +235,9 @@ def test_percentile_is_by_nearest_rank() -> None:
         (lambda: ReschedulingSettings(repeats=6, window=5), "repeats 6"),
         (lambda: ReschedulingSettings(reaction="panic"), "panic"),  # type: ignore[arg-type]
         (lambda: ReschedulingSettings(probe_every_s=0.0), "at least 0.001"),
-        (lambda: Fault(kind="slow", rank=0, start_s=1.0, end_s=1.0, factor=2.0), "end after it begins"),
-        (lambda: Fault(kind="slow", rank=0, start_s=1.0, factor=math.inf), "factor = inf"),
-        (lambda: Fault(kind="hide", rank=0, start_s=1.0), "slow, kill, freeze"),  # type: ignore[arg-type]
+        (lambda: Fault(kind="slow", rank=0, start=1.0, end=1.0, factor=2.0), "end after it begins"),
+        (lambda: Fault(kind="slow", rank=0, start=1.0, factor=math.inf), "factor = inf"),
+        (lambda: Fault(kind="hide", rank=0, start=1.0), "slow, kill, freeze"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_make_no_sense(make: Callable[[], object], match: str) -> None:

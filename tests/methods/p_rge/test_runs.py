@@ -105,9 +105,9 @@ def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float
 @pytest.mark.parametrize(
     ("plan", "faults"),
     [
-        (shared(2, 1, 1), "slow device-0 1 4; kill device-1 2; back device-1 4"),
-        (shared(2, 2), "freeze device-0 3"),
-        (chain(3, 6, ranks=(0, 1)), "kill device-1 3"),  # the only one that computes the loss
+        (shared(2, 1, 1), "slow:device-0:4@step1; kill:device-1@step2-4"),
+        (shared(2, 2), "freeze:device-0@step3"),
+        (chain(3, 6, ranks=(0, 1)), "kill:device-1@step3"),  # the only one that computes the loss
     ],
     ids=["killed and back", "frozen", "last of a chain"],
 )
@@ -126,7 +126,7 @@ def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, 
 
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
     """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
-    prepared = prepared_job(faults="kill device-1 2; back device-1 4", steps=30)
+    prepared = prepared_job(faults="kill:device-1@step2-4", steps=30)
     with one_pace(4e-4):  # slow enough that the device is up again before the last step
         outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=4e-4)
     _, records = trained_by(outcome, prepared)
@@ -141,7 +141,7 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
 
 def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:
     """What the updates are does not change: only who computes them."""
-    prepared = prepared_job(faults="slow device-0 2 8", steps=24, adapt=True, step_s=1e3)
+    prepared = prepared_job(faults="slow:device-0:8@step2", steps=24, adapt=True, step_s=1e3)
     expected, _, _ = in_one_process(prepared)
     with one_pace(1e-3):
         outcome = run(prepared, engines, shared(1, 1, 1, 1), tmp_path, row_s=1e-3)
@@ -229,12 +229,12 @@ def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path)
         with pytest.raises(ConfigError, match=message):
             method.check(prepared, profile, cluster, plan, folder=tmp_path)
     for faults, message in (
-        ("kill device-9 2", "device-9"),
-        ("burn device-1 2", "Kinds are"),
-        ("slow device-1 2", "KIND DEVICE STEP"),
-        ("kill device-1 0", "step = 0"),
-        ("kill device-1 soon", "whole number"),
-        ("kill device-1 99", "The run has"),
+        ("kill:device-9@step2", "device-9"),
+        ("burn:device-1@step2", "Kinds are"),
+        ("kill:device-1", "KIND:DEVICE"),
+        ("kill:device-1@step0", "step = 0"),
+        ("kill:device-1@soon", "names no step"),
+        ("kill:device-1@step99", "The run has"),
     ):
         with pytest.raises(ConfigError, match=message):
             method.profile(prepared_job(faults=faults), cluster, ignore)

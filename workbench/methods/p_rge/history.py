@@ -50,16 +50,18 @@ class History:
         self._file.append(record)
         return True
 
-    def change(self, setting: Setting) -> Change:
-        """Note that the next steps have another setting, and return from where on."""
-        step = len(self.records)
-        change = Change(step, self.changes[-1].samples_before(step), setting)
+    def changed(self, setting: Setting) -> Change:
+        """Return from where on a setting would be in force, if it were the next steps'; the last change if it is already."""
+        step, last = len(self.records), self.changes[-1]
+        return last if setting == last.setting else Change(step, last.samples_before(step), setting)
+
+    def change(self, change: Change) -> None:
+        """Note that the next steps have another setting."""
         self.changes.append(change)
         with open(self._changes_path, "ab") as file:
             file.write(to_json(change, indent=-1).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        return change
 
     def close(self) -> None:
         """Close the log."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -12,17 +12,33 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
-from workbench.methods.p_rge.devices import Generation
 from workbench.methods.p_rge.history import History
-from workbench.methods.p_rge.layout import Shape, change_at, shape_of
+from workbench.methods.p_rge.layout import Change, Shape, shape_of
 from workbench.methods.p_rge.planning import TOLERATED, fitted_setting, plan_job
 from workbench.methods.p_rge.predict import Predictor
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.session import RankJob
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import plan_queries
+from workbench.runtime.coordinator import Generation
 
 SHORTEST_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPredictor:
+    """What the steps of a generation should take: a runtime.coordinator.Predictor."""
+
+    predictor: Predictor
+    shape: Callable[[int], Shape]
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        return self.predictor.seconds(self.shape(step))
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step in which a member computes."""
+        return self.predictor.busy_s(self.shape(step), place)
 
 
 class Launcher:
@@ -51,12 +67,9 @@ class Launcher:
         """Return the setting in force."""
         return self._history.changes[-1].setting
 
-    def shape(self, step: int) -> Shape:
+    def _find_shape(self, change: Change, step: int) -> Shape:
         """Return the shape of a step's batch."""
-        return self._shape(step, len(self._history.changes))
-
-    def _find_shape(self, step: int, _: int) -> Shape:
-        prepared, change = self._prepared, change_at(self._history.changes, step)
+        prepared = self._prepared
         return shape_of(prepared.train, prepared.job.seed, change, step, width=prepared.packing_width)
 
     def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
@@ -83,47 +96,51 @@ class Launcher:
         setting = self.fitted(ready, factors)
         if setting != self.setting:
             return True
-        plan = self._planned(ready, factors)
+        plan = self._planned(ready, factors, setting)
         members = tuple(ready[rank] for stage in plan.stages for rank in stage.ranks)
         return members != generation.members or _shares(plan) != _shares(generation.plan)
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], plan: Plan | None = None) -> Generation:
+    def generation(
+        self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting, plan: Plan | None = None
+    ) -> Generation:
         """Return the steps that are left as a job of the devices that are ready.  plan: of the whole cluster; None makes one.
 
         Raises PlanError if the model does not fit on them.
         """
         if plan is None:
-            plan = self._planned(ready, factors)
+            plan = self._planned(ready, factors, setting)
             ranks = tuple(ready[rank] for stage in plan.stages for rank in stage.ranks)
         else:
             ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
-        own = renumbered(plan)
-        predictor = self.predictor(ranks, factors, own)
-        return Generation(number, ranks, own, self.rank_job(ranks, own, predictor), predictor)
+        own, change = renumbered(plan), self._history.changed(setting)
+        predictor = self.predictor(ranks, factors, own, change)
+        job = self.rank_job(ranks, own, predictor, change)
+        return Generation(number, ranks, own, job, predictor, job.timeout_s)
 
-    def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan) -> Predictor:
+    def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> StepPredictor:
         """Return what prices the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
-        profile = self._profile(self.setting.precision, ranks, factors)
-        return Predictor(self._prepared, profile, part_of_cluster(self._cluster, ranks), plan, self.setting)
+        profile = self._profile(change.setting.precision, ranks, factors)
+        predictor = Predictor(self._prepared, profile, part_of_cluster(self._cluster, ranks), plan, change.setting)
+        return StepPredictor(predictor=predictor, shape=partial(self._shape, change))
 
-    def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor) -> RankJob:
+    def rank_job(self, ranks: tuple[int, ...], plan: Plan, steps: StepPredictor, change: Change) -> RankJob:
         """Return the message that starts every rank."""
-        prepared, history = self._prepared, self._history
-        longest = Shape(self.setting, self.setting.batch_size, prepared.longest, max(len(row.decoder_ids) for row in prepared.train.rows))
-        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.seconds(longest))
+        prepared, history, setting = self._prepared, self._history, change.setting
+        longest = Shape(setting, setting.batch_size, prepared.longest, max(len(row.decoder_ids) for row in prepared.train.rows))
+        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * steps.predictor.seconds(longest))
         return RankJob(
             job=prepared.job,
             cluster=part_of_cluster(self._cluster, ranks),
             plan=plan,
-            passings=predictor.passings,
-            profile=self._profile(self.setting.precision, ranks, {}),
+            passings=steps.predictor.passings,
+            profile=self._profile(setting.precision, ranks, {}),
             train=prepared.train,
             trainable=prepared.trainable,
             compute_dtype=prepared.options.compute_dtype,
-            crossing=prepared.crossing(self.setting),
+            crossing=prepared.crossing(setting),
             packing_width=prepared.packing_width,
-            estimator=prepared.zeroth_order(self.setting),
-            change=history.changes[-1],
+            estimator=prepared.zeroth_order(setting),
+            change=change,
             records=tuple(history.records),
             last_step=prepared.num_steps,
             steps_per_epoch=prepared.steps_per_epoch,
@@ -131,9 +148,9 @@ class Launcher:
             timeout_s=REAL_TIMEOUT_S if self._is_real else patience_s,
         )
 
-    def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Plan:
-        profile = self._profile(self.setting.precision, ready, factors)
-        return plan_job(self._prepared, profile, part_of_cluster(self._cluster, ready), self.setting)
+    def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> Plan:
+        profile = self._profile(setting.precision, ready, factors)
+        return plan_job(self._prepared, profile, part_of_cluster(self._cluster, ready), setting)
 
     def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
         """Return the profile of some devices, as slow as they were found to be."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -17,7 +18,6 @@ from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, 
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
 from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices, scale_to_cluster
 from workbench.methods.p_rge.catalogue import catalogue_profile
-from workbench.methods.p_rge.faults import parse_faults
 from workbench.methods.p_rge.measure import measure_layers
 from workbench.methods.p_rge.outcome import outcome_of, results_of
 from workbench.methods.p_rge.planning import ProfileOf, adapts, fitted_setting, in_precision, plan_job
@@ -67,8 +67,8 @@ class PRGE:
     ) -> Profile:
         """Return what every layer costs on every device (see profile_devices)."""
         for fault in parse_faults(prepared.options.faults, cluster):
-            if fault.step > prepared.num_steps:
-                asked = f"The fault '{fault.kind} {cluster.devices[fault.rank].name} {fault.step}' was asked for."
+            if fault.start > prepared.num_steps:
+                asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
                 raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
         return profile_devices(
             self,

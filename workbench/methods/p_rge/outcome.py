@@ -16,8 +16,8 @@ from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.compute import load_model
-from workbench.methods.p_rge.coordinator import Done
 from workbench.methods.p_rge.history import notes_of
+from workbench.methods.p_rge.policy import Done
 from workbench.methods.p_rge.running import Run
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay

@@ -52,7 +52,7 @@ class PRGEOptions:
     adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
     lowered until it does; None is, with adapt, half as long again as at first.  precisions: less exact ones that may be taken where
     memory or time ask for it, such as 'int8,nf4'.
-    faults: injected, such as 'kill device-1 20; slow device-2 30 4' (at step 20, counted from 1; four times slower from step 30 on).
+    faults: injected, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
     """
 
     queries: Width = 4

@@ -8,21 +8,23 @@ from types import TracebackType
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import FaultSchedule, parse_faults
 from workbench.core.plan import Plan
-from workbench.methods.base import Engines, Notify
+from workbench.methods.base import Engines, Event, Notify
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.compute import load_model
-from workbench.methods.p_rge.coordinator import Coordinator, Done
-from workbench.methods.p_rge.devices import Generation
-from workbench.methods.p_rge.faults import parse_faults
 from workbench.methods.p_rge.history import History
 from workbench.methods.p_rge.launch import Launcher
 from workbench.methods.p_rge.planning import ProfileOf
+from workbench.methods.p_rge.policy import Done, QueryPolicy
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.session import RankPart, StepDone
-from workbench.methods.p_rge.worker import run_rank
+from workbench.methods.p_rge.session import RankPart
+from workbench.methods.p_rge.worker import run_rank, serve_rank
 from workbench.models.zeroth_order import warn_of_rounding
 from workbench.planners.adaptive import Setting
+from workbench.runtime.commands import StepDone
+from workbench.runtime.coordinator import Coordinator, Generation
+from workbench.runtime.devices import Devices, EngineDevices, Fleet
 from workbench.runtime.engines import EngineCluster
 
 
@@ -52,9 +54,10 @@ class Run:
             warnings.simplefilter("always")
             warn_of_rounding(self.model, options.epsilon)
         self.notes = tuple(str(one.message) for one in told)
+        self._said: list[str] = []
         self.history = History(folder, prepared, self.model, resume=resume)
         if not self.history.records and setting != self.history.changes[-1].setting:
-            self.history.change(setting)
+            self.history.change(self.history.changed(setting))
         self.launcher = Launcher(prepared, cluster, self.history, folder, profile_of=profile_of, is_real=is_real)
 
     def __enter__(self) -> Run:
@@ -64,10 +67,24 @@ class Run:
         self.history.close()
 
     def coordinated(self, plan: Plan, engines: EngineCluster) -> Done:
-        """Do the steps that are left on emulated devices, any of which may die, come back or change its pace."""
-        faults = parse_faults(self.prepared.options.faults, self.cluster)
+        """Do the steps that are left on emulated devices, any of which may die, leave, come back or change its pace."""
         with engines.service() as service:
-            return Coordinator(service, self.prepared, self.cluster, self.launcher, self.history, faults, self.notify).run(plan)
+            model, address = self.prepared.job.model, service.address
+            return self.on_devices(plan, EngineDevices(service, serve_rank, lambda rank: (model, address), engines.now_s))
+
+    def on_devices(self, plan: Plan, devices: Devices) -> Done:
+        """Do the steps that are left on devices that take commands."""
+        options = self.prepared.options
+        policy = QueryPolicy(self.prepared, self.launcher, self.history, plan, self.notify, self._say)
+        policy.done.notes = self._said = []
+        names = [device.name for device in self.cluster.devices]
+        fleet = Fleet(devices, names, FaultSchedule(parse_faults(options.faults, self.cluster)))
+        Coordinator(fleet=fleet, policy=policy, say=self._say, adapts=options.adapt, recoveries=policy.done.recoveries).run()
+        return policy.done
+
+    def _say(self, text: str) -> None:
+        self._said.append(f"{text}.")
+        self.notify(Event("note", message=text))
 
     def together(self, plan: Plan, engines: Engines) -> Done:
         """Do the steps that are left as one job of all devices, which ends with the first that dies; the log is there to go on from."""
@@ -75,16 +92,16 @@ class Run:
         if len(history.records) >= total:
             return done
         everyone = tuple(range(self.cluster.world_size))
-        predictor = self.launcher.predictor(everyone, {}, plan)
-        job = self.launcher.rank_job(everyone, plan, predictor)
-        done.predicted_s = {step: predictor.seconds(self.launcher.shape(step)) for step in range(len(history.records), total)}
+        predictor = self.launcher.predictor(everyone, {}, plan, history.changes[-1])
+        job = self.launcher.rank_job(everyone, plan, predictor, history.changes[-1])
+        done.predicted_s = {step: predictor.seconds(step) for step in range(len(history.records), total)}
         progress = Progress(plan, self.notify)
 
         def take(rank: int, event: Any) -> None:
             if not isinstance(event, StepDone):
                 progress(rank, event)
-            elif event.record.step == len(history.records):
-                history.add(event.record)
+            elif event.step == len(history.records):
+                history.add(event.content)
 
         parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
         for record in max(parts, key=lambda part: len(part.records)).records:  # the last may be under way still

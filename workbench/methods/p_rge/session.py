@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 from workbench.methods.common.session import SessionJob, StepTrace
 from workbench.methods.p_rge.layout import Change
 from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import StepLog, TrainableConfig, ZerothOrderConfig
 from workbench.planners.query_costs import Passing
+from workbench.runtime.commands import End
 from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import EncodedPrompts
 
@@ -42,19 +42,6 @@ class RankJob(SessionJob):
     def first_step(self) -> int:
         """Return the step with which this job begins."""
         return len(self.records)
-
-
-End = Literal["finished", "paused", "lost"]
-
-
-class StepDone(NamedTuple):
-    """Told after every step by every device.
-
-    busy_s: spent computing, without the lateness of a host that is too busy to keep an emulated device's deadlines.
-    """
-
-    record: StepLog
-    busy_s: float
 
 
 @dataclass(kw_only=True)

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
-from workbench.core.schedule import SEND
+from workbench.core.schedule import SEND, STEP
 from workbench.core.timeline import Span
+from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, StepTrace
 from workbench.methods.p_rge.compute import StageCompute
 from workbench.methods.p_rge.handlers import QueryHandlers
 from workbench.methods.p_rge.layout import QueryStep, samples_of, shape_of
 from workbench.methods.p_rge.prices import step_program
-from workbench.methods.p_rge.session import RankJob, RankPart, StepDone
+from workbench.methods.p_rge.session import RankJob, RankPart
 from workbench.models.loading import import_family
 from workbench.models.zeroth_order import StepLog
+from workbench.planners.query_costs import Passing
+from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
+from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.tasks.prompts import PromptBatch, collate_prompts
 
@@ -47,6 +56,61 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         session.barrier()
         session.progress.phase(DONE)
         return part
+
+
+def serve_rank(context: RankContext, setup: tuple[str, str]) -> None:
+    """Do one job after the other as a coordinator says.  setup: the model, and the address of the coordinator's commands."""
+    model, address = setup
+    import_family(model)
+    with MemoryBudget(context.device.name, context.device.memory_bytes) as budget:
+        serve_device(context, address, QueryWorker(budget, context.dilation))
+
+
+class QueryWorker:
+    """A runtime.device_server.Worker: keeps its layers from one job to the next."""
+
+    def __init__(self, budget: MemoryBudget, dilation: float) -> None:
+        self._budget, self._dilation = budget, dilation
+        self._compute: StageCompute | None = None
+        self._job: RankJob | None = None
+        self._place = 0
+
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
+        """Do the steps of a job (see Worker)."""
+        with RankSession(context, job, process_group, self._budget) as session:
+            controls.watch(session.executor, session.pacer if session.slows_down else None)
+            session.progress.phase(LOADING)
+            self.prepare(job, session.rank)
+            session.progress.phase(WAITING)
+            training = Training(session, job, self._compute, wants_pause=controls.wants_pause)
+            session.barrier(training.program(job.first_step))
+            part = training.steps()
+            return part.end, part
+
+    def prepare(self, job: RankJob, place: int) -> None:
+        """Load a member's layers, and make the steps of the log."""
+        index = job.plan.stage_of(place)
+        assert index is not None, "only members of the plan are told to train"
+        self._job, self._place = job, place
+        self._compute = ready_compute(job, index, self._compute)
+
+    def slowness(self, factor: float, detail: None) -> float | None:
+        """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
+        job, compute = self._job, self._compute
+        if job is None or compute is None:
+            return None
+        passing, batch = Passing(1, "both"), batch_of(job, job.change.step)
+        shape = shape_of(job.train, job.job.seed, job.change, job.change.step, width=job.packing_width)
+        incoming = None
+        if not compute.model.is_first:
+            incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
+        layers = job.profile.layers[self._place][compute.start : compute.stop]
+        expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.length) + layers_seconds(layers, STEP, 1, 1)
+        if not expected_s:
+            return 1.0
+        pacer = Pacer(factor, dilation=self._dilation)
+        paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
+        return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
 
 
 def ready_compute(rank_job: RankJob, index: int, former: StageCompute | None) -> StageCompute:
@@ -88,7 +152,7 @@ class Training:
             try:
                 done = session.run(self.program(step), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
-                if not is_loss(error):
+                if not tells_of_peer(error):
                     raise
                 part.end, part.error = "lost", str(error).splitlines()[0]
                 part.losses = handlers.losses if handlers.record is None else {}
@@ -114,7 +178,7 @@ class Training:
     def _told(self, record: StepLog, busy_s: float) -> None:
         """Tell of a step that is made; its record is enough to make it anew."""
         self._part.records.append(record)
-        self._session.context.publish(StepDone(record, busy_s))
+        self._session.context.publish(StepDone(record.step, busy_s, record))
 
     def _note(self, step: int, epoch: int, spans: list[Span], memory: list[Any], samples: int, handlers: QueryHandlers) -> None:
         session, per_epoch = self._session, self._job.steps_per_epoch
@@ -140,8 +204,3 @@ class Training:
 def batch_of(rank_job: RankJob, step: int) -> PromptBatch:
     """Return the batch of a step."""
     return collate_prompts(rank_job.train, samples_of(len(rank_job.train), rank_job.job.seed, rank_job.change, step))
-
-
-def is_loss(error: BaseException) -> bool:
-    """Return whether an error says that another device has gone: ours, or gloo's own."""
-    return isinstance(error, DeviceLostError) or any(word in str(error).lower() for word in ("gloo", "connection", "peer", "timed out"))

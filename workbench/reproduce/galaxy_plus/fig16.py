@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from workbench.core.serving import Fault, Reaction, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.core.device_faults import Fault
+from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners.galaxy_plus import algorithm_1, stack_lengths
@@ -42,7 +43,7 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
             times,
             stream=StreamSettings(num_requests=NUM_REQUESTS, length=lengths[0]),
             rescheduling=ReschedulingSettings(reaction=reaction, report_every_s=1.0, probe_every_s=10.0, request_timeout_s=1e4),
-            faults=(Fault(kind="slow", rank=LOADED, start_s=begins, factor=factor),),
+            faults=(Fault(kind="slow", rank=LOADED, start=begins, factor=factor),),
             world=SimulatedWorld(),
         )
         for name, reaction in REACTIONS.items()
@@ -51,14 +52,14 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
 
 def rates(report: ServingReport) -> tuple[float, float]:
     """Return sequences per minute before the load and in the last third of the stream, when all has settled."""
-    begins = report.faults[0].start_s
+    begins = report.faults[0].start
     late = report.requests[-len(report.requests) // 3 :]
     return 60 * report.throughput_per_s(0, begins), 60 * len(late) / (late[-1].end_s - late[0].start_s)
 
 
 def busy(report: ServingReport, rank: int) -> tuple[float, float]:
     """Return the share of the time in which a device computes for requests, before the load and in the last third of the stream."""
-    begins, start = report.faults[0].start_s, report.requests[-len(report.requests) // 3].start_s
+    begins, start = report.faults[0].start, report.requests[-len(report.requests) // 3].start_s
 
     def share(first: float, last: float) -> float:
         inside = [sample for sample in report.samples if sample.rank == rank and first <= sample.start_s and sample.end_s <= last]
@@ -78,7 +79,7 @@ def run(settings: Settings) -> Result:
         for name, report in served(constants, factor).items():
             before, after = rates(report)
             excluded = report.events_of("excluded", rank=LOADED)
-            delay = excluded[0].time_s - report.faults[0].start_s if excluded else None
+            delay = excluded[0].time_s - report.faults[0].start if excluded else None
             rows.append((factor, name, before, after, *(busy(report, rank)[1] for rank in range(3)), delay))
     before, without = rates(reports[WITHOUT])
     after = rates(reports[WITH])[1]
@@ -137,7 +138,7 @@ def run(settings: Settings) -> Result:
             " under each plan are the simulated schedule's.",
         ),
         series={
-            "load begins": ((reports[WITH].faults[0].start_s, 0.0),),
+            "load begins": ((reports[WITH].faults[0].start, 0.0),),
             **{
                 f"{name}, throughput": tuple((at, 60 * value) for at, value in report.throughput(STEP_S))
                 for name, report in reports.items()

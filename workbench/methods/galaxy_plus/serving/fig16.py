@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.core.serving import Fault, Reaction, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
 
@@ -31,7 +32,7 @@ class LoadSpike:
     @property
     def fault(self) -> Fault:
         """Return it as a fault."""
-        return Fault(kind="slow", rank=self.rank, start_s=self.start_s, end_s=self.end_s, factor=self.factor)
+        return Fault(kind="slow", rank=self.rank, start=self.start_s, end=self.end_s, factor=self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

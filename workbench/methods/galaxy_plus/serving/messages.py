@@ -1,4 +1,4 @@
-"""What the portal tells the devices, and what they tell it."""
+"""What the portal tells the devices, and what they tell it, besides the commands of runtime.commands."""
 
 from __future__ import annotations
 
@@ -49,43 +49,13 @@ class Keep(NamedTuple):
     plans: tuple[int, ...]
 
 
-class Probe(NamedTuple):
-    """Compute one layer's worth of work, alone."""
-
-    tokens: int
-
-
-class Slow(NamedTuple):
-    """From the next operation on be `factor` times slower than you are (an injected fault)."""
-
-    factor: float
-
-
 class Abort(NamedTuple):
     """Give the request in service up: a device of the group has gone."""
 
     epoch: int
 
 
-class Ping(NamedTuple):
-    """Give a sign of life, whatever you are at."""
-
-
-class Stop(NamedTuple):
-    """End."""
-
-
 # From a device.
-
-
-class Ready(NamedTuple):
-    """The job runs."""
-
-
-class Pong(NamedTuple):
-    """A sign of life.  busy_s: for so long the device has been at its present command, 0 if it waits for one."""
-
-    busy_s: float
 
 
 class Loaded(NamedTuple):
@@ -143,9 +113,3 @@ class Failed(NamedTuple):
     epoch: int
     error: str
     is_peers: bool
-
-
-class Probed(NamedTuple):
-    """What a probe took, over what it takes the device at its own speed."""
-
-    slowness: float

@@ -10,8 +10,8 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.inference import InferencePlan
 from workbench.core.program import require_same
 from workbench.methods.galaxy_plus.serving import messages as m
-from workbench.methods.galaxy_plus.serving.fleet import Fleet
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
+from workbench.runtime.devices import Fleet
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,18 +11,21 @@ from typing import Any
 
 import psutil
 
+from workbench.core.device_faults import Fault
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.inference import InferencePlan
 from workbench.core.serving import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.galaxy_plus.serving import messages as m
-from workbench.methods.galaxy_plus.serving.fleet import Fleet, Told
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.placement import Placement
 from workbench.methods.galaxy_plus.serving.reports import means
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
 from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue, Waiting
+from workbench.runtime.commands import Probe, Probed
+from workbench.runtime.devices import Fleet, Told
+from workbench.runtime.memory import MemoryReading
 
 _TICK_S = 0.05
 _MOST_ATTEMPTS = 20
@@ -50,7 +52,7 @@ class Portal:
     """Serves one stream; used once.  Times are seconds since the first request was let in.
 
     requests: served in turn, all of one length.  answered: told of every answer.  memory: of the devices, and last of the portal.
-    clock: the devices' (see EngineCluster.now_s).
+    read_memory: reads it, None of the dead.
     """
 
     def __init__(
@@ -65,9 +67,9 @@ class Portal:
         requests: Sequence[Request],
         judge: Judge,
         answered: Callable[[ServedRequest], None] = lambda request: None,
-        clock: Callable[[], float] = time.monotonic,
+        read_memory: Callable[[], Sequence[MemoryReading | None]] = tuple,
     ) -> None:
-        self._clock = clock
+        self._clock, self._read_memory = fleet.now_s, read_memory
         self._fleet, self._placement, self._rescheduler = fleet, placement, rescheduler
         self._settings, self._log, self._samples = settings, log, samples
         self._queue, self._requests, self._judge, self._answered = queue, requests, judge, answered
@@ -89,7 +91,8 @@ class Portal:
         with ThreadPoolExecutor(1, thread_name_prefix="re-scheduling") as planning:
             while self._queue.num_left or self._attempt is not None:
                 if self._begin_s < math.inf:
-                    self._fleet.inject(self.now_s)
+                    for fault, begins in self._fleet.inject(self.now_s):
+                        self._injected(fault, begins)
                 for told in self._fleet.news(self._patience_s()):
                     self._take(told)
                 self._decide(planning)
@@ -113,11 +116,21 @@ class Portal:
         if self._begin_s == math.inf:
             return _TICK_S
         arrival_s = self._queue.next_arrival_s() if self._attempt is None and self._placement.group.is_whole else None
-        soonest_s = min(self._fleet.next_fault_s, math.inf if arrival_s is None else arrival_s)
+        soonest_s = min(self._fleet.faults.next_s, math.inf if arrival_s is None else arrival_s)
         return min(_TICK_S, max(0.0005, soonest_s - self.now_s))
 
     def _is_stuck(self) -> bool:
         return self._rescheduler.wanted < 0 and self._attempt is None and not self._is_undecided and not self._fleet.may_grow
+
+    def _injected(self, fault: Fault, begins: bool) -> None:
+        """Note a fault; a device that comes back is noted when it is there."""
+        rank, now_s = fault.rank, self.now_s
+        if fault.kind == "slow":
+            factor = self._fleet.faults.factor(rank)
+            self._log.add(now_s, "slowed" if begins else "restored", rank, value=factor)
+            self._samples.load(rank, now_s, 1 - 1 / max(1.0, factor))
+        elif begins:
+            self._log.add(now_s, "killed" if fault.kind == "kill" else "frozen", rank)
 
     def _take(self, told: Told) -> None:
         rank, now_s = told.rank, self.now_s
@@ -153,7 +166,7 @@ class Portal:
             case m.BlockReport():
                 if said.plan == self._rescheduler.current and said.number != _WARM_UP:
                     self._reports[rank].append(said.blocks)
-            case m.Probed():
+            case Probed():
                 slowness = said.slowness
                 self._decisions.append(lambda: self._rescheduler.probed(now_s, rank, slowness))
 
@@ -168,7 +181,7 @@ class Portal:
             self._deciding = planning.submit(self._decisions.popleft())
         if self._deciding is None and self._begin_s < math.inf:
             for rank in self._rescheduler.due_probes(self.now_s):
-                self._fleet.command((rank,), m.Probe(sum(self._requests[0].lengths)))
+                self._fleet.command((rank,), Probe(sum(self._requests[0].lengths)))
 
     def _watch(self) -> None:
         """Listen for signs of life, sample memory, and hand the reports of a period in."""
@@ -177,7 +190,8 @@ class Portal:
             self._repeat()
         self._fleet.listen()
         if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
-            self.memory.append((now_s, (*self._fleet.memory(), psutil.Process().memory_info().rss)))
+            resident = (0 if reading is None else reading.rss_bytes for reading in self._read_memory())
+            self.memory.append((now_s, (*resident, psutil.Process().memory_info().rss)))
         if now_s - self._reported_s > self._settings.report_every_s:
             self._hand_in(now_s)
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.report import dilation_note
-from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.galaxy_plus.requests import Request
-from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, never_begun
-from workbench.methods.galaxy_plus.serving.fleet import Fleet
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.placement import Placement
 from workbench.methods.galaxy_plus.serving.portal import Portal
@@ -22,14 +21,20 @@ from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
 from workbench.methods.galaxy_plus.serving.samples import Samples
 from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times, without
 from workbench.methods.galaxy_plus.serving.stream import RequestQueue
+from workbench.methods.galaxy_plus.serving.worker import WorkerSetup, serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
 from workbench.profiler.inference import scaled_to
+from workbench.runtime.devices import EngineDevices, Fleet
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import find_dilation
 
 DEFAULT_LENGTH = 64
 CALIBRATING_REQUESTS = 16
+STUCK = 3.0
+"""A device that has been at one command for so many times the timeout of a request will not end it."""
+RESTARTS = 3
+"""A device that dies by itself is started again so often."""
 
 
 def serve(
@@ -62,6 +67,12 @@ def serve(
     settings = rescheduling or ReschedulingSettings()
     schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
     for fault in schedule.faults:
+        if fault.kind == "leave" or fault.unit != "s":
+            raise ConfigError(
+                f"The fault '{fault.kind}' {fault.when} was asked for.",
+                "A service slows, kills and freezes devices, at seconds.",
+                "Choose one of these.",
+            )
         if fault.rank >= cluster.world_size:
             raise ConfigError(
                 f"A fault of device {fault.rank} was asked for.", f"There are {cluster.world_size} devices.", "Name one of them."
@@ -82,7 +93,24 @@ def serve(
     room = {rank: device.memory_bytes - working for rank, device in enumerate(cluster.devices)}
     with engines.service() as service:
         session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
-        fleet = Fleet(service, session, cluster, schedule, log, samples, settings=settings)
+        setups = [
+            WorkerSetup(
+                session=session,
+                address=service.address,
+                timeout_s=settings.request_timeout_s,
+                report_every_s=settings.report_every_s,
+                storage_bytes_per_s=device.storage_bytes_per_s,
+            )
+            for device in cluster.devices
+        ]
+        fleet = Fleet(
+            EngineDevices(service, serve_worker, setups.__getitem__, engines.now_s),
+            [device.name for device in cluster.devices],
+            schedule,
+            silence_s=settings.silence_s,
+            longest_command_s=STUCK * settings.request_timeout_s,
+            num_restarts=RESTARTS,
+        )
         portal = Portal(
             fleet,
             Placement(fleet, layout, lengths, room),
@@ -94,7 +122,7 @@ def serve(
             asked,
             lambda number, output: is_right(output, answers[number % len(answers)]),
             on_request,
-            engines.now_s,
+            service.memory,
         )
         portal.run(is_over)
     overrun_share = portal.late_s / portal.paced_s if portal.paced_s else 0.0

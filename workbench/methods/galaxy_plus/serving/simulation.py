@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault, never_begun
 from workbench.core.inference import InferenceProfile
-from workbench.core.serving import Fault, ReschedulingSettings, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.faults import never_begun
+from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Times
 from workbench.methods.galaxy_plus.serving.virtual_portal import SimulatedWorld, VirtualPortal
 

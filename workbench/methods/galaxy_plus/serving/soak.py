@@ -12,8 +12,8 @@ from typing import Literal
 import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.serving import Fault, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.faults import FaultSchedule, random_faults
+from workbench.core.device_faults import Fault, FaultSchedule, random_faults
+from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.hosts import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
@@ -82,7 +82,7 @@ def soak(
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
-        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every_s=fault_every_s, seed=seed))
+        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every=fault_every_s, seed=seed))
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve(
             SOAK_MODEL,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.core.serving import DeviceSample, Fault, ReschedulingSettings, ServedRequest, StreamSettings
+from workbench.core.serving import DeviceSample, ReschedulingSettings, ServedRequest, StreamSettings
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.reports import means
@@ -95,9 +96,9 @@ class VirtualPortal:
         self._portal = Rescheduler(self.settings, self.cluster.world_size, self.planner, self.times, self.log)
         self._switch()
         for number, fault in enumerate(self.faults):
-            self._at(fault.start_s, partial(self._begin_fault, number, fault))
-            if fault.end_s is not None:
-                self._at(fault.end_s, partial(self._end_fault, number, fault))
+            self._at(fault.start, partial(self._begin_fault, number, fault))
+            if fault.end is not None:
+                self._at(fault.end, partial(self._end_fault, number, fault))
         self._at(self.settings.report_every_s, self._report)
         self._serve_next()
         while self._agenda and len(self.log.requests) < self.stream.num_requests:

@@ -23,20 +23,14 @@ from workbench.methods.galaxy_plus.serving.messages import (
     Keep,
     Load,
     Loaded,
-    Ping,
-    Pong,
-    Probe,
-    Probed,
-    Ready,
     Serve,
     Served,
-    Slow,
-    Stop,
 )
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import ModelShard, ShardSpec, load_shard, model_layout, open_weights, reload_shard
+from workbench.runtime.commands import Ping, Pong, Probe, Probed, Ready, Slow, Stop
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import CommandListener
 from workbench.runtime.memory import release_free_memory
@@ -50,15 +44,14 @@ _PROBE_ROUNDS = 8  # one of a small model's is too short for a sleep to hit
 class WorkerSetup:
     """What a device is told once.  address: of the portal's commands.  timeout_s: for forming a group, and for a message in it.
 
-    report_every_s: between two reports, in the middle of a request too.  slow_down: the injected factor in force, for a device that
-    comes back.  storage_bytes_per_s: at which an emulated device reads its disk; 0: as fast as the host does.
+    report_every_s: between two reports, in the middle of a request too.  storage_bytes_per_s: at which an emulated device reads its disk;
+    0: as fast as the host does.
     """
 
     session: SessionSetup
     address: str
     timeout_s: float = 20.0
     report_every_s: float = 0.5
-    slow_down: float = 1.0
     storage_bytes_per_s: float = 0.0
 
 
@@ -75,7 +68,7 @@ class _Worker:
         self._context, self._setup = context, setup
         self._layout = model_layout(setup.session.model)
         self._is_paced = setup.session.host is not None and context.fidelity != "real"
-        self._slow_down = setup.slow_down
+        self._slow_down = 1.0
         self._session: InferenceSession | None = None
         self._epoch = self._given_up = -1
         self._holdings: dict[int, Holding] = {}
@@ -268,13 +261,13 @@ class _Worker:
     def _probe(self, command: Probe) -> Probed:
         """Compute a feed-forward block of some tokens, a few times, by itself and without the model's weights."""
         shape = self._layout.stacks[0]
-        hidden = torch.rand(command.tokens, shape.hidden_size)
+        hidden = torch.rand(command.detail, shape.hidden_size)
         up = torch.rand(shape.hidden_size, shape.columns)
         host = self._setup.session.host
         expected_s = 0.0
         if self._is_paced and host is not None:
             costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
-            expected_s = sum(costs.seconds(kind, command.tokens, shape.columns) for kind in ("UP", "DOWN"))
+            expected_s = sum(costs.seconds(kind, command.detail, shape.columns) for kind in ("UP", "DOWN"))
         pacer = Pacer(self._slow_down, dilation=self._context.dilation)
         rounds = [pacer.run(lambda: (hidden @ up) @ up.T, expected_s) for _ in range(_PROBE_ROUNDS)]
         seconds = rounds[-1].end_s - rounds[0].start_s

@@ -1,0 +1,256 @@
+"""What becomes of a run whose devices die, freeze, leave, slow down and come back: thousands of runs, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import pytest
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
+from workbench.core.errors import DeviceLostError, PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.runtime.commands import Ended, Slow, StepDone, Stop, Train
+from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.devices import Fleet
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+
+WORK_S = 0.4  # of a step on one device
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+@dataclass(frozen=True)
+class Job:
+    shares: tuple[float, ...]
+    first_step: int
+    last_step: int
+    timeout_s: float = 5.0
+
+
+class Work:
+    """Each member does its share of a step.  A part is (steps done by its job, the step in which it was lost or -1)."""
+
+    def busy_s(self, job: Job, place: int) -> float:
+        return WORK_S * job.shares[place]
+
+    def seconds(self, job: Job, step: int, factors: Mapping[int, float]) -> float:
+        return max(factor * self.busy_s(job, place) for place, factor in factors.items())
+
+    def done(self, job: Job, place: int, step: int, factor: float) -> StepDone:
+        return StepDone(step, factor * self.busy_s(job, place), (step, place))
+
+    def part(self, job: Job, place: int, end: str, stop: int) -> Any:
+        return tuple(range(job.first_step, stop))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    job: Job
+    factors: tuple[float, ...]
+
+    def seconds(self, step: int) -> float:
+        return max(self.busy_s(step, place) for place in range(len(self.job.shares)))
+
+    def busy_s(self, step: int, place: int) -> float:
+        return self.factors[place] * Work().busy_s(self.job, place)
+
+
+@dataclass
+class Trainer:
+    """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs."""
+
+    total: int
+    at_least: int = 1
+    backup_every: int = 5
+    step: int = 0
+    history: list[int] = field(default_factory=list)  # steps in the order in which they were done
+    generations: list[Generation] = field(default_factory=list)
+    losses: list[tuple[int, int]] = field(default_factory=list)  # (steps done at the loss, step that was gone back to)
+
+    @property
+    def num_steps(self) -> int:
+        return self.total
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        members = tuple(rank for rank in ready if factors.get(rank, 1.0) < 10)
+        if len(members) < self.at_least:
+            raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
+        speeds = [1 / factors.get(rank, 1.0) for rank in members]
+        job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
+        shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
+        plan = Plan(method="toy", stages=(Stage(start=0, stop=1, shares=shares),), micro_batch_size=len(members), num_micro_batches=1)
+        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s)
+
+    def begun(self, generation: Generation) -> None:
+        assert generation.job.first_step == self.step, "a stale plan was begun"
+        self.generations.append(generation)
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        self._know(done.step)
+
+    def _know(self, step: int) -> None:
+        assert step <= self.step, f"step {step} came before {self.step}"
+        if step == self.step:
+            self.history.append(step)
+            self.step += 1
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        raise AssertionError(f"nobody says {event}")
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        assert set(parts) | lost == set(generation.members) and not set(parts) & lost
+        for ended in parts.values():
+            assert isinstance(ended, Ended)
+            for step in ended.part:
+                self._know(step)
+        if lost or any(ended.end == "lost" for ended in parts.values()):
+            backup = max(generation.job.first_step, self.step - self.step % self.backup_every)
+            self.losses.append((self.step, min(backup, self.step)))
+            self.step = min(backup, self.step)
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        return True
+
+
+@dataclass
+class Told:
+    policy: Trainer
+    devices: VirtualDevices
+    coordinator: Coordinator
+    said: list[str]
+
+
+def coordinate(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False) -> Told:
+    """Run to the end or to a DeviceLostError; every command is checked."""
+    devices, said = Checked(world_size, Work(), VirtualWorld(seed=seed)), []
+    fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults))
+    told = Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts), said)
+    try:
+        told.coordinator.run()
+    finally:
+        devices.check(policy)
+    return told
+
+
+class Checked(VirtualDevices):
+    """Devices that know which of them the coordinator was told are gone."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gone: set[int] = set()
+
+    def news(self, timeout_s: float) -> list[Any]:
+        assert self.now_s() < 5000, "it hangs"
+        found = super().news(timeout_s)
+        for rank, kind, _ in found:
+            if kind in ("died", "ended"):
+                self.gone.add(rank)
+        return found
+
+    def start(self, rank: int) -> None:
+        self.gone.discard(rank)
+        super().start(rank)
+
+    def command(self, rank: int, message: Any) -> None:
+        assert rank not in self.gone, f"{rank} is told {message}, though it is known to have gone"
+        super().command(rank, message)
+
+    def check(self, policy: Trainer) -> None:
+        """Every generation went to its members alone, after the one before had ended on all that live."""
+        for generation in policy.generations:
+            sent = [rank for _, rank, message in self.commands if isinstance(message, Train) and message.generation == generation.number]
+            assert sorted(sent) == sorted(generation.members)
+
+
+def faults(text: str) -> tuple[Fault, ...]:
+    link = Link(bytes_per_s=1e8)
+    devices = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(4))
+    return parse_faults(text, Cluster(name="four", devices=devices))
+
+
+def members(told: Told) -> list[tuple[int, ...]]:
+    return [generation.members for generation in told.policy.generations]
+
+
+def test_without_faults_it_is_one_generation() -> None:
+    told = coordinate(Trainer(50))
+    assert members(told) == [(0, 1, 2, 3)] and told.policy.history == list(range(50)) and told.said == []
+    assert told.devices.now_s() == pytest.approx(0.5 + 50 * WORK_S / 4, abs=0.5)
+    assert sum(isinstance(message, Stop) for _, _, message in told.devices.commands) == 4
+
+
+def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() -> None:
+    told = coordinate(Trainer(80), *faults("kill:d1@step12; return:d1@step20"))
+    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
+    assert told.policy.losses == [(12, 10)]  # two steps since the last backup
+    first, second = told.coordinator.recoveries
+    assert (first.what, second.what) == ("kill d1", "return d1")
+    assert first.seconds is not None and first.seconds < 0.05 + 3 * 0.05 + WORK_S / 3 + 0.1
+    assert second.seconds is not None and second.seconds > 2.0  # a process takes that long to start
+    assert second.stood_still_s < 0.3  # the others paused for a new group only
+    assert "d1 has come back" in " ".join(told.said)
+
+
+def test_a_frozen_device_is_found_silent_and_ended() -> None:
+    told = coordinate(Trainer(60), *faults("freeze:d3@step7"))
+    assert members(told) == [(0, 1, 2, 3), (0, 1, 2)]
+    [recovery] = told.coordinator.recoveries
+    assert recovery.noticed_s is not None and 2.0 < recovery.noticed_s - recovery.since_s < 2.7
+    assert recovery.seconds is not None and recovery.seconds < 3.0
+
+
+def test_one_that_leaves_costs_no_step() -> None:
+    told = coordinate(Trainer(60), *faults("leave:d0@step8; return:d0@step20"))
+    assert members(told) == [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3)] and told.policy.losses == []
+    assert told.policy.history == list(range(60))
+    assert told.coordinator.recoveries[0].stood_still_s < 0.3
+
+
+def test_a_slow_device_is_planned_for_within_five_steps() -> None:
+    told = coordinate(Trainer(80), *faults("slow:d2:4@step10-40"), adapts=True)
+    shares = [generation.job.shares[2] for generation in told.policy.generations]
+    assert shares == [pytest.approx(1 / 4), pytest.approx(1 / 13), pytest.approx(1 / 4)]
+    starts = [generation.job.first_step for generation in told.policy.generations]
+    assert 10 < starts[1] <= 10 + 5 + 1 and 40 < starts[2] <= 46  # the step under way is ended
+    assert [message.factor for _, _, message in told.devices.commands if isinstance(message, Slow)] == [4.0, 1.0]
+
+
+def test_one_too_slow_for_any_work_is_probed_until_it_is_fast_again() -> None:
+    told = coordinate(Trainer(120), *faults("slow:d2:20@step10-40"), adapts=True)
+    assert members(told) == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
+
+
+def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:
+    told = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
+    assert members(told) == [(0, 1, 2, 3)] * 2
+    with pytest.raises(DeviceLostError, match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume"):
+        coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12"))
+    with pytest.raises(DeviceLostError, match="No device is left"):
+        coordinate(Trainer(60), *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"))
+
+
+@pytest.mark.parametrize("start", range(0, 600, 100))
+def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has_gone(start: int) -> None:
+    """Random faults of all kinds, by steps and by seconds, some of which never end; messages take random times."""
+    for seed in range(start, start + 100):
+        happens = [*random_faults(4, 60, every=6.0, seed=seed, unit="step", kinds=KINDS)]
+        if seed % 2:
+            happens += random_faults(4, 20.0, every=4.0, seed=seed + 1, kinds=KINDS)
+        if seed % 5 == 0:
+            happens[::3] = [replace(fault, end=None) for fault in happens[::3]]
+        policy = Trainer(80, at_least=1 + seed % 3)
+        try:
+            coordinate(policy, *happens, seed=seed, adapts=seed % 4 < 2)
+        except DeviceLostError as error:
+            assert seed % 5 == 0, "all come back"
+            assert "No device is left" in str(error) or "are too few" in str(error)
+            continue
+        # A loss goes back to the last backup, and the steps since are done again; all others are done once, and in order.
+        expected: list[int] = []
+        first = 0
+        for done, backup in (*policy.losses, (80, 80)):
+            expected += range(first, done)
+            first = backup
+        assert policy.history == expected, seed

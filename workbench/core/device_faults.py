@@ -1,0 +1,248 @@
+"""Faults that are injected into devices on purpose: 'kill:beta@step40', 'slow:beta:4@step20-60'.  One form for every method."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
+from workbench.core.serial import shown
+
+FaultKind = Literal["slow", "kill", "freeze", "leave"]
+Unit = Literal["step", "s"]
+RETURN = "return"
+EXAMPLES: dict[Unit, str] = {
+    "step": "kill:beta@step40, slow:beta:4@step20-60 or return:beta@step60",
+    "s": "kill:beta@10-30s or slow:1:4@10s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something done to a device on purpose, from `start` to `end` (None: to the end of the run).
+
+    unit: 'step' counts the steps that are done, 's' the seconds since the run began.
+    kind: 'slow' (it computes `factor` times slower, by the pacer), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it answers nothing, and is ended
+    when it is found silent), 'leave' (it says that it goes).  From `end` on a new process takes the place of one that has gone.
+    """
+
+    kind: FaultKind
+    rank: Annotated[int, Meta(ge=0, le=10**6)]
+    start: Seconds
+    end: Seconds | None = None
+    factor: Slowness = 1.0
+    unit: Unit = "s"
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "A fault")
+        asked = f"A fault '{self.kind}' of device {self.rank} {self.when}, factor {self.factor:g}, was asked for."
+        if self.end is not None and not self.start < self.end:
+            raise ConfigError(asked, "It must end after it begins.", "Give a later end.")
+        if (self.kind == "slow") != (self.factor > 1):
+            found = "That slows nothing down." if self.kind == "slow" else "Only 'slow' has a factor."
+            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if self.kind == "slow" else "Leave the factor out.")
+
+    @property
+    def when(self) -> str:
+        """Return when, in words."""
+        if self.unit == "step":
+            return f"at step {self.start:g}" + ("" if self.end is None else f" to {self.end:g}")
+        return f"at {self.start:g} s" + ("" if self.end is None else f" to {self.end:g} s")
+
+
+def parse_faults(text: str, cluster: Cluster, unit: Unit = "step") -> tuple[Fault, ...]:
+    """Return the faults of 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...', in order of their beginnings.
+
+    DEVICE: a name, or a number from 0.  FROM, TO: steps ('@step20', or '@20' where the unit is steps) or seconds ('@20s', or '@20').
+    'return:DEVICE@WHEN' ends what befell the device before.  Raises ConfigError naming what is wrong.
+    """
+    faults: list[Fault] = []
+    for word in (one.strip() for one in text.split(";")):
+        if word:
+            _add(faults, word, cluster, unit)
+    return tuple(sorted(faults, key=lambda fault: (fault.unit, fault.start)))
+
+
+def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
+    asked = f"The fault '{shown(word)}' was asked for."
+    what, at, when = word.rpartition("@")
+    kind, _, rest = what.partition(":")
+    device, colon, factor = rest.partition(":")
+    kinds = (*get_args(FaultKind), RETURN)
+    if not at or not device or (colon and not factor):
+        raise ConfigError(asked, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}.")
+    if kind not in kinds:
+        raise ConfigError(asked, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
+    names = [one.name for one in cluster.devices]
+    if device not in names and not (device.isascii() and device.isdecimal() and len(device) < 10 and int(device) < len(names)):
+        found = f"The devices of '{cluster.name}' are {', '.join(names)}."
+        raise ConfigError(asked, found, "Name one of them, or its number from 0.")
+    rank = names.index(device) if device in names else int(device)
+    start, end, own_unit = _times(asked, when, unit)
+    if own_unit != unit:
+        counts = "steps" if unit == "step" else "seconds"
+        raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
+    try:
+        slowness = _number(factor) if factor else (4.0 if kind == "slow" else 1.0)
+    except ValueError:
+        raise ConfigError(asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20.") from None
+    if factor and kind != "slow":
+        raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {kind}:{shown(device)}@{shown(when)}.")
+    if own_unit == "step":
+        for name, value in (("step", start), ("last step", end)):
+            if value is not None:
+                require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
+    if kind == RETURN:
+        before = [i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind != "slow"]
+        if end is not None or not before:
+            found = "A return has one time." if end is not None else f"By then '{names[rank]}' has not gone."
+            raise ConfigError(asked, found, "Name a kill, freeze or leave of the device before it.")
+        gone = faults.pop(before[-1])
+        kind, start, end = gone.kind, gone.start, start
+    require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
+    try:
+        faults.append(Fault(kind=kind, rank=rank, start=start, end=end, factor=slowness, unit=unit))  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
+
+
+def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit]:
+    """Return from when to when, and in which unit."""
+    own: Unit = "step" if when.startswith("step") else "s" if when.endswith("s") else unit
+    start, dash, end = when.removeprefix("step").removesuffix("s").partition("-")
+    try:
+        return _number(start), _number(end) if dash else None, own
+    except ValueError:
+        raise ConfigError(asked, f"'{shown(when)}' names no step and no seconds.", f"Write, for example, {EXAMPLES[unit]}.") from None
+
+
+def _number(text: str) -> float:
+    """Return a number.  Raises ValueError for anything else, also for what float() reads and nobody writes."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return float(text.removesuffix("s"))
+
+
+class FaultSchedule:
+    """What is due when.  `due` names each beginning and each end once, in order.
+
+    faults: those it was made of and those that were added while it ran.
+    """
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self.faults: list[Fault] = []
+        self._moments: dict[Unit, list[tuple[float, int, bool]]] = {"step": [], "s": []}
+        self._factors: dict[int, dict[int, float]] = {}
+        for fault in faults:
+            self.add(fault)
+
+    def add(self, fault: Fault) -> None:
+        """Let one more happen; what it should have done before now it does now."""
+        number = len(self.faults)
+        self.faults.append(fault)
+        insort(self._moments[fault.unit], (fault.start, number, True))
+        if fault.end is not None:
+            insort(self._moments[fault.unit], (fault.end, number, False))
+
+    def end(self, rank: int, now_s: float) -> None:
+        """Let the faults of a device that have no end yet end now."""
+        for number, fault in enumerate(self.faults):
+            if fault.rank == rank and fault.end is None:
+                end = self.faults[number] = replace(fault, end=max(now_s, math.nextafter(fault.start, math.inf)))
+                insort(self._moments[fault.unit], (end.end or now_s, number, False))
+
+    def hasten(self, rank: int) -> bool:
+        """Let what befell a device end now, if it were to end at a step; return whether it ends at all."""
+        ends = [
+            (moments, moment)
+            for moments in self._moments.values()
+            for moment in moments
+            if not moment[2] and self.faults[moment[1]].rank == rank and (moment[1], True) not in {(n, begins) for _, n, begins in moments}
+        ]
+        for moments, moment in ends:
+            if moments is self._moments["step"]:
+                moments.remove(moment)
+                moments.insert(0, (0.0, *moment[1:]))
+        return bool(ends)
+
+    @property
+    def next_s(self) -> float:
+        """Return the second at which the next is due, infinity if none is left."""
+        return self._moments["s"][0][0] if self._moments["s"] else math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing is due any more."""
+        return not any(self._moments.values())
+
+    def due(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
+        """Return the faults that begin (True) or end (False) by now.  step: how many are done."""
+        found = []
+        for unit, now in (("s", now_s), ("step", step)):
+            moments = self._moments[unit]  # type: ignore[index]
+            while moments and moments[0][0] <= now:
+                _, number, begins = moments.pop(0)
+                fault = self.faults[number]
+                if fault.kind == "slow":
+                    factors = self._factors.setdefault(fault.rank, {})
+                    if begins:
+                        factors[number] = fault.factor
+                    else:
+                        factors.pop(number, None)
+                found.append((fault, begins))
+        return found
+
+    def factor(self, rank: int) -> float:
+        """Return how many times slower a device is now by all faults in force."""
+        return math.prod(self._factors.get(rank, {}).values())
+
+
+def random_faults(
+    world_size: int,
+    until: float,
+    *,
+    every: float = 12.0,
+    seed: int = 0,
+    unit: Unit = "s",
+    kinds: Sequence[FaultKind] = ("slow", "kill", "freeze"),
+) -> tuple[Fault, ...]:
+    """Return faults with returns at random moments up to `until`, on average one every `every`.  seed: of the draws.
+
+    Faults of one device do not overlap, and the device has time to come back between them; at most half of the devices, and never all,
+    are down at a time.
+    """
+    draws, weights = random.Random(seed), {"slow": 5, "kill": 4, "freeze": 1, "leave": 2}
+    faults: list[Fault] = []
+    free = [0.0] * world_size
+    now = 0.0
+    while True:
+        now += draws.expovariate(1 / every)
+        rank = draws.randrange(world_size)
+        lasts = draws.uniform(0.3, 1.0) * every
+        if now + lasts > until:
+            return tuple(faults)
+        kind = draws.choices(kinds, [weights[kind] for kind in kinds])[0]
+        down = sum(fault.kind != "slow" and fault.start <= now < (fault.end or 0.0) + every for fault in faults)
+        if free[rank] > now or (kind != "slow" and down >= max(1, world_size // 2)) or (kind != "slow" and world_size == 1):
+            continue
+        free[rank] = now + lasts + every
+        factor = draws.uniform(2.0, 8.0) if kind == "slow" else 1.0
+        faults.append(Fault(kind=kind, rank=rank, start=now, end=now + lasts, factor=factor, unit=unit))
+
+
+def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:
+    """Return a note for each fault that was asked for at a time after the last answer of a service: the report shows nothing of it."""
+    return tuple(
+        f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start:g} s never began: "
+        f"the stream ended after {end_s:.3g} s. Send more requests, or begin it earlier."
+        for fault in faults
+        if fault.start >= end_s
+    )

@@ -1,0 +1,357 @@
+"""A run on devices that may die, leave, come back or change their pace: who does which steps, decided again whenever that changes.
+
+Between two such moments, in one generation, the devices work by themselves.  A generation ends when its work is done, when its members
+pause together, or when one of them is lost.  What the next one does, and what it repeats, is the method's to say: its Policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from workbench.core.device_faults import Fault
+from workbench.core.errors import DeviceLostError, PlanError
+from workbench.core.plan import Plan
+from workbench.planners.adaptive import Pace
+from workbench.runtime.commands import Abort, Ended, Pause, Prepare, Prepared, Probe, Probed, StepDone, Stop, Train
+from workbench.runtime.devices import Fleet, Told
+
+PROBE_EVERY = 4
+"""Steps between two probes of a device that has nothing to do since it was found slow."""
+
+_TICK_S = 0.02
+
+
+class Predictor(Protocol):
+    """What the steps of one plan are expected to take."""
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        ...
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step in which a member computes, as slow as it was planned with."""
+        ...
+
+
+class Generation(NamedTuple):
+    """Steps that the same devices do under the same plan.
+
+    members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
+    job: what every member is sent.  timeout_s: after so long members give up one that is silent.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    plan: Plan
+    job: Any
+    predictor: Predictor
+    timeout_s: float = 20.0
+
+
+Parts = Mapping[int, Ended]
+"""By rank in the cluster, how each member that was not lost ended its generation."""
+
+
+class Policy(Protocol):
+    """What is particular to a method: how the work is divided, what a loss costs, what is known of a step."""
+
+    @property
+    def step(self) -> int:
+        """Return how many steps are done; it may fall when a generation has ended with a loss."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        ...
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the steps that are left as a job of some of the devices that are ready.
+
+        number: of the generation, the first is 1.  factors: how many times slower than its profile each device was found to be.
+        Raises PlanError if the work does not fit on them.
+        """
+        ...
+
+    def begun(self, generation: Generation) -> None:
+        """Take note that a generation begins; not every one that was planned does."""
+        ...
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Take what a member says of a step; of one step every member may say it."""
+        ...
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Take another event of a device, such as its progress."""
+        ...
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Settle what is done, and what is repeated, after all members have ended or were lost."""
+        ...
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' pace asks for another plan than a generation's."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """From something that befell a device to the first step after it, in seconds of the devices' clock.
+
+    what: such as 'kill beta'.  step: how many were done.  begun_s: of the generation that the change led to; resumed_s: of the end of its
+    first step.  step_s: what that step should take.  stood_still_s: between the last step before and the first after it, without it.
+    """
+
+    what: str
+    step: int
+    since_s: float
+    noticed_s: float | None = None
+    begun_s: float | None = None
+    resumed_s: float | None = None
+    step_s: float = 0.0
+    stood_still_s: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the seconds to the end of the first step after it; None if there was none."""
+        return None if self.resumed_s is None else self.resumed_s - self.since_s
+
+
+@dataclass(kw_only=True)
+class Coordinator:
+    """One run; used once.  say: takes what the user should know.  adapts: pace is looked at."""
+
+    fleet: Fleet
+    policy: Policy
+    say: Callable[[str], None]
+    adapts: bool = False
+    recoveries: list[Recovery] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+
+    _generation: Generation | None = None
+    _number: int = 0
+    _ended: dict[int, Ended] = field(default_factory=dict)
+    _lost: set[int] = field(default_factory=set)
+    _preparing: set[int] = field(default_factory=set)
+    _pausing: bool = False
+    _planned_with: dict[int, float] = field(default_factory=dict)
+    _deadline_s: float | None = None
+    _probed_at: int = 0
+    _begin_s: float = 0.0
+    _last_step_s: float = 0.0
+    _last_step: int = -1
+
+    def run(self) -> None:
+        """Do all steps that are left.
+
+        Raises DeviceLostError if the devices that are left cannot go on, and a device's own error.
+        """
+        policy, fleet = self.policy, self.fleet
+        if policy.step >= policy.num_steps:
+            return
+        fleet.start()
+        while fleet.awaited:
+            self._take_news(0.05)
+        self._begin_s = fleet.now_s()
+        while policy.step < policy.num_steps or self._generation is not None:
+            if self._generation is None:
+                self._begin()
+            self._take_news(_TICK_S)
+            for fault, begins in fleet.inject(fleet.now_s() - self._begin_s, policy.step):
+                self._injected(fault, begins)
+            fleet.listen()
+            self._look_after()
+        fleet.stop()
+
+    # News.
+
+    def _take_news(self, timeout_s: float) -> None:
+        for told in self.fleet.news(timeout_s):
+            self._take(told)
+
+    def _take(self, told: Told) -> None:
+        rank, generation = told.rank, self._generation
+        match told.what:
+            case "said":
+                self._hear(rank, told.content)
+            case "back":
+                self.say(f"{self.fleet.name(rank)} has come back after {self.policy.step} steps")
+                self._welcome(rank)
+            case "leaving":
+                self.say(f"{self.fleet.name(rank)} leaves, in step {self.policy.step + 1}")
+                self._preparing.discard(rank)
+                self._noticed("leave", rank)
+                if generation is not None and rank in generation.members:
+                    self._pause()
+                else:
+                    self.fleet.command((rank,), Stop())
+            case "lost":
+                self._lose(rank)
+
+    def _hear(self, rank: int, content: Any) -> None:
+        generation = self._generation
+        match content:
+            case StepDone():
+                if generation is not None and rank in generation.members:
+                    self._stepped(generation, rank, content)
+            case Ended():
+                if generation is not None and generation.number == content.generation:
+                    self._ended[rank] = content
+                    if content.end == "lost":
+                        self._wait_for_others(generation)
+                    self._close_generation()
+            case Probed():
+                self.pace.observe(rank, content.slowness, 1.0)
+            case Prepared():
+                if rank in self._preparing:
+                    self._preparing.discard(rank)
+                    self._noticed("return", rank)
+                    self._pause()
+            case _:
+                self.policy.heard(generation, rank, content)
+
+    def _stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        place, now_s = generation.members.index(rank), self.fleet.now_s()
+        if done.step != self._last_step:
+            self._resumed(generation, done.step, now_s)
+            self._last_step, self._last_step_s = done.step, now_s
+        self.policy.stepped(generation, rank, done)
+        if done.busy_s:
+            expected_s = generation.predictor.busy_s(done.step, place) / self._planned_with.get(rank, 1.0)
+            self.pace.observe(rank, done.busy_s, expected_s)
+
+    def _lose(self, rank: int) -> None:
+        generation = self._generation
+        self._preparing.discard(rank)
+        if generation is None or rank not in generation.members or rank in self._ended:
+            return
+        for kind in ("kill", "freeze", "leave"):
+            self._noticed(kind, rank)
+        self._lost.add(rank)
+        self.say(f"{self.fleet.name(rank)} is lost, in step {self.policy.step + 1}")
+        self.fleet.command(generation.members, Abort(generation.number))
+        self._wait_for_others(generation)
+        self._close_generation()
+
+    def _welcome(self, rank: int) -> None:
+        """Let a device that is there again make ready while the others work; then they pause, and it takes part."""
+        if self._generation is None:
+            self._noticed("return", rank)
+            return
+        try:
+            planned = self.policy.generation(self._number + 1, self._ready, self.pace.factors)
+        except PlanError:
+            return
+        if rank in planned.members:
+            self._preparing.add(rank)
+            self.fleet.command((rank,), Prepare(planned.job, planned.members.index(rank)))
+
+    # Generations.
+
+    @property
+    def _ready(self) -> tuple[int, ...]:
+        return tuple(sorted(self.fleet.ready - self._preparing))
+
+    def _begin(self) -> None:
+        """Begin a generation of devices that are ready, or leave it to later news if a device may still come that is needed."""
+        asked = f"Step {self.policy.step + 1} was to be done"
+        ready = self._ready
+        if not ready:
+            if self._awaits_some():
+                return
+            raise DeviceLostError(f"{asked}.", "No device is left.", "Run with --resume to go on from what is kept.")
+        try:
+            generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
+        except PlanError as error:
+            if self._awaits_some():
+                return
+            lost = self.fleet.absent
+            raise DeviceLostError(
+                f"{asked} without {lost}." if lost else "Another setting was to be taken.",
+                f"{error.asked} {error.found}",
+                "Bring the device back and run with --resume, or resume on other devices.",
+            ) from error
+        self._number += 1
+        self._generation, self._ended, self._lost = generation, {}, set()
+        self._pausing, self._deadline_s = False, None
+        self._planned_with = dict(self.pace.factors)
+        self.pace.accept({})
+        for recovery in self.recoveries:
+            if recovery.noticed_s is not None and recovery.begun_s is None:
+                recovery.begun_s = self.fleet.now_s()
+        self._last_step = -1
+        self.policy.begun(generation)
+        self.fleet.command(generation.members, Train(generation.number, generation.members, generation.job))
+
+    def _awaits_some(self) -> bool:
+        return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()
+
+    def _close_generation(self) -> None:
+        """Once every member that lives has told its end, let the policy settle what was done."""
+        generation = self._generation
+        if generation is None or any(rank not in self._ended and rank not in self._lost for rank in generation.members):
+            return
+        self._generation = None
+        self.policy.ended(generation, dict(self._ended), frozenset(self._lost))
+        self.fleet.command(tuple(self.fleet.leaving), Stop())
+
+    def _pause(self) -> None:
+        if self._generation is not None and not self._pausing:
+            self._pausing = True
+            self.fleet.command(self._generation.members, Pause(self._generation.number))
+
+    def _wait_for_others(self, generation: Generation) -> None:
+        if self._deadline_s is None:
+            self._deadline_s = self.fleet.now_s() + generation.timeout_s
+
+    # What the coordinator does by itself.
+
+    def _injected(self, fault: Fault, begins: bool) -> None:
+        kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
+        self.say(f"Fault: {kind} {self.fleet.name(fault.rank)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
+        self.recoveries.append(Recovery(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
+
+    def _look_after(self) -> None:
+        """Act on devices that have changed their pace, and end those that others wait for in vain."""
+        generation, now_s = self._generation, self.fleet.now_s()
+        if generation is None:
+            return
+        if self._deadline_s is not None and now_s > self._deadline_s:
+            self._deadline_s = None
+            for rank in generation.members:
+                if rank not in self._ended and rank not in self._lost:
+                    self.fleet.end(rank)
+        if not self.adapts or self._pausing:
+            return
+        self._probe(generation)
+        changed = self.pace.changed()
+        if changed:
+            self.pace.accept(changed)
+            told = ", ".join(f"{self.fleet.name(rank)} {factor:.1f} times" for rank, factor in changed.items())
+            self.say(f"Pace changed, over the profile's seconds: {told}")
+            if self.policy.differs(generation, self._ready, self.pace.factors):
+                for rank in changed:
+                    self._noticed("slow", rank)
+                    self._noticed("restore", rank)
+                self._pause()
+
+    def _probe(self, generation: Generation) -> None:
+        if self.policy.step >= self._probed_at + PROBE_EVERY:
+            self._probed_at = self.policy.step
+            idle = self.fleet.ready - set(generation.members)
+            self.fleet.command([rank for rank in idle if self.pace.factors.get(rank, 1.0) > 1], Probe())
+
+    # What recoveries took.
+
+    def _noticed(self, kind: str, rank: int) -> None:
+        for recovery in self.recoveries:
+            if recovery.what == f"{kind} {self.fleet.name(rank)}" and recovery.noticed_s is None:
+                recovery.noticed_s = self.fleet.now_s()
+
+    def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
+        for recovery in self.recoveries:
+            if recovery.begun_s is not None and recovery.resumed_s is None:
+                recovery.resumed_s, recovery.step_s = now_s, generation.predictor.seconds(step)
+                recovery.stood_still_s = max(0.0, now_s - self._last_step_s - recovery.step_s)

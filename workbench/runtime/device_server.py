@@ -1,0 +1,174 @@
+"""A device's side of a run whose other devices may go: it does one job after the other as the coordinator says (runs on an engine)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from workbench.core.errors import DeviceLostError, RuntimeSetupError
+from workbench.runtime import commands as c
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import CommandListener
+from workbench.runtime.executor import Executor
+from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.process_group import group
+
+
+class Controls:
+    """How the coordinator reaches into a job that is under way."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._pauses = threading.Event()
+        self._lock = threading.Lock()
+        self._given_up: BaseException | None = None
+        self._executor: Executor | None = None
+        self._pacer: Pacer | None = None
+
+    def wants_pause(self) -> bool:
+        """Return whether to end after the step under way, together with all others."""
+        return self._pauses.is_set()
+
+    def watch(self, executor: Executor, pacer: Pacer | None) -> None:
+        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down)."""
+        with self._lock:
+            self._executor, self._pacer = executor, pacer
+            if pacer is not None:
+                pacer.factor = self.factor
+            if self._given_up is not None:
+                executor.abort(self._given_up)
+
+    def is_wanted(self) -> bool:
+        """Return whether the job was not given up."""
+        return self._given_up is None
+
+    def pause(self) -> None:
+        """Ask for a pause."""
+        self._pauses.set()
+
+    def give_up(self) -> None:
+        """End the step under way with an error."""
+        with self._lock:
+            self._given_up = DeviceLostError("A step was under way.", "A device has gone.", "It is made without.")
+            if self._executor is not None:
+                self._executor.abort(self._given_up)
+
+    def slow_down(self, factor: float) -> None:
+        """Be so many times slower from the next operation on."""
+        with self._lock:
+            self.factor = factor
+            if self._pacer is not None:
+                self._pacer.factor = factor
+
+    def renew(self) -> None:
+        """Make ready for the next job."""
+        with self._lock:
+            self._given_up = self._executor = self._pacer = None
+            self._pauses.clear()
+
+
+class Worker(Protocol):
+    """What a method does on a device."""
+
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls) -> tuple[c.End, Any]:
+        """Do a job as one of `process_group`; return how it ended, and the part that Ended brings to the policy.
+
+        context: with the rank and size of this group.  Publishes StepDone after each step.  The loss of another device either is
+        an end ('lost') or is raised.
+        """
+        ...
+
+    def prepare(self, job: Any, place: int) -> None:
+        """Load what such a job needs of the member at `place`."""
+        ...
+
+    def slowness(self, factor: float, detail: Any) -> float | None:
+        """Return how many times longer than by its profile this device takes, `factor` times slowed down; None: nothing to tell by."""
+        ...
+
+
+def serve_device(context: RankContext, address: str, worker: Worker) -> None:
+    """Do what the coordinator at `address` says until it says stop.  The loss of another device is told, an error of this one raised."""
+    with _Server(context, address, worker) as server:
+        server.run()
+
+
+class _Server:
+    """Pause, Abort, Slow and Ping act at once, in the listener's thread; jobs wait for the main thread."""
+
+    def __init__(self, context: RankContext, address: str, worker: Worker) -> None:
+        self._context, self._worker = context, worker
+        self._controls = Controls()
+        self._generation = -1
+        self._busy_since_s: float | None = None
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._listener = CommandListener(context, address, self._take)
+        context.publish(c.Ready())
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._listener.close()
+
+    def run(self) -> None:
+        """Do jobs until told to stop."""
+        while not self._context.should_stop():
+            try:
+                command = self._jobs.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if isinstance(command, c.Stop):
+                return
+            self._busy_since_s = self._context.now_s()
+            self._do(command)
+            self._busy_since_s = None
+
+    def _do(self, command: Any) -> None:
+        match command:
+            case c.Train():
+                self._context.publish(c.Ended(command.generation, *self._train(command)))
+            case c.Prepare():
+                self._worker.prepare(command.job, command.place)
+                self._context.publish(c.Prepared())
+            case c.Probe():
+                found = self._worker.slowness(self._controls.factor, command.detail)
+                if found is not None:
+                    self._context.publish(c.Probed(found))
+
+    def _take(self, command: Any) -> None:
+        match command:
+            case c.Pause() | c.Abort():
+                if command.generation == self._generation:
+                    (self._controls.pause if isinstance(command, c.Pause) else self._controls.give_up)()
+            case c.Slow():
+                self._controls.slow_down(command.factor)
+            case c.Ping():
+                since_s = self._busy_since_s
+                self._context.publish(c.Pong(0.0 if since_s is None else self._context.now_s() - since_s))
+            case c.Leave():
+                self._context.publish(c.Leaving())
+            case c.Train():
+                self._generation = command.generation
+                self._controls.renew()
+                self._jobs.put(command)
+            case _:
+                self._jobs.put(command)
+
+    def _train(self, command: c.Train) -> tuple[c.End, Any]:
+        members, job, controls = command.members, command.job, self._controls
+        context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members), cluster=job.cluster)
+        name = f"generation-{command.generation}"
+        try:
+            with group(context, job.timeout_s, name=name, is_wanted=controls.is_wanted) as process_group:
+                return self._worker.train(context, process_group, job, controls)
+        except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
+            if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):
+                raise
+            return "lost", None

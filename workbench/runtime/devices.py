@@ -1,0 +1,274 @@
+"""The devices' processes: started, given faults, found silent, ended and started again.  Emulated, real or virtual."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from workbench.core.device_faults import Fault, FaultSchedule
+from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import EngineService, News
+
+
+class Devices(Protocol):
+    """All that a coordinator needs to know of devices: EngineDevices, virtual_devices.VirtualDevices."""
+
+    def start(self, rank: int) -> None:
+        """Start a device's job; it publishes Ready once it takes commands."""
+        ...
+
+    def command(self, rank: int, message: Any) -> None:
+        """Send a command to a device's job."""
+        ...
+
+    def kill(self, rank: int) -> None:
+        """End a device's process; `news` says when it has died."""
+        ...
+
+    def freeze(self, rank: int) -> None:
+        """Stop a device's process without ending it."""
+        ...
+
+    def restart(self, rank: int) -> None:
+        """Start a device's process again, in the background; `news` says when it is there."""
+        ...
+
+    def news(self, timeout_s: float) -> list[News]:
+        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        ...
+
+    def now_s(self) -> float:
+        """Return the seconds of the devices' clock."""
+        ...
+
+
+class EngineDevices:
+    """Emulated devices: an engine's process each.
+
+    job: what each runs, with the payload that `setup` returns for its rank.  clock: the devices' (see EngineCluster.now_s).
+    """
+
+    def __init__(
+        self,
+        service: EngineService,
+        job: Callable[[RankContext, Any], None],
+        setup: Callable[[int], Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self._service, self._job, self._setup = service, job, setup
+        self.kill, self.freeze, self.restart = service.kill, service.freeze, service.restart
+        self.news, self.now_s = service.news, clock
+
+    def start(self, rank: int) -> None:
+        """Start a device's job."""
+        self._service.start(rank, self._job, self._setup(rank))
+
+    def command(self, rank: int, message: Any) -> None:
+        """Send a command to a device's job."""
+        self._service.command(rank, message)
+
+
+class Told(NamedTuple):
+    """What became known of a device: it is 'ready', is 'back', is 'leaving', has 'left', was 'lost', or 'said' something (content)."""
+
+    rank: int
+    what: Literal["ready", "back", "leaving", "left", "lost", "said"]
+    content: Any = None
+
+
+PING_EVERY_S = 0.5
+_SLOW_ANSWERS = 4.0
+"""A device is silent for so many times as long as the slowest answer of late took: on a busy host all answer late."""
+
+
+class Fleet:
+    """The devices of a cluster as one run sees them.
+
+    ready: those whose job runs and takes commands.  leaving: those that still do, but will not be asked for more.
+    awaited: those that are being started.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        names: Sequence[str],
+        faults: FaultSchedule,
+        *,
+        silence_s: float = 2.0,
+        longest_command_s: float = float("inf"),
+        num_restarts: int = 0,
+    ) -> None:
+        """names: of the devices.  silence_s: a device without a sign of life for so long is ended.
+
+        longest_command_s: so is one that is at one command for longer.  num_restarts: so often a device that dies by itself, or whose job
+        fails, is started again; with none a job's error is raised.
+        """
+        self._devices, self._names, self.faults = devices, names, faults
+        self._silence_s, self._longest_s, self._num_restarts = silence_s, longest_command_s, num_restarts
+        self.ready: set[int] = set()
+        self.leaving: set[int] = set()
+        self.awaited: set[int] = set()
+        self._known: set[int] = set()  # devices that were ready once
+        self._kept_down: set[int] = set()  # by a fault, until it ends
+        self._restarted: dict[int, int] = defaultdict(int)
+        self._asked_s: dict[int, float] = {}  # the last pings
+        self._pinged_s: dict[int, float] = {}  # those of them that were not answered yet
+        self._answers_s: dict[int, float] = {}  # what the last answer took
+        self._listened_s = 0.0
+
+    def start(self) -> None:
+        """Start the job of every device."""
+        for rank in range(len(self._names)):
+            self._start(rank)
+
+    def _start(self, rank: int) -> None:
+        self.awaited.add(rank)
+        self._devices.start(rank)
+
+    def stop(self) -> None:
+        """Tell all jobs to end."""
+        for rank in (*self.ready, *self.leaving):
+            self._devices.command(rank, Stop())
+
+    def now_s(self) -> float:
+        """Return the seconds of the devices' clock."""
+        return self._devices.now_s()
+
+    def name(self, rank: int) -> str:
+        """Return a device's name."""
+        return self._names[rank]
+
+    @property
+    def absent(self) -> str:
+        """Return the names of the devices that take no commands."""
+        return ", ".join(name for rank, name in enumerate(self._names) if rank not in self.ready)
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether a device may still come."""
+        return bool(self.awaited) or not self.faults.is_over
+
+    def awaits_return(self) -> bool:
+        """Return whether a device that is down comes back, although no step is done until then: one that was to at a step comes now."""
+        return any([rank in self.ready or rank in self.leaving or self.faults.hasten(rank) for rank in self._kept_down])
+
+    def command(self, ranks: Iterable[int], message: Any) -> None:
+        """Send a command to some devices; those that have gone do not get it."""
+        for rank in ranks:
+            if rank in self.ready or rank in self.leaving:
+                self._devices.command(rank, message)
+
+    def end(self, rank: int) -> None:
+        """End a device's process, with which something is wrong; the news will say that it is lost."""
+        self._devices.kill(rank)
+
+    def news(self, timeout_s: float) -> list[Told]:
+        """Return what became known since the last call, waiting up to timeout_s for something to come.
+
+        Raises the error of a job that failed, unless its device may be started again.
+        """
+        found: list[Told] = []
+        for rank, kind, content in self._devices.news(timeout_s):
+            if kind == "event":
+                self._hear(rank, content, found)
+            elif kind == "restarted":
+                self.awaited.discard(rank)
+                if content is None:
+                    self._start(rank)
+                else:
+                    self._come_back(rank)
+            else:
+                self._gone(rank, content, found)
+        return found
+
+    def _hear(self, rank: int, content: Any, found: list[Told]) -> None:
+        match content:
+            case Pong():
+                if rank in self._pinged_s:
+                    self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
+                if content.busy_s > self._longest_s:
+                    self.end(rank)
+            case Ready():
+                self.ready.add(rank)
+                self.awaited.discard(rank)
+                if self.faults.factor(rank) != 1:
+                    self._devices.command(rank, Slow(self.faults.factor(rank)))
+                found.append(Told(rank, "back" if rank in self._known else "ready"))
+                self._known.add(rank)
+            case Leaving():
+                self.ready.discard(rank)
+                self.leaving.add(rank)
+                found.append(Told(rank, "leaving"))
+            case _:
+                found.append(Told(rank, "said", content))
+
+    def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
+        """Take note that a device's process has died (outcome None) or its job has ended."""
+        if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
+            raise outcome.error
+        has_left = rank in self.leaving and outcome is not None
+        if outcome is not None and not has_left:
+            self.end(rank)  # it was not told to end: its process is in an unknown state
+        for ranks in (self.ready, self.leaving, self.awaited):
+            ranks.discard(rank)
+        self._pinged_s.pop(rank, None)
+        self._answers_s.pop(rank, None)
+        if rank not in self._kept_down:
+            self._come_back(rank)
+        found.append(Told(rank, "left" if has_left else "lost"))
+
+    def _come_back(self, rank: int) -> None:
+        self._restarted[rank] += 1
+        if self._restarted[rank] <= self._num_restarts:
+            self._restart(rank)
+
+    def _restart(self, rank: int) -> None:
+        self.awaited.add(rank)
+        self._devices.restart(rank)
+
+    def inject(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
+        """Do what the faults want done by now; return those that began (True) or ended (False).
+
+        One that finds its device gone already is left out.
+        """
+        found = []
+        for fault, begins in self.faults.due(now_s, step):
+            rank = fault.rank
+            is_there = rank in self.ready or rank in self.leaving
+            if fault.kind == "slow":
+                self.command((rank,), Slow(self.faults.factor(rank)))
+            elif begins and is_there:
+                self._kept_down.add(rank)
+                if fault.kind == "leave":
+                    self._devices.command(rank, Leave())
+                else:
+                    (self._devices.kill if fault.kind == "kill" else self._devices.freeze)(rank)
+            elif not begins and rank in self._kept_down:
+                self._kept_down.discard(rank)
+                self._restarted[rank] = -1  # once it has gone, it comes back
+                if is_there:  # frozen and not found silent yet, or about to leave
+                    self._devices.kill(rank)
+                else:
+                    self._come_back(rank)
+            else:
+                continue
+            found.append((fault, begins))
+        return found
+
+    def listen(self) -> None:
+        """Ask for signs of life, and end the devices that give none; the news will say that they are lost."""
+        now_s = self.now_s()
+        if now_s - self._listened_s > 2 * PING_EVERY_S:
+            self._pinged_s = dict.fromkeys(self._pinged_s, now_s)  # it was we who were silent
+        self._listened_s = now_s
+        silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
+        for rank in (*self.ready, *self.leaving):
+            if rank not in self._pinged_s:
+                if now_s - self._asked_s.get(rank, 0.0) >= PING_EVERY_S:
+                    self._pinged_s[rank] = self._asked_s[rank] = now_s
+                    self._devices.command(rank, Ping())
+            elif now_s - self._pinged_s[rank] > silence_s:
+                self._pinged_s[rank] = now_s
+                self.end(rank)
