@@ -85,51 +85,32 @@ def run(
         require_resumable(folder)
     notify = progress or ignore
     with contextlib.nullcontext() if folder is None else own_folder(folder):
-        return _run(job, cluster, folder, notify, resume=resume, fidelity=fidelity, chosen_plan=chosen_plan, engines=engines)
+        method = load_method(job.method)
+        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None)
+        costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
+        notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
+        decided = chosen_plan or method.plan(prepared, costs, cluster)
+        method.check(prepared, costs, cluster, decided, folder=folder)
+        prediction = method.predict(prepared, costs, cluster, decided)
+        notify(Event("predicted", predicted=prediction.steps))
+        if folder is None:
+            return _report(job, cluster, decided, prediction, None)
+        from workbench.calibration import Calibration
+        from workbench.runtime.engines import default_pool
 
-
-def _run(
-    job: Job,
-    cluster: Cluster,
-    folder: Path | None,
-    notify: Callable[[Event], None],
-    *,
-    resume: bool,
-    fidelity: Fidelity,
-    chosen_plan: Plan | None,
-    engines: Engines | None,
-) -> Report:
-    """Do what `run` says.  folder: None to simulate only."""
-    method, mode = load_method(job.method), "simulate" if folder is None else "execute"
-    prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None)
-    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
-    notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
-    decided = chosen_plan or method.plan(prepared, costs, cluster)
-    method.check(prepared, costs, cluster, decided, folder=folder)
-    prediction = method.predict(prepared, costs, cluster, decided)
-    notify(Event("predicted", predicted=prediction.steps))
-    if folder is None:
-        return _report(job, cluster, decided, prediction, None)
-
-    begin = time.monotonic()
-    if engines is not None:
+        begin = time.monotonic()
         with full_disk_told(folder):
-            outcome = method.execute(prepared, costs, cluster, decided, prediction, engines, folder=folder, resume=resume, notify=notify)
-        return _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin)
-    from workbench.calibration import Calibration
-    from workbench.runtime.engines import default_pool
-
-    notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
-    emulated = default_pool().acquire(cluster, fidelity)
-    calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
-    step_s = max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0)
-    dilation = calibration.dilate(step_s, notify)
-    with full_disk_told(folder):
-        outcome = method.execute(prepared, costs, cluster, decided, prediction, emulated, folder=folder, resume=resume, notify=notify)
-    report = _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin, dilation=dilation)
-    if not report.valid:
-        calibration.forget()
-    return report
+            calibration, dilation, running = None, 1.0, engines
+            if running is None:
+                notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+                running = emulated = default_pool().acquire(cluster, fidelity)
+                calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
+                dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
+            outcome = method.execute(prepared, costs, cluster, decided, prediction, running, folder=folder, resume=resume, notify=notify)
+        report = _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin, dilation=dilation)
+        if calibration is not None and not report.valid:
+            calibration.forget()
+        return report
 
 
 def sweep(

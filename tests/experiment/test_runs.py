@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_job import EPOCHS
+from tiny_job import EPOCHS, two_devices
 
 from tests.experiment.running import KEPT_AFTER_A_RUN, run
 from workbench import calibration, experiment
@@ -94,6 +94,16 @@ def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(job: Jo
         report = run(brief, tmp_path / folder)
         assert (report.valid, report.dilation) == (False, 1.0)
     assert len(found) == 2
+
+
+def test_a_sweep_may_have_more_steps_than_the_job(job: Job) -> None:
+    """A job of two steps: both, after a warm-up, simulated and measured."""
+    short = replace(job, epochs=1, train_samples=32)
+    (point,) = experiment.sweep(
+        short, two_devices(), {"own": experiment.plan(short, two_devices(), "execute")}, num_steps=4, fidelity="paced"
+    )
+    assert point.name == "own" and point.num_steps == 2
+    assert point.predicted_s > 0 and point.measured_s
 
 
 def test_files_of_other_people_stay(job: Job, tmp_path: Path) -> None:

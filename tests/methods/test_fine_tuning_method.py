@@ -33,6 +33,8 @@ from workbench.runtime.engines import default_pool
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import evaluation_batches
 
+PAIR = ("data_parallel", "pipeline_parallel")
+
 
 def steady_layers(stack: LayerStack, config: TechniqueConfig, *, max_length: int) -> tuple[LayerProfile, ...]:
     """Return measured bytes and made-up seconds."""
@@ -211,6 +213,14 @@ def test_full_fine_tuning_in_groups_executes(data: Path, tmp_path: Path) -> None
     before = load_stack("tiny-bert").stage(0, 6).state_dict()
     moved = [name for name, tensor in model.backbone.state_dict().items() if not torch.equal(tensor, before[name])]
     assert any(name.startswith("embedding.") for name in moved) and any(name.startswith("layers.5.") for name in moved)
+
+
+def test_a_sweep_measures_what_it_simulates(data: Path) -> None:
+    jobs = {paradigm: job_for(data, technique="adapters", paradigm=paradigm) for paradigm in PAIR}
+    plans = {paradigm: experiment.plan(job, two_devices(), "execute") for paradigm, job in jobs.items()}
+    points = experiment.sweep(jobs[PAIR[0]], two_devices(), plans, num_steps=3, fidelity="paced")
+    assert [point.name for point in points] == list(PAIR)
+    assert all(point.num_steps == 3 and point.predicted_s > 0 and point.measured_s for point in points)
 
 
 def test_damaged_trained_folders_are_told(tmp_path: Path) -> None:

@@ -139,28 +139,41 @@ def measured_timelines(
         ]
         if not any(chosen):
             continue
-        begin = min(trace.start_s for traces in chosen for trace in traces)
-        spans, memory = [], []
-        for rank, traces in enumerate(chosen):
-            for trace in traces:
-                spans += [span._replace(start_s=span.start_s - begin, end_s=span.end_s - begin) for span in trace.spans]
-            own = [MemorySample(0.0, resident[cached][rank])]
-            own += [
-                MemorySample(max(0.0, sample.time_s - begin), sample.nbytes + resident[cached][rank])
-                for trace in traces
-                for sample in trace.memory
-            ]
-            memory.append(tuple(own))
-        timelines[f"{name}, measured"] = Timeline(
-            source="real" if fidelity == "real" else "emulated",
-            fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
-            device_names=tuple(device.name for device in cluster.devices),
-            spans=tuple(sorted(without_waiting(spans), key=_span_order)),
-            memory=tuple(memory),
-            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
-            title=prediction.timelines[f"{name}, predicted"].title,
-        )
+        begin_s = min(trace.start_s for traces in chosen for trace in traces)
+        parts = [([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory]) for own in chosen]
+        title = prediction.timelines[f"{name}, predicted"].title
+        shown = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=title)
+        timelines[f"{name}, measured"] = replace(shown, spans=tuple(sorted(without_waiting(shown.spans), key=_span_order)))
     return timelines
+
+
+def measured_timeline(
+    parts: Sequence[tuple[Sequence[Span], Sequence[MemorySample]]],
+    cluster: Cluster,
+    fidelity: str,
+    *,
+    begin_s: float,
+    resident: Sequence[int],
+    title: str,
+) -> Timeline:
+    """Return what each rank's spans and memory samples show from a moment on.  resident[rank]: bytes that stay."""
+    memory = [
+        (
+            MemorySample(0.0, held),
+            *(MemorySample(max(0.0, sample.time_s - begin_s), sample.nbytes + held) for sample in samples),
+        )
+        for (_, samples), held in zip(parts, resident, strict=True)
+    ]
+    spans = [span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for own, _ in parts for span in own]
+    return Timeline(
+        source="real" if fidelity == "real" else "emulated",
+        fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
+        device_names=tuple(device.name for device in cluster.devices),
+        spans=tuple(spans),
+        memory=tuple(memory),
+        budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
+        title=title,
+    )
 
 
 def without_waiting(spans: Sequence[Span]) -> list[Span]:

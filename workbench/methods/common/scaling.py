@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from workbench.core.cluster import Cluster
@@ -10,6 +11,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Engines, Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
+from workbench.profiler.analytic import LayerCost, layer_costs
 from workbench.profiler.cache import cached_profile
 from workbench.profiler.descriptions import ModelDescription
 
@@ -104,3 +106,19 @@ def describe_facts(facts: ModelFacts) -> ModelDescription:
         gated=facts.is_gated,
         positions=facts.max_length,
     )
+
+
+def forward_costs(facts: ModelFacts, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+    """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes; nothing is trained."""
+    whole = layer_costs(describe_facts(facts), "full", batch=batch, sequence_length=sequence_length)
+    none = dict.fromkeys(
+        (
+            "trainable_params",
+            "gradient_bytes_per_token",
+            "gradient_bytes_per_sample",
+            "context_bytes_per_token",
+            "context_bytes_per_sample",
+        ),
+        0,
+    )
+    return tuple(replace(cost, backward_flops=0.0, frozen_params=cost.frozen_params + cost.trainable_params, **none) for cost in whole)

@@ -175,8 +175,8 @@ class RankSession(Generic[AJob]):
         return self._subgroups[tuple(sorted(ranks))]
 
 
-def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int) -> StepTrace:
-    """Return a step's record: its spans only if this step is one of those that are kept.  Raises DivergedError for a loss that is none."""
+def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> float:
+    """Return this rank's part of a step's loss.  Raises DivergedError for one that is no number."""
     loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
     if not math.isfinite(loss):
         raise DivergedError(
@@ -184,6 +184,11 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
             f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
             "Lower learning_rate.",
         )
+    return loss
+
+
+def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float) -> StepTrace:
+    """Return a step's record: its spans only if this step is one of those that are kept."""
     compute = [span for span in done.spans if not span.op.is_communication]
     keep = session.keeps_trace(step, num_steps)
     return StepTrace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from workbench.core.inference import InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.report import StepRecord
 from workbench.core.schedule import RECV, SEND
-from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.core.timeline import Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
+from workbench.methods.common.records import measured_timeline
 from workbench.methods.galaxy_plus.predict import REQUEST, TOKEN, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -109,22 +111,11 @@ def measured_timelines(results: Sequence[RankServed], cluster: Cluster, predicti
         parts = [(r.spans, r.memory) if name == REQUEST else (r.token_spans, r.token_memory) for r in results]
         if known is None or not any(spans for spans, _ in parts):
             continue
-        begin = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
-        memory = []
-        for result, (_, samples) in zip(results, parts, strict=True):
-            held = result.nbytes["weights"]
-            own = [MemorySample(0.0, held), *(MemorySample(max(0.0, s.time_s - begin), s.nbytes + held) for s in samples)]
-            memory.append(tuple(own))
-        spans = [span._replace(start_s=span.start_s - begin, end_s=span.end_s - begin) for own, _ in parts for span in own]
-        timelines[f"{name}, measured"] = Timeline(
-            source="real" if fidelity == "real" else "emulated",
-            fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
-            device_names=tuple(device.name for device in cluster.devices),
-            spans=tuple(sorted(settled(spans), key=lambda span: (span.rank, span.start_s))),
-            memory=tuple(memory),
-            budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
-            title=known.title,
-        )
+        begin_s = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
+        held = [result.nbytes["weights"] for result in results]
+        shown = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title)
+        spans = sorted(settled(shown.spans), key=lambda span: (span.rank, span.start_s))
+        timelines[f"{name}, measured"] = replace(shown, spans=tuple(spans))
     return timelines
 
 

@@ -16,7 +16,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common.limits import REAL_TIMEOUT_S
-from workbench.methods.common.scaling import HOST_MODELS, describe_facts
+from workbench.methods.common.scaling import HOST_MODELS, forward_costs
 from workbench.methods.galaxy_plus.launch import (
     Progress,
     largest_error,
@@ -32,7 +32,7 @@ from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_
 from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile
 from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
 from workbench.models.loading import load_tokenizer
-from workbench.profiler.analytic import LayerCost, layer_costs
+from workbench.profiler.analytic import LayerCost
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.context import RankContext
 
@@ -78,20 +78,7 @@ class GalaxyPlus:
 
     def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
-        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
-        return tuple(
-            replace(
-                cost,
-                backward_flops=0.0,
-                frozen_params=cost.frozen_params + cost.trainable_params,
-                trainable_params=0,
-                gradient_bytes_per_token=0,
-                gradient_bytes_per_sample=0,
-                context_bytes_per_token=0,
-                context_bytes_per_sample=0,
-            )
-            for cost in whole
-        )
+        return forward_costs(prepared.facts, batch=batch, sequence_length=sequence_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Run the planner of the job's system (see Method)."""

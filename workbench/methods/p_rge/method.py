@@ -16,7 +16,7 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
-from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices, scale_to_cluster
+from workbench.methods.common.scaling import forward_costs, kept_layers, profile_devices, scale_to_cluster
 from workbench.methods.p_rge.catalogue import catalogue_profile
 from workbench.methods.p_rge.measure import measure_layers
 from workbench.methods.p_rge.outcome import outcome_of, results_of
@@ -26,7 +26,7 @@ from workbench.methods.p_rge.prepare import PreparedJob, check_plan, prepare, re
 from workbench.methods.p_rge.running import Run
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings
-from workbench.profiler.analytic import LayerCost, layer_costs
+from workbench.profiler.analytic import LayerCost
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 
@@ -113,20 +113,7 @@ class PRGE:
 
     def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
-        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
-        return tuple(
-            replace(
-                cost,
-                backward_flops=0.0,
-                frozen_params=cost.frozen_params + cost.trainable_params,
-                trainable_params=0,
-                gradient_bytes_per_token=0,
-                gradient_bytes_per_sample=0,
-                context_bytes_per_token=0,
-                context_bytes_per_sample=0,
-            )
-            for cost in whole
-        )
+        return forward_costs(prepared.facts, batch=batch, sequence_length=sequence_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Divide the queries, or the layers, among the devices; with other settings if the job allows it (see Method)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,10 +10,9 @@ import torch.distributed as dist
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP
-from workbench.core.timeline import Span
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
-from workbench.methods.common.session import RankSession, StepTrace
+from workbench.methods.common.session import RankSession, trace_of
 from workbench.methods.p_rge.compute import StageCompute
 from workbench.methods.p_rge.handlers import QueryHandlers
 from workbench.methods.p_rge.layout import QueryStep, samples_of, shape_of
@@ -26,6 +24,7 @@ from workbench.planners.query_costs import Passing
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.executor import Execution
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.pacing import Pacer
@@ -161,7 +160,7 @@ class Training:
                 break
             assert handlers.record is not None
             self._told(handlers.record, sum(span.end_s - span.start_s - span.late_s for span in done.spans if not span.op.is_communication))
-            self._note(step, epoch, done.spans, done.memory, len(batch), handlers)
+            self._note(step, epoch, done, len(batch), handlers)
             if handlers.pauses and step + 1 < job.last_step:
                 part.end = "paused"
                 break
@@ -180,23 +179,11 @@ class Training:
         self._part.records.append(record)
         self._session.context.publish(StepDone(record.step, busy_s, record))
 
-    def _note(self, step: int, epoch: int, spans: list[Span], memory: list[Any], samples: int, handlers: QueryHandlers) -> None:
+    def _note(self, step: int, epoch: int, done: Execution, samples: int, handlers: QueryHandlers) -> None:
         session, per_epoch = self._session, self._job.steps_per_epoch
-        computed = [span for span in spans if not span.op.is_communication]
-        self._sent += sum(span.nbytes for span in spans if span.op.kind == SEND)
-        number = step - epoch * per_epoch
-        keep = session.keeps_trace(number, per_epoch)
-        trace = StepTrace(
-            epoch=epoch,
-            step=number,
-            samples=samples,
-            start_s=min((span.start_s for span in spans), default=session.context.now_s()),
-            end_s=max((span.end_s for span in computed), default=0.0),
-            loss=self._loss_share * sum(handlers.losses.values()) / len(handlers.losses),
-            spans=tuple(spans) if keep else (),
-            memory=tuple(memory) if keep else (),
-            busy_s=sum(span.end_s - span.start_s for span in computed),
-        )
+        self._sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
+        loss = self._loss_share * sum(handlers.losses.values()) / len(handlers.losses)
+        trace = trace_of(session, done, epoch, step - epoch * per_epoch, per_epoch, samples, loss)
         session.progress.step(trace, min(per_epoch, self._job.last_step - epoch * per_epoch), cached=False)
         self._part.steps.append(trace)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from workbench.core.errors import ConfigError
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.digest import weights_digest
+from workbench.methods.pac_plus.building import save_initial
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
@@ -23,6 +25,14 @@ from workbench.tasks.unlabelled import load_unlabelled
 
 CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
+
+
+def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, notify: Notify) -> None:
+    """Quantize the backbone, and write the initial adapter of a new run into its folder."""
+    if is_new:
+        save_initial(initial_adapter(prepared, stack, notify), folder)
+    else:
+        quantize(stack, prepared.options.quantization)
 
 
 def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:

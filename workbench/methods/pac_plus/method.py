@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,17 @@ from safetensors.torch import load_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import Event, Notify, ignore
+from workbench.methods.base import ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
-from workbench.methods.common.layers import BATCH_SIZES
-from workbench.methods.common.scaling import kept_layers
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.building import save_initial
 from workbench.methods.pac_plus.cached_epochs import phases_on
-from workbench.methods.pac_plus.initial import initial_adapter
-from workbench.methods.pac_plus.kept import activation_key, find_kept, keep
+from workbench.methods.pac_plus.initial import begin
+from workbench.methods.pac_plus.kept import keep, prepare_from_kept
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.planning import plan_job
-from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.worker import train
@@ -56,61 +52,63 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return PacPlus().host_layers(prepared, ignore, refresh=refresh)
 
 
+class Trained:
+    """The adapter as it was after any epoch."""
+
+    def __init__(self, prepared: PreparedJob, stack: LayerStack, job: PacPlusRankJob) -> None:
+        self._prepared, self._stack, self._job = prepared, stack, job
+
+    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
+        """Return the predictions after each of some epochs, one pass over the backbone for all of them."""
+        return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], evaluation_batches(split))
+
+    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
+        """Write the adapter as it was after an epoch."""
+        job = self._prepared.job
+        about = AdapterDescription(config=self._prepared.adapter, model=job.model, task=job.task, max_length=job.max_length, notes=notes)
+        return save_adapter(folder, self._adapter(epoch).state_dict(), about)
+
+    def _adapter(self, epoch: int) -> ParallelAdapter:
+        adapter = ParallelAdapter(self._prepared.adapter)
+        adapter.load_state_dict(load_file(self._job.folder / INITIAL) | self._job.trained(epoch))
+        return adapter.eval()
+
+
 class PacPlus(TrainingMethod[PreparedJob]):
     """Parallel Adapters with an activation cache, planned for unequal devices."""
 
     name = "pac_plus"
+    known = staticmethod(require_known)
+    prepared = staticmethod(prepare_from_kept)
+    plan = staticmethod(plan_job)
+    check_plan = staticmethod(check_plan)
+    rank_job = staticmethod(rank_job)
     run_rank = staticmethod(run_rank)
     measure_rank = staticmethod(measure_rank)
+    trained = Trained
+    begin = staticmethod(begin)
+    keep = staticmethod(keep)
 
-    def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist (see Method)."""
-        require_known(job)
-
-    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
-        """Find model and data (see Method)."""
-        require_known(job)
-        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
-        prepared = prepare(job)
-        if not prepared.options.keep_cache:
-            return prepared
-        key = activation_key(prepared, load_stack(job.model))
-        kept, note = find_kept(prepared, key)
-        return replace(prepared, activation_key=key, from_kept=kept is not None, notes=(note,) if note else ())
-
-    def host_layers(self, prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on this host (see TrainingMethod)."""
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+        """Return what layers depend on, and what measures them (see TrainingMethod)."""
         options = prepared.options
         key = {
-            "model": prepared.job.model,
-            # The name alone may be a folder in which another model lies by now.
-            "shape": asdict(prepared.facts),
-            "batch_sizes": BATCH_SIZES,
             "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
             "cache_dtype": options.cache_dtype,
             "side network": "hand-written 2",
             "backbone": options.quantization.description,
-            "max_length": prepared.longest,
         }
 
         def measure() -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), options.quantization)
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=prepared.longest)
 
-        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh)
+        return key, measure
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
         share = cache_dtype(prepared.options.cache_dtype).itemsize / 4  # computed in fp32
         return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=prepared.options.reduction), share)
-
-    def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-        """Plan the first epoch in the job's paradigm, and the cached epochs (see Method)."""
-        return plan_job(prepared, profile, cluster)
-
-    def check_plan(self, prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
-        """Refuse a plan of another model, cluster or batch (see TrainingMethod)."""
-        check_plan(prepared, cluster, plan)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
@@ -131,53 +129,3 @@ class PacPlus(TrainingMethod[PreparedJob]):
             # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
             needed = 2 * prepared.cache_bytes - disk_bytes(folder / DEVICES)
             require_fits(needed, prepared.options.disk_budget_bytes, folder)
-
-    def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:
-        """Return what every rank is told (see TrainingMethod)."""
-        return rank_job(prepared, profile, cluster, plan)
-
-    def require_devices(self, prepared: PreparedJob, *, is_real: bool) -> None:
-        """Refuse to keep a cache that would lie in parts on several machines (see TrainingMethod)."""
-        if is_real and prepared.options.keep_cache:
-            raise ConfigError(
-                "The option keep_cache was asked for on real devices.",
-                "Each would keep its own part on its own disk, where no later run finds it.",
-                "Leave it out.",
-            )
-
-    def begin(self, prepared: PreparedJob, stack: LayerStack, folder: Path, *, is_new: bool, notify: Notify) -> None:
-        """Write the initial adapter of a new run, and quantize the backbone (see TrainingMethod)."""
-        if is_new:
-            save_initial(initial_adapter(prepared, stack, notify), folder)
-        else:
-            quantize(stack, prepared.options.quantization)
-
-    def trained(self, prepared: PreparedJob, stack: LayerStack, rank_job: Any) -> _Trained:
-        """Return what a run has trained (see TrainingMethod)."""
-        return _Trained(prepared, stack, rank_job)
-
-    def keep(self, prepared: PreparedJob, folder: Path) -> tuple[str, ...]:
-        """Keep the activation cache if that was asked for (see TrainingMethod)."""
-        return (keep(prepared, prepared.activation_key, folder),) if prepared.activation_key and not prepared.from_kept else ()
-
-
-class _Trained:
-    """The adapter as it was after any epoch."""
-
-    def __init__(self, prepared: PreparedJob, stack: LayerStack, job: PacPlusRankJob) -> None:
-        self._prepared, self._stack, self._job = prepared, stack, job
-
-    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
-        """Return the predictions after each of some epochs, one pass over the backbone for all of them."""
-        return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], evaluation_batches(split))
-
-    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
-        """Write the adapter as it was after an epoch."""
-        job = self._prepared.job
-        about = AdapterDescription(config=self._prepared.adapter, model=job.model, task=job.task, max_length=job.max_length, notes=notes)
-        return save_adapter(folder, self._adapter(epoch).state_dict(), about)
-
-    def _adapter(self, epoch: int) -> ParallelAdapter:
-        adapter = ParallelAdapter(self._prepared.adapter)
-        adapter.load_state_dict(load_file(self._job.folder / INITIAL) | self._job.trained(epoch))
-        return adapter.eval()

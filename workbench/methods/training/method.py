@@ -6,11 +6,13 @@ import hashlib
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
@@ -19,8 +21,9 @@ from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, 
 from workbench.methods.common import records
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end
+from workbench.methods.common.layers import BATCH_SIZES
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
-from workbench.methods.common.scaling import describe_facts, profile_devices
+from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
@@ -59,47 +62,63 @@ class Trained(Protocol):
 P = TypeVar("P", bound=PreparedTraining)
 
 
+def nothing(*args: Any) -> tuple[str, ...]:
+    """Do nothing, and say so: of a method whose runs need no such step."""
+    return ()
+
+
 class TrainingMethod(ABC, Generic[P]):
     """A method that trains; a subclass says what is particular to it.  Together they are a methods.base.Method.
 
-    run_rank, measure_rank: what devices run, each in a module of the method's own, so that real devices can be told its types.
+    known: raises ConfigError at once for an option, task or model that does not exist.  prepared: finds model and data.
+    plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
+    run_rank, measure_rank: what devices run; functions of the method's own module, so that real devices can be told its types.
+    trained: what a run has trained, of a backbone.
+    begin(prepared, backbone, folder, is_new, notify): makes the backbone as the run computes with it; writes what a new run begins with.
+    keep(prepared, folder): puts aside what later runs may use of a finished one, and returns what is to be told about it.
     """
 
     name: str
+    known: Callable[[Job], Any]
+    prepared: Callable[[Job], P]
+    plan: Callable[[P, Profile, Cluster], Plan]
+    check_plan: Callable[[P, Cluster, Plan], None]
+    rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     run_rank: Callable[..., RankResult]
     measure_rank: Callable[..., tuple[LayerProfile, ...]]
+    trained: Callable[[P, LayerStack, Any], Trained]
+    begin: Callable[[P, LayerStack, Path, bool, Notify], object]
+    keep: Callable[[P, Path], tuple[str, ...]]
 
     @abstractmethod
-    def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+    def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+        """Return what this host's layers depend on besides model and lengths, and what measures them."""
 
     @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
 
-    @abstractmethod
-    def rank_job(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> RankJob:
-        """Return what every rank is told of a run; folder and resumption are filled in later."""
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        self.known(job)
 
-    @abstractmethod
-    def check_plan(self, prepared: P, cluster: Cluster, plan: Plan) -> None:
-        """Raise ConfigError for a plan that was made for another model, cluster or batch."""
+    def prepare(self, job: Job, notify: Notify) -> P:
+        """Find model and data (see Method)."""
+        self.known(job)
+        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
+        return self.prepared(job)
 
-    @abstractmethod
-    def require_devices(self, prepared: P, *, is_real: bool) -> None:
-        """Raise ConfigError for settings that need emulated devices where they are real."""
-
-    @abstractmethod
-    def begin(self, prepared: P, stack: LayerStack, folder: Path, *, is_new: bool, notify: Notify) -> None:
-        """Make the backbone as the run computes with it, and write what a new run begins with into its folder."""
-
-    @abstractmethod
-    def trained(self, prepared: P, stack: LayerStack, rank_job: RankJob) -> Trained:
-        """Return what a run has trained."""
-
-    @abstractmethod
-    def keep(self, prepared: P, folder: Path) -> tuple[str, ...]:
-        """Put aside what later runs may use of a finished one, and return what is to be told about it."""
+    def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        settings, measure = self.measured(prepared)
+        key = {
+            "model": prepared.job.model,
+            # The name alone may be a folder in which another model lies by now.
+            "shape": asdict(prepared.facts),
+            "batch_sizes": BATCH_SIZES,
+            "max_length": prepared.longest,
+        }
+        return kept_layers(prepared, self.name, key | settings, measure, notify, refresh=refresh)
 
     def profile(
         self,
@@ -158,7 +177,8 @@ class TrainingMethod(ABC, Generic[P]):
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         job, is_real = prepared.job, engines.fidelity == "real"
-        self.require_devices(prepared, is_real=is_real)
+        if is_real and prepared.needs_emulated:
+            raise ConfigError(*prepared.needs_emulated)
         stack = load_stack(job.model)
         message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
         identity = _fingerprint(prepared, stack, message)
@@ -169,7 +189,7 @@ class TrainingMethod(ABC, Generic[P]):
         notes = prepared.notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes) if resume else ())
         if resumes:
             notify(Event("phase", message=notes[len(prepared.notes)]))
-        self.begin(prepared, stack, folder, is_new=not resumes, notify=notify)
+        self.begin(prepared, stack, folder, not resumes, notify)
         # A peer counts as silent when it takes far longer than a step should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         message = replace(
@@ -230,7 +250,7 @@ class TrainingMethod(ABC, Generic[P]):
             self.check_plan(prepared, cluster, plan)
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
-            self.begin(prepared, load_stack(prepared.job.model), folder, is_new=True, notify=ignore)
+            self.begin(prepared, load_stack(prepared.job.model), folder, True, ignore)
         points = []
         for name, plan in plans.items():
             message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)

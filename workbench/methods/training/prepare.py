@@ -19,7 +19,10 @@ from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTraining:
-    """A job with everything that is known before a plan; a method adds its own settings.  notes: what a report tells of them."""
+    """A job with everything that is known before a plan; a method adds its own settings.
+
+    notes: what a report tells of them.  needs_emulated: why it cannot run on real devices, as an error's three sentences.
+    """
 
     job: Job
     task: Task
@@ -28,6 +31,7 @@ class PreparedTraining:
     test: TokenizedSplit
     facts: ModelFacts
     notes: tuple[str, ...] = ()
+    needs_emulated: tuple[str, str, str] | None = None
 
     @property
     def typical_length(self) -> int:

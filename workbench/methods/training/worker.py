@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
-from workbench.methods.common.session import RankResult, RankSession, StepTrace, on_rank_zeros_clock, trace_of
+from workbench.methods.common.session import RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
 from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.phases import AJob, RankPhase
@@ -109,7 +109,7 @@ def run_steps(
     traces = []
     for number, planned in list(enumerate(steps))[begin:]:
         done = session.run((program or phase.phase.program)(planned.shape), phase.handlers(epoch, planned))
-        trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples)
+        trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples, loss_of(session, done, epoch, number))
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
         traces.append(trace)
         if note is not None:
