@@ -30,8 +30,8 @@ DIRECT = by_name(PROJECT["dependencies"] + [line for extra in PROJECT["optional-
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 OLDEST = "3.11.0"
 LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-NOT_INSTALLED = {("soupsieve", "2.10"): ">=3.8"}
-"""What older Pythons than this one get, with the Requires-Python of that release."""
+NOT_INSTALLED = {("soupsieve", "2.10"): ">=3.8", ("soupsieve", "4.1.1"): ">=3.11.5"}
+"""What older or newer Pythons than this one get, with the Requires-Python of that release."""
 
 
 def pins_of(python: str = platform.python_version(), **environment: str) -> dict[str, Requirement]:

@@ -60,7 +60,7 @@ def test_links_between_emulated_devices_are_measured() -> None:
         assert row.measured.bytes_per_s < 1.1 * 12.5e6  # sleeping out the link's time cannot be too fast
         assert max(sample.nbytes for sample in row.samples) <= 0.3 * 12.5e6
     with pytest.raises(ConfigError, match="one device"):
-        survey_links(two_devices().without(0))
+        survey_links(two_devices().part([1]))
 
 
 def test_a_paced_group_waits_as_long_as_the_link_takes() -> None:

@@ -9,12 +9,13 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -86,12 +87,13 @@ def run(
     notify = progress or ignore
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
-        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None)
+        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, is_real=engines is not None)
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         prediction = method.predict(prepared, costs, cluster, decided)
+        require_steps(parse_faults(job.faults, cluster), cluster, len(prediction.steps))
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
             return _report(job, cluster, decided, prediction, None)
@@ -152,12 +154,19 @@ def sweep(
     return tuple(replace(point, dilation=dilation) for point in points)
 
 
-def _prepared(method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False) -> Any:
-    """Return the job as its method prepares it.  Raises ConfigError if more samples were asked for than a split has.
+def _prepared(
+    method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False, is_real: bool = False
+) -> Any:
+    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or faults that cannot be.
 
     warms_up: meanwhile another process imports the engines' libraries; both are done before anything is measured.
     """
     method.require_known(job, cluster)
+    if parse_faults(job.faults, cluster) and job.method in INFERRING:
+        asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
+        raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
+    if job.faults and is_real:
+        raise ConfigError(f"The faults '{job.faults}' were asked for.", "They are injected into emulated devices only.", "Leave them out.")
     if job.data is not None and not (data := Path(job.data).expanduser()).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
@@ -177,6 +186,14 @@ def _prepared(method: Method, job: Job, cluster: Cluster, notify: Callable[[Even
             found = f"The {name} split of '{job.task}' has {len(split)}."
             raise ConfigError(f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out.")
     return prepared
+
+
+def require_steps(faults: Sequence[Fault], cluster: Cluster, num_steps: int) -> None:
+    """Raise ConfigError for a fault that would come after the last step."""
+    for fault in faults:
+        if fault.start >= num_steps:
+            asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
+            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
 
 
 def require_emulated(cluster: Cluster) -> None:
@@ -200,7 +217,7 @@ def require_emulated(cluster: Cluster) -> None:
 
 def run_name(job: Job, cluster: Cluster) -> str:
     """Return the name of the folder in which a run of this job on this cluster keeps its state."""
-    digest = hashlib.sha256((to_json(job) + to_json(cluster)).encode()).hexdigest()[:12]
+    digest = hashlib.sha256((to_json(job.identity) + to_json(cluster)).encode()).hexdigest()[:12]
     return f"{job.method}-{job.task}-{digest}".replace("/", "_")
 
 
@@ -235,7 +252,8 @@ def _report(
         environment=environment(),
     )
     if outcome is None:
-        return report
+        unused = "The job's faults are injected into devices when it is executed; this is a simulation without them."
+        return replace(report, notes=(unused,)) if job.faults else report
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     notes = outcome.notes + tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
@@ -256,6 +274,7 @@ def _report(
         | outcome.phases_s
         | {"whole run": wall_s},
         bytes=prediction.bytes | outcome.bytes,
+        recoveries=outcome.recoveries,
         overrun_share=outcome.overrun_share,
         dilation=dilation,
         valid=not busy,

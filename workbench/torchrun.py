@@ -56,7 +56,7 @@ CALLS = CallTable(
         "workbench.methods.fine_tuning.method:measure_rank": "",
         "workbench.methods.fine_tuning.method:run_rank": "",
         "workbench.methods.p_rge.method:measure_rank": "",
-        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.session:StepDone",
+        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.session:Logged",
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
     }

@@ -270,18 +270,22 @@ step_s=0
 step_s=-1
 step_s=nan -> step_s
 precisions=int3
-faults=explode
-faults=kill:nobody@step3 -> nobody
-faults=kill:alpha@step0 -> step = 0
-faults=kill:alpha@x -> x
-faults=slow:alpha:0.5@step3 -> 0.5
-faults=slow:alpha:nan@step3 -> nan
-faults=kill:alpha:4@step3 -> factor
-faults=return:alpha@step3 -> not gone
-faults=kill:alpha@3s -> steps
-faults=kill:alpha@step1000000 -> steps
 """,
 }
+
+STEP_FAULTS = """
+explode
+kill:nobody@step3 -> nobody
+kill:alpha@step0 -> step = 0
+kill:alpha@x -> x
+kill:alpha@soon -> names no step
+slow:alpha:0.5@step3 -> 0.5
+slow:alpha:nan@step3 -> nan
+kill:alpha:4@step3 -> factor
+return:alpha@step3 -> not gone
+kill:alpha@3s -> steps
+kill:alpha@step1000000 -> steps
+"""
 
 FAULTS = """
 slow

@@ -74,6 +74,9 @@ def cases() -> Iterator[Case]:
         job = f"simulate --cluster {{sound}} --method {method} --model {model} --task sst2 --data {{data}} --train-samples 16"
         for words, quote in split(text):
             yield Case(words=" ".join([job, *(f"--option {word}" for word in re.split(r" (?=\w+=)", words))]), quote=quote)
+    for words, quote in split(bad_inputs.STEP_FAULTS):
+        job = "run --cluster {sound} --model tiny-bert --task sst2 --data {data} --train-samples 16"
+        yield Case(words=f"{job} --fault {words}", quote=quote)
     for words, quote in split(bad_inputs.FAULTS):
         yield Case(words=f"serve --cluster {{sound}} --model tiny-bert --mode simulate --requests 20 --fault {words}", quote=quote)
     for part, text in bad_inputs.CLUSTERS.items():

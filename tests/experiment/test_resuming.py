@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_job import two_devices
 
-from tests.experiment.running import KEPT_AFTER_A_RUN, at, losses, run, stop_in
+from tests.experiment.running import KEPT_AFTER_A_RUN, losses, run, stop_in
 from workbench.core import Job, Report
-from workbench.core.errors import CacheError, DeviceLostError
+from workbench.core.errors import CacheError
 from workbench.core.serial import from_json, to_json
 from workbench.methods.base import Event
 from workbench.runtime.activation_cache import CacheManifest
-from workbench.runtime.engines import default_pool
 from workbench.runtime.kept_caches import KeptCaches
 
 
@@ -29,30 +24,6 @@ def copied(stopped: tuple[Path, bool], folder: Path) -> bool:
     """Copy a run that was stopped; return whether that was in its last epoch's middle."""
     shutil.copytree(stopped[0], folder, dirs_exist_ok=True)
     return stopped[1]
-
-
-@pytest.mark.parametrize(
-    ("epoch", "said"), [(0, r"Resumed after step \d+ of epoch 1 of 3"), (1, r"Resumed after step \d+ of epoch 2 of 3")]
-)
-def test_a_killed_device_is_named_and_the_run_goes_on_afterwards(
-    epoch: int, said: str, job: Job, whole: tuple[Report, Path], tmp_path: Path
-) -> None:
-    pids = default_pool().acquire(two_devices(), "paced").engine_pids
-    killed_at: list[float] = []
-
-    def kill() -> None:
-        killed_at.append(time.monotonic())
-        os.kill(pids[1], signal.SIGKILL)
-
-    with pytest.raises(DeviceLostError, match=rf"'beta' \(rank 1\).*epoch {epoch + 1}, step \d") as caught:
-        run(job, tmp_path, progress=at(epoch, kill))
-    assert time.monotonic() - killed_at[0] < 10
-    assert "\n" not in str(caught.value)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    resumed = run(job, tmp_path, resume=True)
-    assert losses(resumed) == losses(whole[0])
-    assert resumed.metrics == whole[0].metrics
-    assert re.match(said, resumed.notes[0])
 
 
 @pytest.mark.parametrize("epoch", [0, 2])

@@ -35,7 +35,7 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
             phases[event.rank].append(event.device.phase)
     assert "waiting for the others" in phases[0]
     worked = [phase for phase in phases[0] if phase != "waiting for the others"]
-    assert worked == ["loading", "first epoch", "sharing the adapter", "sharing the activations", "cached epoch", "done"]
+    assert worked == ["loading", "first epoch", "sharing the activations", "sharing the adapter", "cached epoch", "done"]
     assert phases[2][-2:] == ["idle", "done"]  # no share in the cached epochs
     whole = [event for event in events if event.kind == "step"]
     assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]

@@ -45,4 +45,4 @@ def test_unknown_power_and_another_cluster() -> None:
     with pytest.raises(ConfigError, match="'a' has no watts_busy"):
         energy(timeline, replace(CLUSTER, devices=tuple(replace(device, watts_busy=0.0) for device in CLUSTER.devices)))
     with pytest.raises(ConfigError, match="has 1"):
-        energy(timeline, CLUSTER.without(0))
+        energy(timeline, CLUSTER.part(range(1, CLUSTER.world_size)))

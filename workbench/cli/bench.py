@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +18,9 @@ BENCHES = {
     "galaxy_plus": "workbench.bench.galaxy_plus",
     "p_rge": "workbench.bench.p_rge",
     "p_rge_engine": "workbench.bench.p_rge_engine",
+    "recovery": "workbench.bench.recovery",
 }
-CHOOSING = ("galaxy_plus", "p_rge")
+CHOOSING = ("galaxy_plus", "p_rge", "recovery")
 """Benchmarks that can measure a part of what they have."""
 
 
@@ -29,9 +30,10 @@ def bench(
         str,
         typer.Option(
             help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
-            " quantized, memory."
+            " quantized, memory; of recovery: methods, or kinds of faults."
         ),
     ] = "",
+    soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
@@ -46,7 +48,10 @@ def bench(
         )
     from workbench.cli.show import show_bench
 
-    options = {chosen: {"only": words} for chosen in CHOOSING}
+    options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
+    if soak and name != "recovery":
+        raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")
+    options["recovery"]["soak"] = soak
     names = tuple(BENCHES) if name == "all" else (name,)
     results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:

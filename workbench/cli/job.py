@@ -50,11 +50,8 @@ class Fidelity(StrEnum):
     paced = "paced"
 
 
-def parse_options(given: list[str] | None, faults: list[str] | None = None) -> dict[str, Any]:
-    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text.
-
-    faults: go into the setting of this name, after those that it has.
-    """
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text."""
     options: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
@@ -64,6 +61,4 @@ def parse_options(given: list[str] | None, faults: list[str] | None = None) -> d
             options[key] = json.loads(value)
         except (ValueError, RecursionError):  # also a number of thousands of digits
             options[key] = value
-    if faults:
-        options["faults"] = "; ".join([str(options["faults"])] * ("faults" in options) + faults)
     return options

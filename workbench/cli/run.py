@@ -154,7 +154,8 @@ def run(
         validation_samples=validation_samples,
         test_samples=test_samples,
         data=data,
-        options=parse_options(option, fault),
+        options=parse_options(option),
+        faults="; ".join(fault or ()),
     )
     if report is not None:
         require_writable(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.core.errors import ConfigError
@@ -102,14 +103,11 @@ class Cluster:
             return own
         return _path(sender.link, receiver.link)
 
-    def without(self, rank: int) -> Cluster:
-        """Return the cluster that is left when a device has gone.  Raises ConfigError if none is left."""
-        gone = self.devices[rank].name
-        return replace(
-            self,
-            devices=self.devices[:rank] + self.devices[rank + 1 :],
-            pairs={pair: link for pair, link in self.pairs.items() if gone not in pair.split(">")},
-        )
+    def part(self, ranks: Sequence[int]) -> Cluster:
+        """Return the cluster of some devices, in this order.  Raises ConfigError if there is none."""
+        devices = tuple(self.devices[rank] for rank in ranks)
+        names = {device.name for device in devices}
+        return replace(self, devices=devices, pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))})
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all its links `factor` times slower, latency included."""

@@ -51,6 +51,15 @@ class Fault:
             raise ConfigError(asked, found, "Give a factor above 1, such as 4." if self.kind == "slow" else "Leave the factor out.")
 
     @property
+    def text(self) -> str:
+        """Return it in the form that parse_faults reads; in whole steps if it is counted in steps."""
+        what = f"{self.kind}:{self.rank}" + (f":{self.factor:g}" if self.kind == "slow" else "")
+        if self.unit == "s":
+            return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
+        start = max(1, round(self.start))
+        return f"{what}@step{start}" + ("" if self.end is None else f"-{max(start + 1, round(self.end))}")
+
+    @property
     def when(self) -> str:
         """Return when, in words."""
         if self.unit == "step":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -18,6 +18,7 @@ class Job:
     train_samples, validation_samples, test_samples: None takes the task's whole split.
     max_length: word pieces at which a sample is cut.  micro_batches: how many a mini-batch is cut into.
     data: a local folder for tasks that are not embedded.  options: the method's own settings.
+    faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
     """
 
     method: Name = "pac_plus"
@@ -36,6 +37,12 @@ class Job:
     test_samples: Count | None = None
     data: Text | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    faults: Text = ""
+
+    @property
+    def identity(self) -> Job:
+        """Return what a run can be resumed as: the job without what is done to its devices."""
+        return replace(self, faults="")
 
     def __post_init__(self) -> None:
         require_ranges(self, "A job")

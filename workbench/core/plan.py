@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from workbench.core.errors import ConfigError
@@ -110,6 +111,16 @@ class Plan:
     def grouping(self) -> str:
         """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""
         return "[" + "-".join(str(len(stage.shares)) for stage in self.stages) + "]"
+
+    def told(self, names: Sequence[str]) -> str:
+        """Return in words what each device computes.  names: of the devices by rank."""
+
+        def shares(stage: Stage) -> str:
+            counts = [f"{share.queries} queries" if share.queries else f"{share.samples} samples" for share in stage.shares]
+            return " and ".join(f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True))
+
+        parts = [f"layers {stage.start}-{stage.stop - 1} on {shares(stage)}" for stage in self.stages]
+        return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
 
     def partition(self) -> str:
         """Return the layers of each stage: [3, 3]."""

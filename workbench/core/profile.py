@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -158,3 +159,9 @@ class Profile:
     def world_size(self) -> int:
         """Return the number of devices."""
         return len(self.layers)
+
+    def part(self, ranks: Sequence[int], factors: Mapping[int, float] | None = None) -> Profile:
+        """Return the profile of some devices, in this order.  factors: how many times slower some of them were found to be."""
+        slower = factors or {}
+        rows = (tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank]) for rank in ranks)
+        return replace(self, layers=tuple(rows))

@@ -64,12 +64,48 @@ class SweepPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a change of the devices in mid-run cost, in seconds of their clock.  what: such as 'kill beta'.  step: so many were done.
+
+    noticed_s: until it was known.  planned_s: from then until all had given up what was under way and there was a new plan.
+    resumed_s: from then until the first step was done, state moved and layers loaded.  step_s: what that step should take.
+    stood_still_s: from the last step before to the first after it, without what a step takes.  repeated: steps that were done again.
+    noticed_steps: steps that were done until it was known.
+    """
+
+    what: str
+    step: int
+    noticed_s: float
+    planned_s: float
+    resumed_s: float
+    step_s: float = 0.0
+    stood_still_s: float = 0.0
+    repeated: int = 0
+    noticed_steps: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds to the end of the first step after it."""
+        return self.noticed_s + self.planned_s + self.resumed_s
+
+    @property
+    def told(self) -> str:
+        """Return it in words."""
+        again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
+        return (
+            f"{self.seconds:.2f} s from '{self.what}' to the end of the next step: noticed after {self.noticed_s:.2f} s, "
+            f"planned again in {self.planned_s:.2f} s, loaded and done in {self.resumed_s:.2f} s{again}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """timelines: by name, such as 'first epoch, predicted'.  metrics: the chosen epoch's on the test split.
 
     dilation: how many times slower the devices were emulated than they are; all times but that of the whole run are theirs.
     valid: False if the host was too busy for its emulated times to mean anything; notes say why.
     phases_s: seconds of what happened beside the epochs (set-up, profiling, redistribution).
+    plan: with which the run began; recoveries say where devices were lost or came back, and notes what was planned then.
     """
 
     mode: Literal["simulate", "execute"]
@@ -83,6 +119,7 @@ class Report:
     timelines: dict[str, Timeline] = field(default_factory=dict)
     sweep: tuple[SweepPoint, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
     phases_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     overrun_share: float = 0.0
@@ -132,6 +169,9 @@ class Report:
         times += [(f"predicted time of '{point.name}'", point.predicted_s) for point in self.sweep]
         times += [(f"measured time of '{point.name}'", point.measured_s) for point in self.sweep]
         times += [(f"time of '{name}'", seconds) for name, seconds in self.phases_s.items()]
+        for one in self.recoveries:
+            spans = {"noticed": one.noticed_s, "planned": one.planned_s, "resumed": one.resumed_s, "step": one.step_s}
+            times += [(f"{name} time of '{one.what}'", seconds) for name, seconds in spans.items()]
         times += [(f"number of bytes '{name}'", nbytes) for name, nbytes in self.bytes.items()]
         yield from (f"The {name} is {value:g}" for name, value in times if value is not None and not 0 <= value < math.inf)
         yield from (f"The predicted time of '{point.name}' is 0" for point in self.sweep if point.predicted_s == 0)

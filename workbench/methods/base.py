@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import EpochRecord, StepRecord, SweepPoint
+from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.profiler.analytic import LayerCost
 
@@ -81,6 +81,7 @@ class Outcome:
     overrun_share: float = 0.0
     notes: tuple[str, ...] = ()
     artifacts: dict[str, str] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
 
 
 class Engines(Protocol):

@@ -57,6 +57,7 @@ def curves(report: Report) -> go.Figure:
         )
     figure.update_annotations(font={"size": 13})
     _mark_epochs(figure, steps)
+    _mark_recoveries(figure, report)
     for index, metric in enumerate(sorted({name for epoch in epochs for name in epoch.metrics})):
         having = [epoch for epoch in epochs if metric in epoch.metrics]
         figure.add_trace(
@@ -107,6 +108,23 @@ def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
                 font={"size": 11, "color": DARK_GREY},
                 bgcolor="rgba(255,255,255,0.75)",
             )
+
+
+def _mark_recoveries(figure: go.Figure, report: Report) -> None:
+    """Draw a line where a device was lost, left, slowed down or came back, and say what."""
+    for number, recovery in enumerate(report.recoveries):
+        figure.add_vline(x=recovery.step + 0.5, line={"color": ORANGE, "width": 1.5}, row=1, col=1)
+        figure.add_annotation(
+            x=recovery.step + 0.5,
+            xref="x",
+            y=0.9 - 0.08 * (number % 4),
+            yref="y domain",
+            xanchor="left",
+            showarrow=False,
+            text=f"{recovery.what}, {recovery.seconds:.2g} s",
+            font={"size": 11, "color": DARK_GREY},
+            bgcolor="rgba(255,255,255,0.75)",
+        )
 
 
 def epoch_times(report: Report) -> go.Figure:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from workbench.core.device_faults import Fault
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
+from workbench.core.report import Recovery
 from workbench.planners.adaptive import Pace
 from workbench.runtime.commands import Abort, Ended, Pause, Prepare, Prepared, Probe, Probed, StepDone, Stop, Train
 from workbench.runtime.devices import Fleet, Told
@@ -75,8 +76,8 @@ class Policy(Protocol):
         """
         ...
 
-    def begun(self, generation: Generation) -> None:
-        """Take note that a generation begins; not every one that was planned does."""
+    def begun(self, generation: Generation) -> Generation:
+        """Take note that a generation begins, and return it with what it goes on from; not every one that was planned begins."""
         ...
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
@@ -97,11 +98,11 @@ class Policy(Protocol):
 
 
 @dataclass(kw_only=True)
-class Recovery:
-    """From something that befell a device to the first step after it, in seconds of the devices' clock.
+class Change:
+    """Something that befalls a device, and what follows, in seconds of the devices' clock.
 
-    what: such as 'kill beta'.  step: how many were done.  begun_s: of the generation that the change led to; resumed_s: of the end of its
-    first step.  step_s: what that step should take.  stood_still_s: between the last step before and the first after it, without it.
+    what: such as 'kill beta'.  step: how many were done; known: how many by the time it was noticed.  begun_s: of the generation that it
+    led to; resumed_s: of the end of its first step.  The rest: see core.report.Recovery.
     """
 
     what: str
@@ -112,24 +113,46 @@ class Recovery:
     resumed_s: float | None = None
     step_s: float = 0.0
     stood_still_s: float = 0.0
+    known: int = 0
+    repeated: int = 0
 
     @property
-    def seconds(self) -> float | None:
-        """Return the seconds to the end of the first step after it; None if there was none."""
-        return None if self.resumed_s is None else self.resumed_s - self.since_s
+    def recovery(self) -> Recovery | None:
+        """Return what it cost; None if no step followed."""
+        if self.noticed_s is None or self.begun_s is None or self.resumed_s is None:
+            return None
+        return Recovery(
+            what=self.what,
+            step=self.step,
+            noticed_s=self.noticed_s - self.since_s,
+            planned_s=self.begun_s - self.noticed_s,
+            resumed_s=self.resumed_s - self.begun_s,
+            step_s=self.step_s,
+            stood_still_s=self.stood_still_s,
+            repeated=self.repeated,
+            noticed_steps=max(0, self.known - self.step),
+        )
+
+
+def nowhere(rank: int, state: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """One run; used once.  say: takes what the user should know.  adapts: pace is looked at."""
+    """One run; used once.  say: takes what the user should know.  show: takes that a device is lost, leaves or is back.
+
+    adapts: pace is looked at.
+    """
 
     fleet: Fleet
     policy: Policy
     say: Callable[[str], None]
+    show: Callable[[int, str], None] = nowhere
     adapts: bool = False
-    recoveries: list[Recovery] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
 
+    _changes: list[Change] = field(default_factory=list)
     _generation: Generation | None = None
     _number: int = 0
     _ended: dict[int, Ended] = field(default_factory=dict)
@@ -142,15 +165,31 @@ class Coordinator:
     _begin_s: float = 0.0
     _last_step_s: float = 0.0
     _last_step: int = -1
+    _fruitless: int = 0
 
     def run(self) -> None:
         """Do all steps that are left.
 
         Raises DeviceLostError if the devices that are left cannot go on, and a device's own error.
         """
-        policy, fleet = self.policy, self.fleet
-        if policy.step >= policy.num_steps:
+        if self.policy.step >= self.policy.num_steps:
             return
+        try:
+            self._run()
+        except BaseException:
+            if self._generation is not None:
+                self.fleet.command(self._generation.members, Abort(self._generation.number))
+            raise
+        finally:
+            self.fleet.stop()
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """Return what changes of the devices have cost, those after which a step was done."""
+        return tuple(recovery for change in self._changes if (recovery := change.recovery) is not None)
+
+    def _run(self) -> None:
+        policy, fleet = self.policy, self.fleet
         fleet.start()
         while fleet.awaited:
             self._take_news(0.05)
@@ -163,7 +202,6 @@ class Coordinator:
                 self._injected(fault, begins)
             fleet.listen()
             self._look_after()
-        fleet.stop()
 
     # News.
 
@@ -178,9 +216,11 @@ class Coordinator:
                 self._hear(rank, told.content)
             case "back":
                 self.say(f"{self.fleet.name(rank)} has come back after {self.policy.step} steps")
+                self.show(rank, "back")
                 self._welcome(rank)
             case "leaving":
                 self.say(f"{self.fleet.name(rank)} leaves, in step {self.policy.step + 1}")
+                self.show(rank, "leaving")
                 self._preparing.discard(rank)
                 self._noticed("leave", rank)
                 if generation is not None and rank in generation.members:
@@ -225,12 +265,13 @@ class Coordinator:
     def _lose(self, rank: int) -> None:
         generation = self._generation
         self._preparing.discard(rank)
+        self.show(rank, "lost")
         if generation is None or rank not in generation.members or rank in self._ended:
             return
         for kind in ("kill", "freeze", "leave"):
             self._noticed(kind, rank)
         self._lost.add(rank)
-        self.say(f"{self.fleet.name(rank)} is lost, in step {self.policy.step + 1}")
+        self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}")
         self.fleet.command(generation.members, Abort(generation.number))
         self._wait_for_others(generation)
         self._close_generation()
@@ -273,17 +314,28 @@ class Coordinator:
                 f"{error.asked} {error.found}",
                 "Bring the device back and run with --resume, or resume on other devices.",
             ) from error
+        self._require_progress()
         self._number += 1
+        generation = self.policy.begun(generation)
         self._generation, self._ended, self._lost = generation, {}, set()
         self._pausing, self._deadline_s = False, None
         self._planned_with = dict(self.pace.factors)
         self.pace.accept({})
-        for recovery in self.recoveries:
-            if recovery.noticed_s is not None and recovery.begun_s is None:
-                recovery.begun_s = self.fleet.now_s()
+        for change in self._changes:
+            if change.noticed_s is not None and change.begun_s is None:
+                change.begun_s, change.repeated = self.fleet.now_s(), max(0, change.known - self.policy.step)
+        if self._number > 1:
+            names = [self.fleet.name(rank) for rank in generation.members]
+            self.say(f"From step {self.policy.step + 1} on: {generation.plan.told(names)}")
         self._last_step = -1
-        self.policy.begun(generation)
         self.fleet.command(generation.members, Train(generation.number, generation.members, generation.job))
+
+    def _require_progress(self) -> None:
+        """Raise DeviceLostError if one generation after the other has ended without a step and without a device that was lost."""
+        self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost else 0
+        if self._fruitless > 2:
+            asked, found = f"Step {self.policy.step + 1} was to be done.", "The devices tried three times and did not come together."
+            raise DeviceLostError(asked, found, "See whether the machine is very busy; run with --resume.")
 
     def _awaits_some(self) -> bool:
         return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()
@@ -311,7 +363,7 @@ class Coordinator:
     def _injected(self, fault: Fault, begins: bool) -> None:
         kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
         self.say(f"Fault: {kind} {self.fleet.name(fault.rank)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
-        self.recoveries.append(Recovery(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
+        self._changes.append(Change(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
 
     def _look_after(self) -> None:
         """Act on devices that have changed their pace, and end those that others wait for in vain."""
@@ -346,12 +398,12 @@ class Coordinator:
     # What recoveries took.
 
     def _noticed(self, kind: str, rank: int) -> None:
-        for recovery in self.recoveries:
-            if recovery.what == f"{kind} {self.fleet.name(rank)}" and recovery.noticed_s is None:
-                recovery.noticed_s = self.fleet.now_s()
+        for change in self._changes:
+            if change.what == f"{kind} {self.fleet.name(rank)}" and change.noticed_s is None:
+                change.noticed_s, change.known = self.fleet.now_s(), self.policy.step
 
     def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
-        for recovery in self.recoveries:
-            if recovery.begun_s is not None and recovery.resumed_s is None:
-                recovery.resumed_s, recovery.step_s = now_s, generation.predictor.seconds(step)
-                recovery.stood_still_s = max(0.0, now_s - self._last_step_s - recovery.step_s)
+        for change in self._changes:
+            if change.begun_s is not None and change.resumed_s is None:
+                change.resumed_s, change.step_s = now_s, generation.predictor.seconds(step)
+                change.stood_still_s = max(0.0, now_s - self._last_step_s - change.step_s)

@@ -6,10 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from workbench.core.device_faults import Fault, FaultSchedule
+from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
+from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import EngineService, News
+from workbench.runtime.failures import error_of
 
 
 class Devices(Protocol):
@@ -207,7 +210,7 @@ class Fleet:
     def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
         """Take note that a device's process has died (outcome None) or its job has ended."""
         if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
-            raise outcome.error
+            raise error_of(outcome, self._names[rank])
         has_left = rank in self.leaving and outcome is not None
         if outcome is not None and not has_left:
             self.end(rank)  # it was not told to end: its process is in an unknown state
@@ -272,3 +275,8 @@ class Fleet:
             elif now_s - self._pinged_s[rank] > silence_s:
                 self._pinged_s[rank] = now_s
                 self.end(rank)
+
+
+def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
+    """Return a cluster's devices with the faults that a job asks for."""
+    return Fleet(devices, [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster)))

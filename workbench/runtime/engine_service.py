@@ -66,11 +66,6 @@ class EngineService:
         """Return the ranks whose job has neither ended nor died, as far as it was told by `news`."""
         return tuple(self._replies)
 
-    @property
-    def restarting(self) -> tuple[int, ...]:
-        """Return the ranks whose engines are being started anew."""
-        return tuple(self._restarts)
-
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, or keep it for `news` to send if it does not listen yet; return False if it has none."""
         if rank not in self._contexts:

@@ -99,6 +99,11 @@ class Executor:
         """Note that the device waited for something outside its programs: no stream is taken to have been free before now."""
         self._free_s.clear()
 
+    @property
+    def aborted(self) -> BaseException | None:
+        """Return why this and all later steps are given up; None if they are not."""
+        return self._aborted
+
     def abort(self, error: BaseException) -> None:
         """Let the step in progress, and every later one, end with DeviceLostError where it waits (callable from any thread)."""
         self._aborted = error

@@ -106,13 +106,14 @@ class Meeting:
     """Where all ranks of the default group wait for each other, however long each still has to work.
 
     A rank that dies ends the wait at once, one that shows no sign of life soon, and one that does not come after LONGEST_WAIT_S.
-    names: the devices' by rank.
+    names: the devices' by rank.  given_up: returns why waiting makes no sense any more, or None.
     """
 
-    def __init__(self, context: RankContext, names: Sequence[str]) -> None:
+    def __init__(self, context: RankContext, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None) -> None:
         group = dist.group.WORLD
         assert group is not None
-        self._context, self._names, self._rank, self._number = context, names, group.rank(), 0
+        self._context, self._names, self._given_up = context, names, given_up
+        self._rank, self._number = group.rank(), 0
         self._store = dist.PrefixStore("meeting", group.get_group_store())
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONGEST_WAIT_S))
 
@@ -125,10 +126,11 @@ class Meeting:
         try:
             while not work.is_completed():
                 silent = [rank for rank in self._context.silent_peers() if rank in self._missing()]
-                if silent:
+                given_up = self._given_up()
+                if silent or given_up is not None:
                     # The sum cannot be called off, and a gloo group that is freed waits for it: this one is never freed.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-                    raise self._lost(asked, silent, "shows no sign of life", begin_s)
+                    raise given_up or self._lost(asked, silent, "shows no sign of life", begin_s)
                 time.sleep(pause_s)
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()

@@ -15,7 +15,7 @@ from workbench.core.state import Homes, require_holders
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a message, at most: tensors are packed together, and larger ones are cut."""
-ROUND_BYTES = 1 << 23
+ROUND_BYTES = 1 << 24
 """About how many bytes of messages a rank holds at a time."""
 
 

@@ -127,15 +127,6 @@ def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
 
 
-def plan_resident_bytes(profile: Profile, plan: Plan, rank: int) -> int:
-    """Return the bytes that stay on a rank: weights, gradients, optimizer state; 0 for one that the plan leaves idle."""
-    index = plan.stage_of(rank)
-    if index is None:
-        return 0
-    stage = plan.stages[index]
-    return resident_bytes(profile, profile.layers[rank][stage.start : stage.stop])
-
-
 class VirtualWorkerCosts:
     """Costs of hetpipe: a core.costs.Costs.
 

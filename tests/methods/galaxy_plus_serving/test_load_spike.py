@@ -13,7 +13,7 @@ from workbench.profiler.inference import analytic_inference
 
 @pytest.fixture(scope="module")
 def result() -> LoadSpikeResult:
-    cluster = load_cluster("galaxy-env-b").without(3)
+    cluster = load_cluster("galaxy-env-b").part([0, 1, 2])
     profile = analytic_inference("DistilBERT", cluster)
     return load_spike_simulated(profile, cluster, LoadSpike(rank=1, start_s=10.0, factor=5.0, until_s=30.0), length=284)
 

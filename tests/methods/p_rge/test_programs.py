@@ -28,15 +28,16 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Pat
     settings: dict[str, Any] = {"is_real": False, "resume": False, "notify": ignore}
     with Run(prepared, cluster, tmp_path, prepared.setting, profile_of=lambda precision: profile, **settings) as run:
         everyone = tuple(range(cluster.world_size))
-        predictor = run.launcher.predictor(everyone, {}, plan)
-        job = run.launcher.rank_job(everyone, plan, predictor)
+        change = run.history.changes[-1]
+        predictor = run.launcher.predictor(everyone, {}, plan, change)
+        job = run.launcher.rank_job(everyone, plan, predictor, change)
         own = load_model(model, prepared.trainable, prepared.options.precision)
         for step in range(STEPS):
-            shape = run.launcher.shape(step)
-            predicted = predictor.program(shape).to_text()
+            shape = predictor.shape(step)
+            predicted = predictor.predictor.program(shape).to_text()
             for rank in everyone:
                 session: Any = SimpleNamespace(rank=rank, context=SimpleNamespace(world_size=cluster.world_size))
-                assert Training(session, job, None, wants_pause=bool).program(step).to_text() == predicted
+                assert Training(session, job, None, wants_pause=bool, told=print).program(step).to_text() == predicted
             batch = batch_of(job, step)
             packing = own.packing(batch)
             assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)

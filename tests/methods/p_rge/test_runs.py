@@ -127,8 +127,8 @@ def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, 
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
     """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
     prepared = prepared_job(faults="kill:device-1@step2-4", steps=30)
-    with one_pace(4e-4):  # slow enough that the device is up again before the last step
-        outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=4e-4)
+    with one_pace(6e-3):  # slow enough that the device is up again before the last step
+        outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=6e-3)
     _, records = trained_by(outcome, prepared)
     audit(prepared, records)
     told = [len(record.seeds) for record in records]
@@ -215,7 +215,7 @@ def test_settings_that_cannot_be(options: dict[str, object], message: str) -> No
         prepared_job(**options)
 
 
-def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path) -> None:
+def test_plans_that_cannot_be(engines: EngineCluster, tmp_path: Path) -> None:
     prepared, cluster = prepared_job(), engines.cluster
     method = p_rge.PRGE()
     profile = method.profile(prepared, cluster, ignore)
@@ -228,13 +228,3 @@ def test_plans_and_faults_that_cannot_be(engines: EngineCluster, tmp_path: Path)
     ):
         with pytest.raises(ConfigError, match=message):
             method.check(prepared, profile, cluster, plan, folder=tmp_path)
-    for faults, message in (
-        ("kill:device-9@step2", "device-9"),
-        ("burn:device-1@step2", "Kinds are"),
-        ("kill:device-1", "KIND:DEVICE"),
-        ("kill:device-1@step0", "step = 0"),
-        ("kill:device-1@soon", "names no step"),
-        ("kill:device-1@step99", "The run has"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            method.profile(prepared_job(faults=faults), cluster, ignore)

@@ -159,5 +159,6 @@ def theta(model: CausalModel) -> Tensor:
 
 
 def with_options(prepared: PreparedJob, **options: Any) -> PreparedJob:
-    """Return the job with other settings of the method."""
-    return replace(prepared, options=replace(prepared.options, **options))
+    """Return the job with other faults, and other settings of the method."""
+    job = replace(prepared.job, faults=options.pop("faults", ""))
+    return replace(prepared, job=job, options=replace(prepared.options, **options))

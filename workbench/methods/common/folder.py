@@ -65,7 +65,7 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
         elif path.name != IDENTITY:
             path.unlink()
     # Last, so that what an earlier run left can never pass for this one's.
-    write_text(folder / IDENTITY, f"{identity}\n{to_json(job)}\n")
+    write_text(folder / IDENTITY, f"{identity}\n{to_json(job.identity)}\n")
 
 
 def held_by_run(folder: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def _difference(text: str, job: Job) -> str:
         kept = _settings(from_json(text, Job, source=IDENTITY))
     except ConfigError:  # of an earlier version, or damaged
         return "It was made by another job, plan, model or dataset."
-    mine = _settings(job)
+    mine = _settings(job.identity)
     names = [name for name in {**kept, **mine} if kept.get(name) != mine.get(name)]
     if not names:
         return "Its job is the same, but the plan, the model's weights or the dataset have changed."

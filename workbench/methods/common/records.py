@@ -50,6 +50,11 @@ class Progress:
             self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
 
 
+def show_device(notify: Notify, rank: int, state: str) -> None:
+    """Tell that a device is lost, leaves or is back."""
+    notify(Event("device", rank, message=state, device=DeviceState(state)))
+
+
 def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
     """Return what a device said in the words of every method.  Between phases it is at no step."""
     at_step = "num_steps" in event

@@ -112,7 +112,7 @@ class RankSession(Generic[AJob]):
         self._group = group
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
-        self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices])
+        self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices], lambda: self.executor.aborted)
         self.progress = DeviceReporter(context, budget)
         self.slows_down = rank_job.is_paced and context.fidelity != "real"
         self.pacer = Pacer(1.0 if self.slows_down else 0.0, dilation=context.dilation)
@@ -200,5 +200,5 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
         loss=loss,
         spans=tuple(done.spans) if keep else (),
         memory=tuple(done.memory) if keep else (),
-        busy_s=sum(span.end_s - span.start_s for span in compute),
+        busy_s=sum(span.end_s - span.start_s - span.late_s for span in compute),
     )

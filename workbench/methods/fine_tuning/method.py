@@ -17,7 +17,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
-from workbench.methods.training.worker import train
+from workbench.methods.training.worker import serve, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
@@ -33,6 +33,11 @@ from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 def run_rank(context: RankContext, rank_job: FineTuningRankJob) -> RankResult:
     """Do this rank's part of a run."""
     return train(context, rank_job, phases_on)
+
+
+def serve_rank(context: RankContext, address: str) -> None:
+    """Do one part of a run after the other, as the coordinator at `address` says."""
+    serve(context, address, phases_on)
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
@@ -74,6 +79,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
     run_rank = staticmethod(run_rank)
+    serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
     trained = Trained
     begin = staticmethod(nothing)

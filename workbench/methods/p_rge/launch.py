@@ -75,7 +75,7 @@ class Launcher:
     def fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
         """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""
         asked = self._prepared.setting._replace(precision=self.setting.precision)
-        small = part_of_cluster(self._cluster, ready)
+        small = self._cluster.part(ready)
         try:
             return fitted_setting(
                 self._prepared, small, lambda precision: self._profile(precision, ready, factors), asked, step_s=self._tolerated_s
@@ -120,7 +120,7 @@ class Launcher:
     def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> StepPredictor:
         """Return what prices the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
         profile = self._profile(change.setting.precision, ranks, factors)
-        predictor = Predictor(self._prepared, profile, part_of_cluster(self._cluster, ranks), plan, change.setting)
+        predictor = Predictor(self._prepared, profile, self._cluster.part(ranks), plan, change.setting)
         return StepPredictor(predictor=predictor, shape=partial(self._shape, change))
 
     def rank_job(self, ranks: tuple[int, ...], plan: Plan, steps: StepPredictor, change: Change) -> RankJob:
@@ -130,7 +130,7 @@ class Launcher:
         patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * steps.predictor.seconds(longest))
         return RankJob(
             job=prepared.job,
-            cluster=part_of_cluster(self._cluster, ranks),
+            cluster=self._cluster.part(ranks),
             plan=plan,
             passings=steps.predictor.passings,
             profile=self._profile(setting.precision, ranks, {}),
@@ -150,20 +150,11 @@ class Launcher:
 
     def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> Plan:
         profile = self._profile(setting.precision, ready, factors)
-        return plan_job(self._prepared, profile, part_of_cluster(self._cluster, ready), setting)
+        return plan_job(self._prepared, profile, self._cluster.part(ready), setting)
 
     def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
         """Return the profile of some devices, as slow as they were found to be."""
-        profile = self._profile_of(precision)
-        rows = (tuple(layer.scaled(factors.get(rank, 1.0)) for layer in profile.layers[rank]) for rank in ranks)
-        return replace(profile, layers=tuple(rows))
-
-
-def part_of_cluster(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
-    """Return the cluster of some devices, in this order."""
-    devices = tuple(cluster.devices[rank] for rank in ranks)
-    names = {device.name for device in devices}
-    return replace(cluster, devices=devices, pairs={pair: link for pair, link in cluster.pairs.items() if names >= set(pair.split(">"))})
+        return self._profile_of(precision).part(ranks, factors)
 
 
 def renumbered(plan: Plan) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,11 +28,6 @@ class Change(NamedTuple):
     def samples_before(self, step: int) -> int:
         """Return how many samples were seen before a step from `step` on."""
         return self.samples + (step - self.step) * self.setting.batch_size
-
-
-def change_at(changes: Sequence[Change], step: int) -> Change:
-    """Return the change in force at a step; changes are in order, the first from step 0."""
-    return next(change for change in reversed(changes) if change.step <= step)
 
 
 def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[int]:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
-from workbench.core.device_faults import parse_faults
-from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -47,7 +45,7 @@ class PRGE:
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Refuse what does not exist (see Method)."""
-        parse_faults(require_known(job).faults, cluster)
+        require_known(job)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
         """Find model and data (see Method)."""
@@ -66,10 +64,6 @@ class PRGE:
         refresh: bool = False,
     ) -> Profile:
         """Return what every layer costs on every device (see profile_devices)."""
-        for fault in parse_faults(prepared.options.faults, cluster):
-            if fault.start > prepared.num_steps:
-                asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-                raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
         return profile_devices(
             self,
             prepared,
@@ -164,7 +158,7 @@ class PRGE:
     ) -> tuple[SweepPoint, ...]:
         """Simulate, and on engines measure, the first steps under each plan (see Method)."""
         points = []
-        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, faults="", adapt=False)
+        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
         short = replace(prepared, options=options)
         for name, plan in plans.items():
             check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])

@@ -80,8 +80,9 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         metrics=metrics,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
-        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
+        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes, *(recovery.told for recovery in done.recoveries)),
         artifacts={"adapter": str(saved), "log": str(history.path)},
+        recoveries=done.recoveries,
     )
 
 

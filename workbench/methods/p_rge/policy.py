@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.plan import Plan
+from workbench.core.report import Recovery
 from workbench.methods.base import Notify
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.handlers import record_of
@@ -15,7 +16,7 @@ from workbench.methods.p_rge.launch import Launcher
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.session import RankPart
 from workbench.runtime.commands import StepDone
-from workbench.runtime.coordinator import Generation, Parts, Recovery
+from workbench.runtime.coordinator import Generation, Parts
 
 
 @dataclass(kw_only=True)
@@ -25,7 +26,7 @@ class Done:
     parts: list[tuple[Generation, dict[int, RankPart]]] = field(default_factory=list)
     predicted_s: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    recoveries: list[Recovery] = field(default_factory=list)
+    recoveries: tuple[Recovery, ...] = ()
 
 
 class QueryPolicy:
@@ -62,7 +63,7 @@ class QueryPolicy:
             return self._launcher.generation(number, ready, factors, setting, self._plan)
         return self._launcher.generation(number, ready, factors, self._launcher.fitted(ready, factors))
 
-    def begun(self, generation: Generation) -> None:
+    def begun(self, generation: Generation) -> Generation:
         """Note a change of the setting, and what the steps should take now."""
         if generation.job.change != self._history.changes[-1]:
             self._history.change(generation.job.change)
@@ -73,6 +74,7 @@ class QueryPolicy:
         )
         for step in range(self.step, self.num_steps):
             self.done.predicted_s[step] = generation.predictor.seconds(step)
+        return generation
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Put a step into the log."""

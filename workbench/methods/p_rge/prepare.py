@@ -52,7 +52,6 @@ class PRGEOptions:
     adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
     lowered until it does; None is, with adapt, half as long again as at first.  precisions: less exact ones that may be taken where
     memory or time ask for it, such as 'int8,nf4'.
-    faults: injected, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
     """
 
     queries: Width = 4
@@ -70,7 +69,6 @@ class PRGEOptions:
     adapt: bool = False
     step_s: Positive | None = None
     precisions: str = ""
-    faults: str = ""
 
     @property
     def allowed(self) -> tuple[Precision, ...]:

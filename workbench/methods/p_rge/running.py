@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.device_faults import FaultSchedule, parse_faults
 from workbench.core.plan import Plan
 from workbench.methods.base import Engines, Event, Notify
-from workbench.methods.common.records import Progress
+from workbench.methods.common.records import Progress, show_device
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.history import History
 from workbench.methods.p_rge.launch import Launcher
 from workbench.methods.p_rge.planning import ProfileOf
 from workbench.methods.p_rge.policy import Done, QueryPolicy
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.session import RankPart
+from workbench.methods.p_rge.session import Logged, RankPart
 from workbench.methods.p_rge.worker import run_rank, serve_rank
 from workbench.models.zeroth_order import warn_of_rounding
 from workbench.planners.adaptive import Setting
-from workbench.runtime.commands import StepDone
 from workbench.runtime.coordinator import Coordinator, Generation
-from workbench.runtime.devices import Devices, EngineDevices, Fleet
+from workbench.runtime.devices import Devices, EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
 
 
@@ -74,12 +73,13 @@ class Run:
 
     def on_devices(self, plan: Plan, devices: Devices) -> Done:
         """Do the steps that are left on devices that take commands."""
-        options = self.prepared.options
         policy = QueryPolicy(self.prepared, self.launcher, self.history, plan, self.notify, self._say)
         policy.done.notes = self._said = []
-        names = [device.name for device in self.cluster.devices]
-        fleet = Fleet(devices, names, FaultSchedule(parse_faults(options.faults, self.cluster)))
-        Coordinator(fleet=fleet, policy=policy, say=self._say, adapts=options.adapt, recoveries=policy.done.recoveries).run()
+        fleet = fleet_of(devices, self.cluster, self.prepared.job)
+        adapts = self.prepared.options.adapt
+        coordinator = Coordinator(fleet=fleet, policy=policy, say=self._say, show=partial(show_device, self.notify), adapts=adapts)
+        coordinator.run()
+        policy.done.recoveries = coordinator.recoveries
         return policy.done
 
     def _say(self, text: str) -> None:
@@ -98,10 +98,10 @@ class Run:
         progress = Progress(plan, self.notify)
 
         def take(rank: int, event: Any) -> None:
-            if not isinstance(event, StepDone):
+            if not isinstance(event, Logged):
                 progress(rank, event)
-            elif event.step == len(history.records):
-                history.add(event.content)
+            elif event.record.step == len(history.records):
+                history.add(event.record)
 
         parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
         for record in max(parts, key=lambda part: len(part.records)).records:  # the last may be under way still

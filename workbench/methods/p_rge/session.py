@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.methods.common.session import SessionJob, StepTrace
 from workbench.methods.p_rge.layout import Change
@@ -42,6 +43,12 @@ class RankJob(SessionJob):
     def first_step(self) -> int:
         """Return the step with which this job begins."""
         return len(self.records)
+
+
+class Logged(NamedTuple):
+    """What a rank of torchrun tells of a step that is made."""
+
+    record: StepLog
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from workbench.methods.p_rge.compute import StageCompute
 from workbench.methods.p_rge.handlers import QueryHandlers
 from workbench.methods.p_rge.layout import QueryStep, samples_of, shape_of
 from workbench.methods.p_rge.prices import step_program
-from workbench.methods.p_rge.session import RankJob, RankPart
+from workbench.methods.p_rge.session import Logged, RankJob, RankPart
 from workbench.models.loading import import_family
 from workbench.models.zeroth_order import StepLog
 from workbench.planners.query_costs import Passing
@@ -46,7 +46,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         session.progress.phase(LOADING)
         compute = None if index is None else ready_compute(rank_job, index, None)
         session.progress.phase(WAITING)
-        training = Training(session, rank_job, compute, wants_pause=context.should_stop)
+        training = Training(session, rank_job, compute, wants_pause=context.should_stop, told=lambda log, _: context.publish(Logged(log)))
         session.barrier(training.program(rank_job.first_step))
         part = training.steps()
         if part.error:
@@ -81,7 +81,11 @@ class QueryWorker:
             session.progress.phase(LOADING)
             self.prepare(job, session.rank)
             session.progress.phase(WAITING)
-            training = Training(session, job, self._compute, wants_pause=controls.wants_pause)
+
+            def told(record: StepLog, busy_s: float) -> None:
+                context.publish(StepDone(record.step, busy_s, record))
+
+            training = Training(session, job, self._compute, wants_pause=controls.wants_pause, told=told)
             session.barrier(training.program(job.first_step))
             part = training.steps()
             return part.end, part
@@ -124,12 +128,22 @@ def ready_compute(rank_job: RankJob, index: int, former: StageCompute | None) ->
 
 
 class Training:
-    """The steps of one RankJob on one rank.  wants_pause: whether to end after the step under way, together with the others."""
+    """The steps of one RankJob on one rank.
+
+    wants_pause: whether to end after the step under way, together with the others.  told: takes each step that is made, whose record is
+    enough to make it anew, and the seconds spent computing (0: unknown).
+    """
 
     def __init__(
-        self, session: RankSession[RankJob], rank_job: RankJob, compute: StageCompute | None, *, wants_pause: Callable[[], bool]
+        self,
+        session: RankSession[RankJob],
+        rank_job: RankJob,
+        compute: StageCompute | None,
+        *,
+        wants_pause: Callable[[], bool],
+        told: Callable[[StepLog, float], None],
     ) -> None:
-        self._session, self._job, self._compute, self._wants_pause = session, rank_job, compute, wants_pause
+        self._session, self._job, self._compute, self._wants_pause, self._tell = session, rank_job, compute, wants_pause, told
         self._part = RankPart(rank=session.rank, end="finished")
         self._sent = 0
         self._step = QueryStep.build(rank_job.plan, rank_job.passings, session.context.world_size)
@@ -175,9 +189,8 @@ class Training:
         return step_program(job.profile, job.cluster, self._step, shape, job.crossing)
 
     def _told(self, record: StepLog, busy_s: float) -> None:
-        """Tell of a step that is made; its record is enough to make it anew."""
         self._part.records.append(record)
-        self._session.context.publish(StepDone(record.step, busy_s, record))
+        self._tell(record, busy_s)
 
     def _note(self, step: int, epoch: int, done: Execution, samples: int, handlers: QueryHandlers) -> None:
         session, per_epoch = self._session, self._job.steps_per_epoch

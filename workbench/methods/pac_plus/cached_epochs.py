@@ -145,7 +145,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             shard = ActivationCache.open(folder, fingerprint=self.rank_job.fingerprint)
             held[self.session.rank, list(shard.samples)] = 1
         except CacheError as error:
-            self.result.notes.append(str(error))
+            self.told_of(error)
         self.session.sum(held)
         ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
         is_same = self.session.agree(shard is not None and set(shard.samples) == set(samples))

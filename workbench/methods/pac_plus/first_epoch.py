@@ -47,13 +47,13 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
 
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
-        """Tape the activations; where a tape lacks those of steps before `begin`, the backbone fills them first (see RankPhase)."""
+        """Tape the activations; where a tape lacks those of steps before `begin`, the backbone fills them afterwards (see RankPhase)."""
         manifest, steps = self._manifest(), self.phase.steps(epoch)[:begin]
         if manifest is not None and begin:
             try:
                 self._tape = ActivationCache.reopen(self._folder, manifest)
             except CacheError as error:
-                self.result.notes.append(str(error))
+                self.told_of(error)
         if manifest is not None and self._tape is None:
             self._tape = ActivationCache.create(self._folder, manifest)
         lacking = torch.zeros(begin)
@@ -63,8 +63,9 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
                 lacking[number] = not written.issuperset(taped_samples(self.rank_job.plan, self.session.rank, [step]))
         if begin:
             self.session.sum(lacking)
-        self._fill([steps[number] for number in lacking.nonzero().flatten().tolist()])
         yield
+        # Last, so that a run whose devices have changed goes on at once.
+        self._fill([steps[number] for number in lacking.nonzero().flatten().tolist()])
         if self._tape is not None:
             self._tape.finish()
         if self.optimizer is not None:
@@ -83,7 +84,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         try:
             self._tape = None if manifest is None else ActivationCache.open_as(self._folder, manifest)
         except CacheError as error:
-            self.result.notes.append(str(error))
+            self.told_of(error)
         if self.session.agree(manifest is None or self._tape is not None):
             return self._tape
         self._build()

@@ -24,7 +24,7 @@ from workbench.methods.pac_plus.planning import plan_job
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.worker import train
+from workbench.methods.training.worker import serve, train
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
@@ -44,6 +44,11 @@ from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:
     """Do this rank's part of a run."""
     return train(context, rank_job, phases_on)
+
+
+def serve_rank(context: RankContext, address: str) -> None:
+    """Do one part of a run after the other, as the coordinator at `address` says."""
+    serve(context, address, phases_on)
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
@@ -84,6 +89,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
     run_rank = staticmethod(run_rank)
+    serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
     trained = Trained
     begin = staticmethod(begin)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Plan
@@ -51,6 +52,11 @@ class Interrupted:
     results: tuple[RankResult, ...] = field(default=(), repr=False)
     is_same: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def begins(self) -> dict[str, Any]:
+        """Return the fields of a RankJob that goes on from here."""
+        return {"start_epoch": self.epochs, "start_step": self.step, "state": self.state, "is_same": self.is_same}
 
     def steps(self, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
         """Return all steps of the run: those that other devices did as they did them, the others as predicted."""

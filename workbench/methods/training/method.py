@@ -15,18 +15,19 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.report import SweepPoint
+from workbench.core.report import Recovery, SweepPoint
 from workbench.core.serial import to_json
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common import records
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end
 from workbench.methods.common.layers import BATCH_SIZES
-from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.limits import REAL_TIMEOUT_S
 from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
+from workbench.methods.training.policy import TrainingPolicy, coordinated
 from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.steps import typical_steps
@@ -34,7 +35,8 @@ from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
-from workbench.runtime.context import DEVICES
+from workbench.runtime.context import DEVICES, RankContext
+from workbench.runtime.engines import EngineCluster
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -72,7 +74,7 @@ class TrainingMethod(ABC, Generic[P]):
 
     known: raises ConfigError at once for an option, task or model that does not exist.  prepared: finds model and data.
     plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
-    run_rank, measure_rank: what devices run; functions of the method's own module, so that real devices can be told its types.
+    run_rank, serve_rank, measure_rank: what devices run; functions of the method's own module, so that real devices can be told its types.
     trained: what a run has trained, of a backbone.
     begin(prepared, backbone, folder, is_new, notify): makes the backbone as the run computes with it; writes what a new run begins with.
     keep(prepared, folder): puts aside what later runs may use of a finished one, and returns what is to be told about it.
@@ -85,6 +87,7 @@ class TrainingMethod(ABC, Generic[P]):
     check_plan: Callable[[P, Cluster, Plan], None]
     rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     run_rank: Callable[..., RankResult]
+    serve_rank: Callable[[RankContext, str], None]
     measure_rank: Callable[..., tuple[LayerProfile, ...]]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Path, bool, Notify], object]
@@ -177,6 +180,7 @@ class TrainingMethod(ABC, Generic[P]):
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         job, is_real = prepared.job, engines.fidelity == "real"
+        recoveries: tuple[Recovery, ...] = ()
         if is_real and prepared.needs_emulated:
             raise ConfigError(*prepared.needs_emulated)
         stack = load_stack(job.model)
@@ -190,18 +194,24 @@ class TrainingMethod(ABC, Generic[P]):
         if resumes:
             notify(Event("phase", message=notes[len(prepared.notes)]))
         self.begin(prepared, stack, folder, not resumes, notify)
-        # A peer counts as silent when it takes far longer than a step should.
-        slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
-        message = replace(
-            message,
-            fingerprint=identity,
-            start_epoch=former.epochs,
-            start_step=former.step,
-            state=former.state,
-            timeout_s=REAL_TIMEOUT_S if is_real else max(message.timeout_s, SILENT_AFTER_STEPS * slowest_s),
-        )
+        message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
-        results = engines.run(self.run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
+        if isinstance(engines, EngineCluster):
+
+            def replanned(ranks: Sequence[int], factors: Mapping[int, float]) -> RankJob:
+                part = cluster.part(ranks)
+                chosen = self.plan(prepared, profile.part(ranks, factors), part)
+                return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), folder=folder, fingerprint=identity)
+
+            policy = TrainingPolicy(message, former, replanned, notify)
+            told, recoveries = coordinated(policy, engines, self.serve_rank, job, notify)
+            notes += told
+            message, former, results = policy.last.job, policy.last.former, policy.results
+            if len(policy.generations) > 1:
+                cluster, prediction = message.cluster, predict(message)
+        else:
+            message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
+            results = engines.run(self.run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
 
         for result in results:
             result.resumed_at = (former.epochs, former.step)
@@ -232,6 +242,7 @@ class TrainingMethod(ABC, Generic[P]):
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),
             artifacts={"adapter": str(saved)},
+            recoveries=recoveries,
         )
 
     def sweep(
@@ -269,7 +280,7 @@ def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJo
     digest = hashlib.sha256(weights_digest(stack).encode())
     digest.update(prepared.data_digest().encode())
     digest.update(b"" if rank_job.phases()[0].epochs else b"from a kept cache")
-    digest.update(to_json(prepared.job).encode())
+    digest.update(to_json(prepared.job.identity).encode())
     return digest.hexdigest()
 
 

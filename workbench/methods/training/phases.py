@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from workbench.core.errors import WorkbenchError
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
@@ -55,6 +56,7 @@ class RankJob(SessionJob, ABC):
 
     split: the training samples.  fingerprint: of the run, for what it leaves on the disk.
     start_epoch, start_step: 0, or with which step a resumed run goes on.  state: the files with what was trained until then.
+    is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase, to be timed; nothing else is done then.
     """
 
@@ -63,6 +65,7 @@ class RankJob(SessionJob, ABC):
     start_epoch: int = 0
     start_step: int = 0
     state: tuple[Path, ...] = ()
+    is_same: bool = True
     sweep: tuple[PlannedStep, ...] = ()
 
     @property
@@ -137,6 +140,11 @@ class RankPhase(ABC, Generic[AJob]):
         start_s = self.session.context.now_s()
         yield
         self.result.phases_s[name] = (start_s, self.session.context.now_s())
+
+    def told_of(self, error: WorkbenchError) -> None:
+        """Note that something of the same devices cannot be used; that others have none of it, or another part, is no news."""
+        if self.rank_job.is_same:
+            self.result.notes.append(str(error))
 
     def release(self) -> None:
         """Give the memory of layers and optimizer back."""

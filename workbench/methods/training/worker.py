@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Generic
 
+import torch.distributed as dist
+
+from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
@@ -12,43 +18,106 @@ from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.phases import AJob, RankPhase
 from workbench.methods.training.steps import PlannedStep, StepShape
+from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.memory import MemoryBudget, read_memory
+from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.process_group import group
 from workbench.runtime.state import State
 from workbench.runtime.work_folder import full_disk_told
 
+PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
 
-def train(
-    context: RankContext, rank_job: AJob, phases_on: Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
-) -> RankResult:
-    """Do this rank's part of the job.  Checkpoints go to rank_job.folder, epoch by epoch.
 
+def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> RankResult:
+    """Do this rank's part of the job as one job of all ranks, which ends when one of them is lost.
+
+    Checkpoints go to rank_job.folder, epoch by epoch.
     phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
     """
     rank_job.prepare_imports()
+    result = RankResult(rank=context.rank)
     with (
         full_disk_told(rank_job.folder),
         group(context, rank_job.timeout_s) as process_group,
         MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         RankSession(context, rank_job, process_group, budget) as session,
     ):
-        result = RankResult(rank=session.rank)
-        phases = phases_on(session, result)
-        if rank_job.sweep:
-            _sweep(phases[0])
-        else:
-            for phase in phases:
-                _train_phase(phase)
-        session.progress.phase(DONE)
-        result.overrun_share = session.pacer.overrun_share
-        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
-        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+        _work(session, result, phases_on(session, result))
     return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
 
-def _train_phase(phase: RankPhase) -> None:
-    """Do the epochs of a phase that are left, and release its layers."""
+def serve(context: RankContext, address: str, phases_on: PhasesOn[AJob]) -> None:
+    """Do one job after the other, each as one of the devices that are there, as the coordinator at `address` says."""
+    with TrainingWorker(phases_on) as worker:
+        serve_device(context, address, worker)
+
+
+class TrainingWorker(Generic[AJob]):
+    """A runtime.device_server.Worker: does a run's steps as one of the devices that are there.  Use it as a context manager."""
+
+    def __init__(self, phases_on: PhasesOn[AJob]) -> None:
+        self._phases_on = phases_on
+        self._open = ExitStack()
+        self._budget: MemoryBudget | None = None
+
+    def __enter__(self) -> TrainingWorker[AJob]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
+        """Do a job (see Worker).  A pause gives up the step under way: all devices keep what the steps before it have trained."""
+        job.prepare_imports()
+        result = RankResult(rank=context.rank)
+        if self._budget is None:
+            self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
+        try:
+            with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
+                controls.watch(session.executor, session.pacer if session.slows_down else None)
+                _work(session, result, self._phases_on(session, result), lambda done: context.publish(done))
+        except (DeviceLostError, RuntimeError) as error:
+            if not tells_of_peer(error):
+                raise
+            error.__traceback__ = None  # it would keep the layers in memory
+            return "lost", result
+        finally:
+            release_free_memory()
+        return "finished", result
+
+    def prepare(self, job: AJob, place: int) -> None:
+        """Import what the job needs."""
+        job.prepare_imports()
+
+    def slowness(self, factor: float, detail: None) -> float | None:
+        """Return None: every device that is there has a part in every generation, by which it is told."""
+        return None
+
+
+def _work(
+    session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], told: Callable[[StepDone], None] | None = None
+) -> None:
+    """Do the phases, or the steps of a sweep.  told: takes every step that is done and kept."""
+    try:
+        if session.rank_job.sweep:
+            _sweep(phases[0])
+        else:
+            before = 0
+            for phase in phases:
+                _train_phase(phase, before, told)
+                if phase.phase.epochs:
+                    before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
+        session.progress.phase(DONE)
+    finally:
+        result.overrun_share = session.pacer.overrun_share
+        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
+        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+
+
+def _train_phase(phase: RankPhase, before: int, told: Callable[[StepDone], None] | None) -> None:
+    """Do the epochs of a phase that are left, and release its layers.  before: steps of the phases before it.  told: see _work."""
     session, rank_job, result = phase.session, phase.rank_job, phase.result
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:
@@ -61,7 +130,8 @@ def _train_phase(phase: RankPhase) -> None:
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
-        log = EpochLog(phase, epoch, begin)
+        first = before + (epoch - phase.phase.epochs.start) * len(steps)
+        log = EpochLog(phase, epoch, begin, None if told is None else partial(_tell, told, first))
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
@@ -76,6 +146,10 @@ def _train_phase(phase: RankPhase) -> None:
         log.end()
     del log  # it knows the optimizer
     phase.release()
+
+
+def _tell(told: Callable[[StepDone], None], first: int, trace: StepTrace) -> None:
+    told(StepDone(first + trace.step, trace.busy_s))
 
 
 def _sweep(phase: RankPhase) -> None:

@@ -1,0 +1,82 @@
+"""A run whose devices are lost, leave, or come back ends with the losses of an unbroken run that made the same plans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_job import two_devices
+
+from tests.experiment.running import at, losses, run
+from workbench import experiment
+from workbench.core import Job, Report
+from workbench.core.errors import ConfigError, DeviceLostError
+from workbench.runtime.engines import default_pool
+
+
+@pytest.fixture(scope="module")
+def alone(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A run on the first device alone."""
+    return experiment.run(job, two_devices().part([0]), workdir=tmp_path_factory.mktemp("alone"), fidelity="paced")
+
+
+def told(report: Report) -> str:
+    return " ".join(report.notes)
+
+
+def same_losses(report: Report, expected: Report) -> None:
+    found, wanted = losses(report), losses(expected)
+    assert [one[:2] for one in found] == [one[:2] for one in wanted]
+    assert [loss for *_, loss in found] == pytest.approx([loss for *_, loss in wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_other_goes_on_from_the_last_step(epoch: int, job: Job, alone: Report, tmp_path: Path) -> None:
+    """A first epoch does not depend on the devices; a cached one begins again, for its mini-batches follow their shares."""
+    killed: list[int] = []
+    killed_at: list[float] = []
+
+    def kill() -> None:
+        killed.append(default_pool().acquire(two_devices(), "paced").engine_pids[1])
+        killed_at.append(time.monotonic())
+        os.kill(killed[0], signal.SIGKILL)
+
+    report = run(job, tmp_path, progress=at(epoch, kill))
+    assert time.monotonic() - killed_at[0] < 30
+    assert "beta is lost, in step" in told(report)
+    same_losses(report, alone)
+    assert report.metrics == alone.metrics
+    assert not Path(f"/proc/{killed[0]}").exists()
+
+
+@pytest.mark.parametrize("technique", ["lora", "full"])
+@pytest.mark.parametrize("fault", ["kill:beta@step3", "freeze:alpha@step4", "leave:beta@step3", "kill:beta@step2-4"])
+def test_fine_tuning_goes_on(technique: str, fault: str, job: Job, tmp_path: Path) -> None:
+    """Its mini-batches are the same on any devices."""
+    settings = {"technique": technique}
+    job = replace(job, method="fine_tuning", learning_rate=5e-4, options=settings)
+    report = run(replace(job, faults=fault), tmp_path / "faulty")
+    kind, device = fault.split("@")[0].split(":")
+    assert f"Fault: {kind} {device}" in told(report)
+    assert f"{device} {'leaves' if kind == 'leave' else 'is lost'}, in step" in told(report)
+    same_losses(report, run(job, tmp_path / "unbroken"))
+
+
+def test_the_last_device_is_missed(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(DeviceLostError, match=r"Step \d+ was to be done\. No device is left\. Run with --resume"):
+        run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), tmp_path)
+    resumed = run(job, tmp_path, resume=True)
+    assert "Resumed after" in told(resumed)
+    assert len(resumed.steps) == 12
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fault 'kill' of 'beta' at step 99 .* The run has 12 steps"):
+        run(replace(job, faults="kill:beta@step99"), tmp_path)
+    with pytest.raises(ConfigError, match="workbench serve --fault"):
+        experiment.run(Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"), two_devices(), "simulate")

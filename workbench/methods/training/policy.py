@@ -1,0 +1,194 @@
+"""What becomes of a training run when its devices change: the others go on under a plan of their own, with what the run's folder holds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.report import Recovery
+from workbench.methods.base import Event, Notify
+from workbench.methods.common.limits import SILENT_AFTER_STEPS
+from workbench.methods.common.records import Progress, show_device
+from workbench.methods.common.session import RankResult
+from workbench.methods.training.interrupted import Interrupted, take_up
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.predict import Predictor
+from workbench.methods.training.steps import PlannedStep
+from workbench.runtime.commands import StepDone
+from workbench.runtime.context import RankContext
+from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.devices import EngineDevices, fleet_of
+from workbench.runtime.engines import EngineCluster
+
+
+class Timetable:
+    """A run's steps, numbered from 0 through all its phases and epochs, and what each should take under its plan."""
+
+    def __init__(self, rank_job: RankJob) -> None:
+        self._phases = rank_job.phases()
+        self._predictors = [Predictor(phase) for phase in self._phases]
+        self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
+        counts = [len(self._steps(number, phase.epochs.start)) for number, phase in enumerate(self._phases) for _ in phase.epochs]
+        self._begins = (0, *accumulate(counts))
+        self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self._begins[-1]
+
+    def number(self, epoch: int, step: int) -> int:
+        """Return the number of an epoch's step; the step after an epoch's last is the next epoch's first."""
+        return self._begins[epoch] + step
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        phase, planned = self._at(step)
+        return self._predictors[phase].seconds(planned)
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step in which a device computes."""
+        return self._busy_s(step, place)
+
+    def longest_s(self) -> float:
+        """Return about what the longest step takes: in each phase the one with most tokens of the first epoch."""
+        found_s = 0.0
+        for number, phase in enumerate(self._phases):
+            if phase.epochs:
+                steps = self._steps(number, phase.epochs.start)
+                longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
+                found_s = max(found_s, self._predictors[number].seconds(longest))
+        return found_s
+
+    def _at(self, step: int) -> tuple[int, PlannedStep]:
+        epoch = bisect_right(self._begins, step) - 1
+        phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
+        return phase, self._steps(phase, epoch)[step - self._begins[epoch]]
+
+    def _find_busy_s(self, step: int, place: int) -> float:
+        phase, planned = self._at(step)
+        program = self._phases[phase].program(planned.shape)
+        return sum(program.seconds(place, index) for index, op in enumerate(program.schedule.ops[place]) if not op.is_communication)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A generation that has begun: its devices, its job, and what those before it have left."""
+
+    members: tuple[int, ...]
+    job: RankJob
+    former: Interrupted
+
+
+class TrainingPolicy:
+    """A runtime.coordinator.Policy.
+
+    first: the job as it was planned for all devices.  replanned: makes the job of some of them, as slow as they were found to be; raises
+    PlanError.  former: what was done before.  begun: every generation.  results: what its members made of the last one, by place.
+    """
+
+    def __init__(
+        self,
+        first: RankJob,
+        former: Interrupted,
+        replanned: Callable[[Sequence[int], Mapping[int, float]], RankJob],
+        notify: Notify,
+    ) -> None:
+        self._first, self._former, self._replanned, self._notify = first, former, replanned, notify
+        self._everyone = tuple(range(first.cluster.world_size))
+        self._timetable = Timetable(first)
+        self._step = self._timetable.number(former.epochs, former.step)
+        self._progress: Progress | None = None
+        self.generations: list[Begun] = []
+        self.results = [RankResult(rank=rank) for rank in self._everyone]
+
+    @property
+    def last(self) -> Begun:
+        """Return the last generation; if all was done before the first, what that would have been."""
+        return self.generations[-1] if self.generations else Begun(members=self._everyone, job=self._first, former=self._former)
+
+    @property
+    def step(self) -> int:
+        """Return how many steps are done."""
+        return self._step
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self._timetable.num_steps
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the steps that are left as a job of all devices that are ready (see Policy)."""
+        is_first = number == 1 and ready == self._everyone
+        job = self._first if is_first else self._replanned(ready, factors)
+        timetable = Timetable(job if is_first or not factors else replace(job, profile=job.profile.part(*_by_place(ready, factors))))
+        timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, ready, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+
+    def begun(self, generation: Generation) -> Generation:
+        """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
+        former = self._former if generation.number == 1 else take_up(generation.job)
+        job = replace(generation.job, **former.begins)
+        members, notify = generation.members, self._notify
+        self.generations.append(Begun(members=members, job=job, former=former))
+        self._timetable = generation.predictor  # type: ignore[assignment]  # made above
+        self._step = self._timetable.number(former.epochs, former.step)
+        self._progress = Progress(
+            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
+        )
+        return generation._replace(job=job)
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count a step."""
+        self._step = max(self._step, done.step + 1)
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Pass a device's progress on."""
+        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
+            self._progress(generation.members.index(rank), event)
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Keep what came of a generation; after a loss the folder says where the next one begins."""
+        self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
+        is_over = not lost and all(ended.end == "finished" for ended in parts.values())
+        self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' pace asks for another plan."""
+        return ready != generation.members or _shares(self._replanned(ready, factors).plan) != _shares(generation.plan)
+
+
+def coordinated(
+    policy: TrainingPolicy, engines: EngineCluster, serve_rank: Callable[[RankContext, str], None], job: Job, notify: Notify
+) -> tuple[tuple[str, ...], tuple[Recovery, ...]]:
+    """Do the steps that are left on emulated devices, any of which may be lost, leave or come back.
+
+    Return what a user should know, and what the changes have cost.
+    """
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(f"{text}.")
+        notify(Event("note", message=text))
+
+    with engines.service() as service:
+        devices = EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
+        fleet = fleet_of(devices, engines.cluster, job)
+        coordinator = Coordinator(fleet=fleet, policy=policy, say=say, show=partial(show_device, notify), adapts=True)
+        coordinator.run()
+    return (*said, *(recovery.told for recovery in coordinator.recoveries)), coordinator.recoveries
+
+
+def _by_place(ready: Sequence[int], factors: Mapping[int, float]) -> tuple[range, dict[int, float]]:
+    return range(len(ready)), {place: factors[rank] for place, rank in enumerate(ready) if rank in factors}
+
+
+def _shares(plan: Plan) -> tuple[Any, ...]:
+    return tuple((stage.start, stage.stop, stage.shares) for stage in plan.stages), plan.cached
