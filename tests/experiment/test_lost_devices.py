@@ -80,3 +80,27 @@ def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
         run(replace(job, faults="kill:beta@step99"), tmp_path)
     with pytest.raises(ConfigError, match="workbench serve --fault"):
         experiment.run(Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"), two_devices(), "simulate")
+
+
+@pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
+def test_devices_keep_each_others_state(method: str, options: dict, job: Job, alone: Report, tmp_path: Path) -> None:
+    """Nothing of a step is kept in the folder; the steps since the last backup are done again, and the report tells what backups cost."""
+    options = options | {"paradigm": "pipeline_parallel"}
+    job = replace(job, method=method, epochs=2, options=options, faults="kill:beta@step3", backup_every=2)
+    journals: list[Path] = []
+    report = run(job, tmp_path / "faulty", progress=lambda event: journals.extend((tmp_path / "faulty" / "journals").glob("*.bin")))
+    assert not journals
+    assert "beta is lost, in step" in told(report)
+    [recovery] = report.recoveries
+    assert recovery.repeated <= 2 and report.phases_s["backups"] > 0 and report.phases_s["backups, predicted"] > 0
+    expected = run(replace(job, faults="", backup_every=0), tmp_path / "unbroken") if method == "fine_tuning" else alone
+    first = [(step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached]
+    assert len(first) == (8 if method == "fine_tuning" else 4)
+    assert [loss for loss, _ in first] == pytest.approx([loss for _, loss in first], rel=1e-4)
+
+
+def test_a_loss_before_the_first_backup_begins_the_epoch_again(job: Job, alone: Report, tmp_path: Path) -> None:
+    report = run(replace(job, faults="kill:beta@step2", backup_every=100), tmp_path)
+    [recovery] = report.recoveries
+    assert recovery.repeated >= 2
+    same_losses(report, alone)

@@ -36,6 +36,7 @@ Faults = Annotated[
         help="Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated.",
     ),
 ]
+BackupEvery = Annotated[int, typer.Option(help="Steps between two backups that devices keep for each other; 0 keeps steps in the folder.")]
 WorkFolder = Annotated[Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="chosen")]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 

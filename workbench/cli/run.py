@@ -12,6 +12,7 @@ import typer
 from workbench.cli.job import (
     CLUSTER,
     DEFAULTS,
+    BackupEvery,
     BatchSize,
     ClusterName,
     Data,
@@ -136,6 +137,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
     option: Options = None,
     fault: Faults = None,
+    backup_every: BackupEvery = DEFAULTS.backup_every,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -156,6 +158,7 @@ def run(
         data=data,
         options=parse_options(option),
         faults="; ".join(fault or ()),
+        backup_every=backup_every,
     )
     if report is not None:
         require_writable(report)

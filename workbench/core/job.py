@@ -19,6 +19,7 @@ class Job:
     max_length: word pieces at which a sample is cut.  micro_batches: how many a mini-batch is cut into.
     data: a local folder for tasks that are not embedded.  options: the method's own settings.
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
+    backup_every: steps between two backups that devices keep for each other; 0 keeps all steps in the run's folder instead.
     """
 
     method: Name = "pac_plus"
@@ -38,11 +39,12 @@ class Job:
     data: Text | None = None
     options: dict[str, Any] = field(default_factory=dict)
     faults: Text = ""
+    backup_every: Annotated[int, Meta(ge=0, le=10**6)] = 0
 
     @property
     def identity(self) -> Job:
-        """Return what a run can be resumed as: the job without what is done to its devices."""
-        return replace(self, faults="")
+        """Return what a run can be resumed as: the job without what is done to its devices and against it."""
+        return replace(self, faults="", backup_every=0)
 
     def __post_init__(self) -> None:
         require_ranges(self, "A job")

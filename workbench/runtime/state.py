@@ -93,6 +93,11 @@ class Backups:
         for step in sorted(self._states)[:-2]:
             del self._states[step]
 
+    def forget_after(self, step: int) -> None:
+        """Forget later steps, which are done again: other devices may do them otherwise."""
+        for later in [kept for kept in self._states if kept > step]:
+            del self._states[later]
+
     def names(self) -> dict[int, tuple[str, ...]]:
         """Return what is kept, by step."""
         return {step: tuple(state.tensors) for step, state in self._states.items()}

@@ -49,7 +49,8 @@ class StepTrace(NamedTuple):
 class RankResult:
     """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name.
 
-    resumed_at: (epoch, step) with which a resumed run began.
+    resumed_at: (epoch, step) with which a resumed run began.  spent_s: seconds of this rank, by what it did besides.
+    trained: the names of all that is trained.  backups: by step, of what this rank keeps of it in memory.
     """
 
     rank: int
@@ -62,6 +63,9 @@ class RankResult:
     late_s: float = 0.0
     paced_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
+    backups: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
@@ -110,6 +114,7 @@ class RankSession(Generic[AJob]):
         self.context, self.rank_job = context, rank_job
         self.rank = context.rank
         self._group = group
+        self._exchanges = 0
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
         self._open_subgroups()
         self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices], lambda: self.executor.aborted)
@@ -152,6 +157,18 @@ class RankSession(Generic[AJob]):
     def sum(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
         self._meeting.sum(tensor)
+
+    def exchange(self, text: str) -> list[str]:
+        """Return what every rank gives, by rank, once all have."""
+        store = dist.PrefixStore(f"exchange {self._exchanges}", self._group_store())
+        self._exchanges += 1
+        store.set(str(self.rank), text)
+        self.barrier()
+        return [store.get(str(rank)).decode() for rank in range(self.context.world_size)]
+
+    def _group_store(self) -> dist.Store:
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD.get_group_store()
 
     def agree(self, mine: bool) -> bool:
         """Return whether every rank says yes."""

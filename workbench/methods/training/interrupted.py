@@ -15,12 +15,15 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Plan
 from workbench.core.report import StepRecord
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.state import Homes
 from workbench.methods.common.folder import CHECKPOINTS, JOURNALS, PLAN, STEPS, is_whole, middle_path
 from workbench.methods.common.session import RankResult, StepTrace
 from workbench.methods.training.checkpoints import cover, covering
 from workbench.methods.training.phases import RankJob
 from workbench.runtime.state import State
 from workbench.runtime.step_journal import read_journal
+
+AGAIN = "The steps of its unfinished epoch are done again: the devices' shares of the samples are others now."
 
 _LOG = re.compile(r"^epoch-(\d+)-from-(\d+)-rank-(\d+)\.jsonl$")
 _CHECKPOINT = re.compile(r"^(?:epoch|moments)-(\d+)-(?:layers-\d+-\d+|step-(\d+))\.safetensors$")
@@ -41,6 +44,7 @@ class Ran:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
     """epochs: finished.  step: completed steps of the next.  state: the files with what was trained until then; none before step 1.
+    held: who keeps it in memory instead.
 
     results: what every rank did, with one entry for each resumption.  is_same: whether the same devices go on under the same plan.
     notes: why completed steps are done again.
@@ -49,6 +53,7 @@ class Interrupted:
     epochs: int = 0
     step: int = 0
     state: tuple[Path, ...] = ()
+    held: Homes = field(default_factory=dict)
     results: tuple[RankResult, ...] = field(default=(), repr=False)
     is_same: bool = True
     notes: tuple[str, ...] = ()
@@ -56,7 +61,7 @@ class Interrupted:
     @property
     def begins(self) -> dict[str, Any]:
         """Return the fields of a RankJob that goes on from here."""
-        return {"start_epoch": self.epochs, "start_step": self.step, "state": self.state, "is_same": self.is_same}
+        return {"start_epoch": self.epochs, "start_step": self.step, "state": self.state, "held": self.held, "is_same": self.is_same}
 
     def steps(self, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
         """Return all steps of the run: those that other devices did as they did them, the others as predicted."""
@@ -74,9 +79,10 @@ class Interrupted:
         return [replace(result, steps=former[result.rank] + result.steps) for result in results]
 
 
-def take_up(rank_job: RankJob) -> Interrupted:
+def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Interrupted:
     """Return how far an interrupted run of a job has come, and clear its folder of what comes after; its job and data are the same.
 
+    held: by optimizer step, who keeps each tensor in memory, if the devices keep each other's state; it is taken if it is later.
     The steps of an unfinished epoch count if its mini-batches are the same ones under the new plan.
     """
     folder, plan = rank_job.folder, rank_job.plan
@@ -85,21 +91,28 @@ def take_up(rank_job: RankJob) -> Interrupted:
     logs = _read_logs(folder)
     epochs = _finished(folder, rank_job.job.epochs, plan.num_layers, logs)
     step, notes = 0, []
+    homes: Homes = {}
     if epochs < rank_job.job.epochs:
         phase = next(phase for phase in rank_job.phases() if epochs in phase.epochs)
         steps_per_epoch = len(phase.steps(epochs))
         same = former.plan.cached == plan.cached if phase.cached else former.plan.mini_batch_size == plan.mini_batch_size
-        found = _middle_of(folder, epochs, plan.num_layers, epochs * steps_per_epoch, _count(logs.get(epochs, {})))
-        if found is not None and same:
+        before, count = epochs * steps_per_epoch, _count(logs.get(epochs, {}))
+        found = _middle_of(folder, epochs, plan.num_layers, before, count) if held is None else None
+        kept = max((at for at in held or () if before < at <= before + count), default=before)
+        if kept > before and same:
+            step, homes = kept - before, (held or {})[kept]
+        elif kept > before:
+            notes.append(AGAIN)
+        elif found is not None and same:
             step = found.step - epochs * steps_per_epoch
             found.save(middle_path(folder, epochs, step))
         elif found is not None:
-            notes.append("The steps of its unfinished epoch are done again: the devices' shares of the samples are others now.")
+            notes.append(AGAIN)
     _clear(folder, epochs, step)
     write_text(folder / PLAN, to_json(mine))
-    state = (middle_path(folder, epochs, step),) if step else _finished_state(folder, epochs - 1, plan.num_layers)
+    state = (middle_path(folder, epochs, step),) if step and not homes else _finished_state(folder, epochs - 1, plan.num_layers)
     results = _results(logs, epochs, step, keeps_spans=former == mine)
-    return Interrupted(epochs=epochs, step=step, state=state, results=results, is_same=former == mine, notes=tuple(notes))
+    return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=former == mine, notes=tuple(notes))
 
 
 def begin(rank_job: RankJob) -> Interrupted:

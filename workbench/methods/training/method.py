@@ -181,6 +181,7 @@ class TrainingMethod(ABC, Generic[P]):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         job, is_real = prepared.job, engines.fidelity == "real"
         recoveries: tuple[Recovery, ...] = ()
+        spent_s: dict[str, float] = {}
         if is_real and prepared.needs_emulated:
             raise ConfigError(*prepared.needs_emulated)
         stack = load_stack(job.model)
@@ -206,7 +207,7 @@ class TrainingMethod(ABC, Generic[P]):
             policy = TrainingPolicy(message, former, replanned, notify)
             told, recoveries = coordinated(policy, engines, self.serve_rank, job, notify)
             notes += told
-            message, former, results = policy.last.job, policy.last.former, policy.results
+            message, former, results, spent_s = policy.last.job, policy.last.former, policy.results, policy.spent_s
             if len(policy.generations) > 1:
                 cluster, prediction = message.cluster, predict(message)
         else:
@@ -237,7 +238,7 @@ class TrainingMethod(ABC, Generic[P]):
             epochs=tuple(epochs),
             timelines=records.measured_timelines(former.joined(results), cluster, prediction, engines.fidelity, _resident(message)),
             metrics=metrics | {"chosen epoch": best + 1},
-            phases_s=records.phase_seconds(results),
+            phases_s=records.phase_seconds(results) | spent_s,
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from workbench.core.errors import WorkbenchError
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
+from workbench.core.state import Homes
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
 from workbench.methods.training.checkpoints import weights_after
 from workbench.methods.training.handlers import share_of
@@ -56,6 +57,7 @@ class RankJob(SessionJob, ABC):
 
     split: the training samples.  fingerprint: of the run, for what it leaves on the disk.
     start_epoch, start_step: 0, or with which step a resumed run goes on.  state: the files with what was trained until then.
+    held: who keeps each tensor of what was trained until then in memory, if state is no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase, to be timed; nothing else is done then.
     """
@@ -65,6 +67,7 @@ class RankJob(SessionJob, ABC):
     start_epoch: int = 0
     start_step: int = 0
     state: tuple[Path, ...] = ()
+    held: Homes = field(default_factory=dict)
     is_same: bool = True
     sweep: tuple[PlannedStep, ...] = ()
 
@@ -103,11 +106,12 @@ class RankPhase(ABC, Generic[AJob]):
 
     optimizer: after `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
     is_writer: whether this rank keeps the state that all ranks with these layers have alike.  label: what progress calls the epochs; ''
-    names each by its number.  journal_bytes: a larger state is kept after every epoch only.
+    names each by its number.  journal_bytes: a larger state is kept after every epoch only.  is_backed_up: devices keep it for each other.
     """
 
     label = ""
     journal_bytes: float = math.inf
+    is_backed_up = False
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
@@ -119,7 +123,8 @@ class RankPhase(ABC, Generic[AJob]):
     @property
     def keeps_steps(self) -> bool:
         """Return whether this rank keeps its layers' state after every step."""
-        return self.is_writer and self.optimizer is not None and self.optimizer.state_bytes <= self.journal_bytes
+        is_kept_here = self.is_writer and not self.is_backed_up
+        return is_kept_here and self.optimizer is not None and self.optimizer.state_bytes <= self.journal_bytes
 
     @abstractmethod
     def load(self, epoch: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Recovery
+from workbench.core.state import Homes, held_by
 from workbench.methods.base import Event, Notify
 from workbench.methods.common.limits import SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress, show_device
@@ -91,7 +92,8 @@ class TrainingPolicy:
     """A runtime.coordinator.Policy.
 
     first: the job as it was planned for all devices.  replanned: makes the job of some of them, as slow as they were found to be; raises
-    PlanError.  former: what was done before.  begun: every generation.  results: what its members made of the last one, by place.
+    PlanError.  former: what was done before.  generations: all that have begun.  results: what its members made of the last one, by place.
+    spent_s: seconds of the slowest device, by what was done besides steps.
     """
 
     def __init__(
@@ -108,6 +110,9 @@ class TrainingPolicy:
         self._progress: Progress | None = None
         self.generations: list[Begun] = []
         self.results = [RankResult(rank=rank) for rank in self._everyone]
+        self.spent_s: dict[str, float] = {}
+        self._trained: set[str] = set()
+        self._backups: dict[int, dict[int, tuple[str, ...]]] = {}
 
     @property
     def last(self) -> Begun:
@@ -134,16 +139,28 @@ class TrainingPolicy:
 
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
-        former = self._former if generation.number == 1 else take_up(generation.job)
+        former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job = replace(generation.job, **former.begins)
         members, notify = generation.members, self._notify
         self.generations.append(Begun(members=members, job=job, former=former))
         self._timetable = generation.predictor  # type: ignore[assignment]  # made above
         self._step = self._timetable.number(former.epochs, former.step)
+        self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self._progress = Progress(
             generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
         )
         return generation._replace(job=job)
+
+    def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
+        """Return who of the members keeps each tensor, by the step after which all are kept; None if they keep nothing."""
+        if not self._first.job.backup_every:
+            return None
+        held: dict[int, Homes] = {}
+        for step in {step for kept in self._backups.values() for step in kept}:
+            homes = held_by({place: self._backups.get(rank, {}).get(step, ()) for place, rank in enumerate(members)})
+            if self._trained and homes.keys() == self._trained:
+                held[step] = homes
+        return held
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
@@ -157,6 +174,12 @@ class TrainingPolicy:
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Keep what came of a generation; after a loss the folder says where the next one begins."""
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
+        self._trained = {name for result in self.results for name in result.trained} or self._trained
+        self._backups = {rank: kept for rank, kept in self._backups.items() if rank not in lost}
+        self._backups |= {rank: ended.part.backups for rank, ended in parts.items() if ended.part is not None}
+        for name in {name for result in self.results for name in result.spent_s}:
+            most_s = max(result.spent_s.get(name, 0.0) for result in self.results)
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + most_s
         is_over = not lost and all(ended.end == "finished" for ended in parts.values())
         self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
 

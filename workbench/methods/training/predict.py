@@ -8,6 +8,7 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
+from workbench.methods.training.backups import backup_s
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.simulator import simulate
@@ -61,4 +62,6 @@ def predict(rank_job: RankJob) -> Prediction:
             epochs.append(EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own)))
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
+    if rank_job.job.backup_every:
+        phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.job.backup_every)
     return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
@@ -14,6 +15,7 @@ from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
 from workbench.methods.common.session import RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
+from workbench.methods.training.backups import Keeper
 from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.phases import AJob, RankPhase
@@ -24,7 +26,7 @@ from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.process_group import group
-from workbench.runtime.state import State
+from workbench.runtime.state import Backups, State
 from workbench.runtime.work_folder import full_disk_told
 
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
@@ -54,12 +56,26 @@ def serve(context: RankContext, address: str, phases_on: PhasesOn[AJob]) -> None
         serve_device(context, address, worker)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How a device works whose run goes on without others.  told: takes every step that is done.  kept: what it keeps for others."""
+
+    told: Callable[[StepDone], None]
+    kept: Backups
+
+    def stepped(self, first: int, keeper: Keeper | None, trace: StepTrace) -> None:
+        """Tell of a step of an epoch, and keep what it has trained.  first: number of the epoch's first step."""
+        if keeper is not None:
+            keeper.stepped()
+        self.told(StepDone(first + trace.step, trace.busy_s))
+
+
 class TrainingWorker(Generic[AJob]):
     """A runtime.device_server.Worker: does a run's steps as one of the devices that are there.  Use it as a context manager."""
 
     def __init__(self, phases_on: PhasesOn[AJob]) -> None:
         self._phases_on = phases_on
-        self._open = ExitStack()
+        self._open, self._kept = ExitStack(), Backups()
         self._budget: MemoryBudget | None = None
 
     def __enter__(self) -> TrainingWorker[AJob]:
@@ -77,13 +93,14 @@ class TrainingWorker(Generic[AJob]):
         try:
             with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
                 controls.watch(session.executor, session.pacer if session.slows_down else None)
-                _work(session, result, self._phases_on(session, result), lambda done: context.publish(done))
+                _work(session, result, self._phases_on(session, result), Served(told=context.publish, kept=self._kept))
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
                 raise
             error.__traceback__ = None  # it would keep the layers in memory
             return "lost", result
         finally:
+            result.backups = self._kept.names()
             release_free_memory()
         return "finished", result
 
@@ -96,17 +113,15 @@ class TrainingWorker(Generic[AJob]):
         return None
 
 
-def _work(
-    session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], told: Callable[[StepDone], None] | None = None
-) -> None:
-    """Do the phases, or the steps of a sweep.  told: takes every step that is done and kept."""
+def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], served: Served | None = None) -> None:
+    """Do the phases, or the steps of a sweep.  served: by a device that may lose others and go on."""
     try:
         if session.rank_job.sweep:
             _sweep(phases[0])
         else:
             before = 0
             for phase in phases:
-                _train_phase(phase, before, told)
+                _train_phase(phase, before, served)
                 if phase.phase.epochs:
                     before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
         session.progress.phase(DONE)
@@ -116,22 +131,30 @@ def _work(
         result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
-def _train_phase(phase: RankPhase, before: int, told: Callable[[StepDone], None] | None) -> None:
-    """Do the epochs of a phase that are left, and release its layers.  before: steps of the phases before it.  told: see _work."""
+def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
+    """Do the epochs of a phase that are left, and release its layers.  before: steps of the phases before it.  served: see _work."""
     session, rank_job, result = phase.session, phase.rank_job, phase.result
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:
         return
     phase.load(epochs.start)
-    if epochs.start == rank_job.start_epoch and rank_job.state and phase.optimizer is not None:
+    keeper = None
+    if served is not None and rank_job.job.backup_every:
+        keeper, phase.is_backed_up = Keeper(session, phase.optimizer, served.kept, result), True
+    if epochs.start == rank_job.start_epoch:
         num_steps = epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step
-        state = State.load(rank_job.state, phase.optimizer.named_tensors())
-        phase.optimizer.load_named_tensors(state.tensors, num_steps)
+        if served is not None:
+            served.kept.forget_after(num_steps)
+        if rank_job.held and keeper is not None:
+            keeper.restore(rank_job.held, num_steps)
+        elif rank_job.state and phase.optimizer is not None:
+            state = State.load(rank_job.state, phase.optimizer.named_tensors())
+            phase.optimizer.load_named_tensors(state.tensors, num_steps)
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
         first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        log = EpochLog(phase, epoch, begin, None if told is None else partial(_tell, told, first))
+        log = EpochLog(phase, epoch, begin, None if served is None else partial(served.stepped, first, keeper))
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
@@ -144,12 +167,8 @@ def _train_phase(phase: RankPhase, before: int, told: Callable[[StepDone], None]
             session.progress.phase(WAITING)
         session.barrier()
         log.end()
-    del log  # it knows the optimizer
+    del log, keeper  # they know the optimizer
     phase.release()
-
-
-def _tell(told: Callable[[StepDone], None], first: int, trace: StepTrace) -> None:
-    told(StepDone(first + trace.step, trace.busy_s))
 
 
 def _sweep(phase: RankPhase) -> None:

@@ -1,0 +1,84 @@
+"""What devices keep for each other, so that a lost one costs the steps since the last backup and what is trained is on no common disk.
+
+Every n steps each device keeps its trainable state in memory, and sends what no other has to the next device of the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from workbench.core.costs import Spec
+from workbench.core.profile import Profile
+from workbench.core.schedule import SEND
+from workbench.core.serial import from_json, to_json
+from workbench.core.state import Homes, held_by, homes_of, with_backups
+from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.training.phases import AJob, RankJob
+from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW
+from workbench.runtime.state import Backups, State, carry_out, spec_of
+from workbench.runtime.transport import empty
+from workbench.schedules.moves import Move, moves
+from workbench.simulator import simulate
+
+
+class Keeper:
+    """One rank's backups while it does a phase.  kept: outlives the generation; a copy of what this rank and its neighbour have trained."""
+
+    def __init__(self, session: RankSession[AJob], optimizer: FlatAdamW | None, kept: Backups, result: RankResult) -> None:
+        """Every rank makes one, also one that trains nothing in this phase."""
+        self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
+        self._every = session.rank_job.job.backup_every
+        own = {} if optimizer is None else optimizer.named_tensors()
+        known = [from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(_specs(own)))]
+        self._specs = {name: spec for specs in known for name, spec in specs.items()}
+        self._homes = held_by(dict(enumerate(known)))
+        result.trained = tuple(self._homes)
+        doubled = with_backups(self._homes, [rank for rank, specs in enumerate(known) if specs])
+        self._also = [name for name, ranks in doubled.items() if session.rank in ranks and name not in own]
+        self._rounds = moves(doubled, self._homes, self._specs, session.rank_job.cluster)
+
+    def restore(self, held: Homes, step: int) -> None:
+        """Bring what is kept of a step to the ranks that train it now.  held: who keeps each tensor."""
+        own = {} if self._optimizer is None else self._optimizer.named_tensors()
+        rounds = moves(self._homes, held, self._specs, self._session.rank_job.cluster)
+        mine = self._kept.at(step).tensors if step in self._kept.names() else {}
+        self._move("moving the state", rounds, mine, own)
+        if self._optimizer is not None:
+            self._optimizer.set_num_steps(step)
+
+    def stepped(self) -> None:
+        """Keep the state if this step is one of those after which it is kept."""
+        optimizer = self._optimizer
+        if optimizer is None or optimizer.num_steps % self._every:
+            return
+        own = State(step=optimizer.num_steps, tensors=optimizer.named_tensors()).snapshot()
+        others = {name: empty(self._specs[name]) for name in self._also}
+        self._move("backups", self._rounds, own.tensors, others)
+        self._kept.keep(State(step=own.step, tensors={**own.tensors, **others}))
+
+    def _move(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+        session, result = self._session, self._result
+        start_s = session.context.now_s()
+        spans = carry_out(rounds, session.rank, session.run, held, into)
+        result.spent_s[name] = result.spent_s.get(name, 0.0) + session.context.now_s() - start_s
+        sent = sum(span.nbytes for span in spans if span.op.kind == SEND)
+        result.nbytes[f"{name}, sent"] = result.nbytes.get(f"{name}, sent", 0) + sent
+
+
+def backup_s(rank_job: RankJob) -> float:
+    """Return the seconds that one backup of a pipeline's stages should take."""
+    plan, profile = rank_job.plan, rank_job.profile
+    specs = {f"layer {layer}": Spec((_state_bytes(profile, layer),), "uint8") for layer in range(plan.num_layers)}
+    homes = homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
+    ranks = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    return sum(simulate(one.program, memory=False).makespan_s for one in moves(with_backups(homes, ranks), homes, specs, rank_job.cluster))
+
+
+def _state_bytes(profile: Profile, layer: int) -> int:
+    return len(STATE_KINDS) * profile.layers[0][layer].trainable_bytes
+
+
+def _specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
+    return {name: spec_of(tensor) for name, tensor in tensors.items()}
