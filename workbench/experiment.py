@@ -252,11 +252,16 @@ def _report(
         environment=environment(),
     )
     if outcome is None:
-        unused = "The job's faults are injected into devices when it is executed; this is a simulation without them."
-        return replace(report, notes=(unused,)) if job.faults else report
+        told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)
+        if job.faults and not told:
+            told = ("The job's faults are injected into devices when it is executed; this is a simulation without them.",)
+        return replace(report, recoveries=prediction.recoveries, notes=told)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
-    notes = outcome.notes + tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
+    waiting = {recovery.what: recovery for recovery in reversed(prediction.recoveries)}
+    recoveries = tuple(replace(one, predicted_s=waiting[one.what].seconds if one.what in waiting else None) for one in outcome.recoveries)
+    notes = outcome.notes + tuple(recovery.told for recovery in recoveries)
+    notes += tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
     if dilation > 1:
         notes += (dilation_note(dilation),)
     if busy:
@@ -274,7 +279,7 @@ def _report(
         | outcome.phases_s
         | {"whole run": wall_s},
         bytes=prediction.bytes | outcome.bytes,
-        recoveries=outcome.recoveries,
+        recoveries=recoveries,
         overrun_share=outcome.overrun_share,
         dilation=dilation,
         valid=not busy,

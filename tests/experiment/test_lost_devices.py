@@ -64,6 +64,7 @@ def test_fine_tuning_goes_on(technique: str, fault: str, job: Job, tmp_path: Pat
     assert f"Fault: {kind} {device}" in told(report)
     assert f"{device} {'leaves' if kind == 'leave' else 'is lost'}, in step" in told(report)
     same_losses(report, run(job, tmp_path / "unbroken"))
+    assert all(recovery.predicted_s is not None for recovery in report.recoveries)
 
 
 def test_the_last_device_is_missed(job: Job, tmp_path: Path) -> None:
@@ -104,3 +105,24 @@ def test_a_loss_before_the_first_backup_begins_the_epoch_again(job: Job, alone: 
     [recovery] = report.recoveries
     assert recovery.repeated >= 2
     same_losses(report, alone)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
+def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
+    """By the coordinator itself, in virtual time: steps take what they take on the devices that are there then."""
+    job = replace(job, method=method, options=options)
+    whole = experiment.run(job, two_devices(), "simulate")
+    killed = experiment.run(replace(job, faults="kill:beta@step3"), two_devices(), "simulate")
+    [recovery] = killed.recoveries
+    assert recovery.what == "kill beta" and 0 < recovery.seconds < 2 and recovery.step == 3
+    assert "beta is lost, in step 4" in told(killed) and recovery.told in killed.notes
+    seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, whole))
+    assert seconds[:3] == before[:3]
+    assert sum(seconds[4:]) > sum(before[4:])  # one device does what two did
+    frozen = experiment.run(replace(job, faults="freeze:beta@step3"), two_devices(), "simulate")
+    assert 2 < frozen.recoveries[0].seconds < 3.5
+    slow = experiment.run(replace(job, faults="slow:beta:4@step2"), two_devices(), "simulate")
+    assert sum(step.predicted_s or 0.0 for step in slow.steps) > sum(before)
+    nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), two_devices(), "simulate")
+    assert "No device is left" in told(nobody)

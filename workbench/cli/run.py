@@ -94,6 +94,8 @@ def simulate(
     train_samples: Samples = None,
     data: Data = None,
     option: Options = None,
+    fault: Faults = None,
+    backup_every: BackupEvery = DEFAULTS.backup_every,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -110,6 +112,8 @@ def simulate(
         train_samples=train_samples,
         data=data,
         options=parse_options(option),
+        faults="; ".join(fault or ()),
+        backup_every=backup_every,
     )
     if report is not None:
         require_writable(report)

@@ -70,7 +70,7 @@ class Recovery:
     noticed_s: until it was known.  planned_s: from then until all had given up what was under way and there was a new plan.
     resumed_s: from then until the first step was done, state moved and layers loaded.  step_s: what that step should take.
     stood_still_s: from the last step before to the first after it, without what a step takes.  repeated: steps that were done again.
-    noticed_steps: steps that were done until it was known.
+    noticed_steps: steps that were done until it was known.  predicted_s: simulated seconds to the end of the first step after it.
     """
 
     what: str
@@ -82,6 +82,7 @@ class Recovery:
     stood_still_s: float = 0.0
     repeated: int = 0
     noticed_steps: int = 0
+    predicted_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -91,9 +92,10 @@ class Recovery:
     @property
     def told(self) -> str:
         """Return it in words."""
+        simulated = "" if self.predicted_s is None else f" ({self.predicted_s:.2f} s simulated)"
         again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
         return (
-            f"{self.seconds:.2f} s from '{self.what}' to the end of the next step: noticed after {self.noticed_s:.2f} s, "
+            f"{self.seconds:.2f} s{simulated} from '{self.what}' to the end of the next step: noticed after {self.noticed_s:.2f} s, "
             f"planned again in {self.planned_s:.2f} s, loaded and done in {self.resumed_s:.2f} s{again}."
         )
 

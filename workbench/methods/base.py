@@ -58,13 +58,18 @@ def ignore(event: Event) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator says of a whole job.  steps[i].predicted_s is set; phases_s: what happens beside the epochs."""
+    """What the simulator says of a whole job.  steps[i].predicted_s is set; phases_s: what happens beside the epochs.
+
+    recoveries, notes: of the job's faults.
+    """
 
     steps: tuple[StepRecord, ...]
     epochs: tuple[EpochRecord, ...]
     timelines: dict[str, Timeline]
     phases_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)

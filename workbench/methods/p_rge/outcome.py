@@ -80,7 +80,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         metrics=metrics,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
-        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes, *(recovery.told for recovery in done.recoveries)),
+        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
         artifacts={"adapter": str(saved), "log": str(history.path)},
         recoveries=done.recoveries,
     )

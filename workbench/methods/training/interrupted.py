@@ -95,7 +95,7 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
     if epochs < rank_job.job.epochs:
         phase = next(phase for phase in rank_job.phases() if epochs in phase.epochs)
         steps_per_epoch = len(phase.steps(epochs))
-        same = former.plan.cached == plan.cached if phase.cached else former.plan.mini_batch_size == plan.mini_batch_size
+        same = same_batches(former.plan, plan, cached=phase.cached)
         before, count = epochs * steps_per_epoch, _count(logs.get(epochs, {}))
         found = _middle_of(folder, epochs, plan.num_layers, before, count) if held is None else None
         kept = max((at for at in held or () if before < at <= before + count), default=before)
@@ -113,6 +113,11 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
     state = (middle_path(folder, epochs, step),) if step and not homes else _finished_state(folder, epochs - 1, plan.num_layers)
     results = _results(logs, epochs, step, keeps_spans=former == mine)
     return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=former == mine, notes=tuple(notes))
+
+
+def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
+    """Return whether an epoch's mini-batches are the same under two plans.  cached: it runs from the activation cache."""
+    return former.cached == plan.cached if cached else former.mini_batch_size == plan.mini_batch_size
 
 
 def begin(rank_job: RankJob) -> Interrupted:

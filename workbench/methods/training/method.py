@@ -25,9 +25,10 @@ from workbench.methods.common.layers import BATCH_SIZES
 from workbench.methods.common.limits import REAL_TIMEOUT_S
 from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.faults import with_faults
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
-from workbench.methods.training.policy import TrainingPolicy, coordinated
+from workbench.methods.training.policy import Replanned, TrainingPolicy, coordinated
 from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.steps import typical_steps
@@ -162,8 +163,20 @@ class TrainingMethod(ABC, Generic[P]):
         return tuple(replace(cost, tap_bytes_per_token=round(technique.tap_share * cost.tap_bytes_per_token)) for cost in costs)
 
     def predict(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
-        """Simulate every step (see Method)."""
-        return predict(self.rank_job(prepared, profile, cluster, plan))
+        """Simulate every step, and the faults that are to be injected (see Method)."""
+        first = self.rank_job(prepared, profile, cluster, plan)
+        prediction = predict(first)
+        return with_faults(prediction, first, self._replanner(prepared, profile, cluster)) if prepared.job.faults else prediction
+
+    def _replanner(self, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
+        """Return what makes the job of some devices, as slow as they were found to be.  fields: of all these jobs."""
+
+        def replanned(ranks: Sequence[int], factors: Mapping[int, float]) -> RankJob:
+            part = cluster.part(ranks)
+            chosen = self.plan(prepared, profile.part(ranks, factors), part)
+            return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
+
+        return replanned
 
     def execute(
         self,
@@ -198,12 +211,7 @@ class TrainingMethod(ABC, Generic[P]):
         message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
         if isinstance(engines, EngineCluster):
-
-            def replanned(ranks: Sequence[int], factors: Mapping[int, float]) -> RankJob:
-                part = cluster.part(ranks)
-                chosen = self.plan(prepared, profile.part(ranks, factors), part)
-                return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), folder=folder, fingerprint=identity)
-
+            replanned = self._replanner(prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
             told, recoveries = coordinated(policy, engines, self.serve_rank, job, notify)
             notes += told

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.core.report import Recovery
 from workbench.core.state import Homes, held_by
 from workbench.methods.base import Event, Notify
@@ -28,12 +29,16 @@ from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
 
+Replanned = Callable[[Sequence[int], Mapping[int, float]], RankJob]
+"""Makes the job of some devices, by rank, as slow as they were found to be.  Raises PlanError."""
+
 
 class Timetable:
     """A run's steps, numbered from 0 through all its phases and epochs, and what each should take under its plan."""
 
-    def __init__(self, rank_job: RankJob) -> None:
-        self._phases = rank_job.phases()
+    def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
+        """profile: what the devices cost now; None: what the job says."""
+        self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
         counts = [len(self._steps(number, phase.epochs.start)) for number, phase in enumerate(self._phases) for _ in phase.epochs]
@@ -48,6 +53,15 @@ class Timetable:
     def number(self, epoch: int, step: int) -> int:
         """Return the number of an epoch's step; the step after an epoch's last is the next epoch's first."""
         return self._begins[epoch] + step
+
+    def epoch_of(self, number: int) -> tuple[int, int]:
+        """Return the epoch and step of a number."""
+        epoch = bisect_right(self._begins, number) - 1
+        return epoch, number - self._begins[epoch]
+
+    def is_cached(self, epoch: int) -> bool:
+        """Return whether an epoch runs from an activation cache."""
+        return any(phase.cached and epoch in phase.epochs for phase in self._phases)
 
     def seconds(self, step: int) -> float:
         """Return the seconds of a step."""
@@ -69,9 +83,9 @@ class Timetable:
         return found_s
 
     def _at(self, step: int) -> tuple[int, PlannedStep]:
-        epoch = bisect_right(self._begins, step) - 1
+        epoch, at = self.epoch_of(step)
         phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
-        return phase, self._steps(phase, epoch)[step - self._begins[epoch]]
+        return phase, self._steps(phase, epoch)[at]
 
     def _find_busy_s(self, step: int, place: int) -> float:
         phase, planned = self._at(step)
@@ -100,7 +114,7 @@ class TrainingPolicy:
         self,
         first: RankJob,
         former: Interrupted,
-        replanned: Callable[[Sequence[int], Mapping[int, float]], RankJob],
+        replanned: Replanned,
         notify: Notify,
     ) -> None:
         self._first, self._former, self._replanned, self._notify = first, former, replanned, notify
@@ -132,10 +146,7 @@ class TrainingPolicy:
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the steps that are left as a job of all devices that are ready (see Policy)."""
         is_first = number == 1 and ready == self._everyone
-        job = self._first if is_first else self._replanned(ready, factors)
-        timetable = Timetable(job if is_first or not factors else replace(job, profile=job.profile.part(*_by_place(ready, factors))))
-        timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-        return Generation(number, ready, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+        return generation_of(number, ready, self._first if is_first else self._replanned(ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
@@ -185,7 +196,7 @@ class TrainingPolicy:
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
-        return ready != generation.members or _shares(self._replanned(ready, factors).plan) != _shares(generation.plan)
+        return ready != generation.members or shares_of(self._replanned(ready, factors).plan) != shares_of(generation.plan)
 
 
 def coordinated(
@@ -206,12 +217,17 @@ def coordinated(
         fleet = fleet_of(devices, engines.cluster, job)
         coordinator = Coordinator(fleet=fleet, policy=policy, say=say, show=partial(show_device, notify), adapts=True)
         coordinator.run()
-    return (*said, *(recovery.told for recovery in coordinator.recoveries)), coordinator.recoveries
+    return tuple(said), coordinator.recoveries
 
 
-def _by_place(ready: Sequence[int], factors: Mapping[int, float]) -> tuple[range, dict[int, float]]:
-    return range(len(ready)), {place: factors[rank] for place, rank in enumerate(ready) if rank in factors}
+def generation_of(number: int, ready: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
+    """Return a job of all devices that are ready as a generation.  factors: by rank, how many times slower they were found to be."""
+    slower = {place: factors[rank] for place, rank in enumerate(ready) if rank in factors}
+    timetable = Timetable(job, job.profile.part(range(len(ready)), slower))
+    timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+    return Generation(number, ready, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
 
-def _shares(plan: Plan) -> tuple[Any, ...]:
+def shares_of(plan: Plan) -> tuple[Any, ...]:
+    """Return what each device computes."""
     return tuple((stage.start, stage.stop, stage.shares) for stage in plan.stages), plan.cached

@@ -1,0 +1,124 @@
+"""Simulate a run whose devices are lost, leave, slow down or come back: the coordinator itself, on devices in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from workbench.core.errors import DeviceLostError
+from workbench.methods.base import Prediction
+from workbench.methods.training.interrupted import same_batches
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.policy import Replanned, Timetable, generation_of, shares_of
+from workbench.runtime import commands as c
+from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.devices import fleet_of
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VirtualJob:
+    """The steps of a generation, as virtual devices take them."""
+
+    job: RankJob
+    first_step: int
+    last_step: int
+    timeout_s: float
+    seconds: Callable[[int, tuple[float, ...]], float]
+    busy_s: Callable[[int, int], float]
+
+
+class _Work:
+    """A runtime.virtual_devices.VirtualWork."""
+
+    def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
+        return job.seconds(step, tuple(factors[place] for place in sorted(factors)))
+
+    def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
+        return c.StepDone(step, factor * job.busy_s(step, place))
+
+    def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
+        return stop
+
+
+class _Policy:
+    """A runtime.coordinator.Policy that keeps account of the steps alone.  seconds: of each step, by its number."""
+
+    def __init__(self, first: RankJob, replanned: Replanned) -> None:
+        self._first, self._replanned = first, replanned
+        self._everyone = tuple(range(first.cluster.world_size))
+        self._timetable, self._plan = Timetable(first), first.plan
+        self.step = 0
+        self.seconds: dict[int, float] = {}
+
+    @property
+    def num_steps(self) -> int:
+        return self._timetable.num_steps
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        is_first = number == 1 and ready == self._everyone
+        return generation_of(number, ready, self._first if is_first else self._replanned(ready, factors), factors)
+
+    def begun(self, generation: Generation) -> Generation:
+        job, timetable = generation.job, generation.predictor
+        assert isinstance(timetable, Timetable)
+        epoch, begin = self._timetable.epoch_of(self.step)
+        # A step of a cached epoch is another one when the devices' shares of the samples are others.
+        if begin and not same_batches(self._plan, job.plan, cached=timetable.is_cached(epoch)):
+            begin = 0
+        self.step = timetable.number(epoch, begin)
+        self._timetable, self._plan = timetable, job.plan
+
+        @cache
+        def slowed(factors: tuple[float, ...]) -> Timetable:
+            slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
+            return timetable if not slower else Timetable(job, job.profile.part(range(len(factors)), slower))
+
+        return generation._replace(
+            job=VirtualJob(
+                job,
+                self.step,
+                timetable.num_steps,
+                generation.timeout_s,
+                lambda step, factors: slowed(factors).seconds(step),
+                lambda step, place: slowed((1.0,) * job.cluster.world_size).busy_s(step, place),
+            )
+        )
+
+    def stepped(self, generation: Generation, rank: int, done: c.StepDone) -> None:
+        self.step = max(self.step, done.step + 1)
+        self.seconds[done.step] = generation.predictor.seconds(done.step)
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Virtual devices tell nothing else."""
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        every = self._first.job.backup_every
+        if every and (lost or any(ended.end == "lost" for ended in parts.values())):
+            epoch, _ = self._timetable.epoch_of(self.step)
+            self.step = max(self.step - self.step % every, self._timetable.number(epoch, 0))
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        return ready != generation.members or shares_of(self._replanned(ready, factors).plan) != shares_of(generation.plan)
+
+
+def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
+    """Return the prediction of a job with its faults: each step under the plan of then, what the faults cost, and what happens, in words.
+
+    Time-outs and what passes between a death and its notice are those of emulated devices (VirtualWorld).
+    """
+    said: list[str] = []
+    policy = _Policy(first, replanned)
+    devices = VirtualDevices(first.cluster.world_size, _Work(), VirtualWorld())
+    fleet = fleet_of(devices, first.cluster, first.job)
+    coordinator = Coordinator(fleet=fleet, policy=policy, say=lambda text: said.append(f"{text}."), adapts=True)
+    try:
+        coordinator.run()
+    except DeviceLostError as error:
+        said.append(str(error))
+    steps = tuple(replace(step, predicted_s=policy.seconds.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
+    seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
+    epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
+    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=tuple(said))
