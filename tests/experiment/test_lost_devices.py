@@ -67,6 +67,26 @@ def test_fine_tuning_goes_on(technique: str, fault: str, job: Job, tmp_path: Pat
     assert all(recovery.predicted_s is not None for recovery in report.recoveries)
 
 
+def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path) -> None:
+    """Within some steps; and its share back when it is fast again."""
+    job = replace(job, method="fine_tuning", epochs=6, learning_rate=5e-4, options={"technique": "lora"})
+    report = run(replace(job, faults="slow:beta:6@step3-14"), tmp_path / "faulty")
+    slow, restored = report.recoveries
+    assert (slow.what, restored.what) == ("slow beta", "restore beta")
+    assert slow.noticed_steps <= 6 and slow.repeated <= 1
+    assert "Pace changed, over the profile's seconds: beta" in told(report)
+    same_losses(report, run(job, tmp_path / "unbroken"))
+
+
+def test_one_that_leaves_is_let_go_between_two_steps(job: Job, tmp_path: Path) -> None:
+    job = replace(job, method="fine_tuning", epochs=4, learning_rate=5e-4, options={"technique": "lora"})
+    report = run(replace(job, faults="leave:beta@step3"), tmp_path / "faulty")
+    [left] = report.recoveries
+    assert left.what == "leave beta" and left.repeated <= 1
+    assert "beta leaves, in step" in told(report) and "is lost" not in told(report)
+    same_losses(report, run(job, tmp_path / "unbroken"))
+
+
 def test_the_last_device_is_missed(job: Job, tmp_path: Path) -> None:
     with pytest.raises(DeviceLostError, match=r"Step \d+ was to be done\. No device is left\. Run with --resume"):
         run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), tmp_path)

@@ -332,7 +332,7 @@ class Coordinator:
 
     def _require_progress(self) -> None:
         """Raise DeviceLostError if one generation after the other has ended without a step and without a device that was lost."""
-        self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost else 0
+        self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
         if self._fruitless > 2:
             asked, found = f"Step {self.policy.step + 1} was to be done.", "The devices tried three times and did not come together."
             raise DeviceLostError(asked, found, "See whether the machine is very busy; run with --resume.")

@@ -26,6 +26,7 @@ class Controls:
     def __init__(self) -> None:
         self.factor = 1.0
         self._pauses = threading.Event()
+        self._breaks_off = False
         self._lock = threading.Lock()
         self._given_up: BaseException | None = None
         self._executor: Executor | None = None
@@ -35,14 +36,21 @@ class Controls:
         """Return whether to end after the step under way, together with all others."""
         return self._pauses.is_set()
 
-    def watch(self, executor: Executor, pacer: Pacer | None) -> None:
-        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down)."""
+    def watch(self, executor: Executor, pacer: Pacer | None, *, breaks_off: bool = False) -> None:
+        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down).
+
+        breaks_off: a pause gives up the step under way, because the devices have not agreed on the last one.
+        """
         with self._lock:
+            self._breaks_off = breaks_off
             self._executor, self._pacer = executor, pacer
             if pacer is not None:
                 pacer.factor = self.factor
-            if self._given_up is not None:
-                executor.abort(self._given_up)
+            given_up = self._given_up
+        if given_up is not None:
+            executor.abort(given_up)
+        elif breaks_off and self._pauses.is_set():
+            self.give_up()
 
     def is_wanted(self) -> bool:
         """Return whether the job was not given up."""
@@ -51,11 +59,13 @@ class Controls:
     def pause(self) -> None:
         """Ask for a pause."""
         self._pauses.set()
+        if self._breaks_off:
+            self.give_up()
 
     def give_up(self) -> None:
         """End the step under way with an error."""
         with self._lock:
-            self._given_up = DeviceLostError("A step was under way.", "A device has gone.", "It is made without.")
+            self._given_up = DeviceLostError("A step was under way.", "The devices are changing.", "It is made again.")
             if self._executor is not None:
                 self._executor.abort(self._given_up)
 
@@ -70,6 +80,7 @@ class Controls:
         """Make ready for the next job."""
         with self._lock:
             self._given_up = self._executor = self._pacer = None
+            self._breaks_off = False
             self._pauses.clear()
 
 

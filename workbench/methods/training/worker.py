@@ -92,7 +92,7 @@ class TrainingWorker(Generic[AJob]):
             self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
         try:
             with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
-                controls.watch(session.executor, session.pacer if session.slows_down else None)
+                controls.watch(session.executor, session.pacer if session.slows_down else None, breaks_off=True)
                 _work(session, result, self._phases_on(session, result), Served(told=context.publish, kept=self._kept))
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
