@@ -67,11 +67,13 @@ class EngineSession:
 
     @property
     def healthy(self) -> bool:
-        """Return whether everything that was started still runs."""
+        """Return whether everything that was started still runs, and every engine can be reached by its number."""
         needed = [*self.engines, *([self._controller] if self._controller else [])]
         if self._network is not None:
             needed.append(ProcessId.of(self._network.holder_pid))
-        return bool(self.engines) and all(process.alive for process in needed)
+        runs = bool(self.engines) and all(process.alive for process in needed)
+        # One that was being started anew when that was given up may live and not have registered.
+        return runs and self.client is not None and set(self.client.ids).issuperset(range(len(self.engines)))
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start everything (about 5 s the first time in a process, then 2).
