@@ -30,7 +30,7 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Groups of tests, long ones first; three run at a time, since a third of their time is waiting.  The last is whatever no other names.
+# Groups of tests, long ones first; two run at a time, one for each core of a small machine.  The last is whatever no other names.
 # Notebooks and browser stay together: both write the notebooks' output.
 TEST_GROUPS := tests/cli+tests/experiment tests/methods notebooks+tests/browser tests/runtime \
 	tests/planners+tests/schedules+tests/reproduce tests/models
@@ -43,7 +43,7 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
-	printf '%s\n' $(TEST_GROUPS) rest | xargs -P 3 -n 1 sh -c ' \
+	printf '%s\n' $(TEST_GROUPS) rest | xargs -P 2 -n 1 sh -c ' \
 		group=$$1; case $$group in rest) set -- $(REST);; *) set -- $$(echo $$group | tr + " ");; esac; \
 		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
 		$(PYTEST) "$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh

@@ -9,13 +9,13 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.device_faults import Fault, parse_faults
+from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -93,7 +93,6 @@ def run(
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         prediction = method.predict(prepared, costs, cluster, decided)
-        require_steps(parse_faults(job.faults, cluster), cluster, len(prediction.steps))
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
             return _report(job, cluster, decided, prediction, None)
@@ -185,15 +184,11 @@ def _prepared(
         if wanted is not None and wanted > len(split):
             found = f"The {name} split of '{job.task}' has {len(split)}."
             raise ConfigError(f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out.")
-    return prepared
-
-
-def require_steps(faults: Sequence[Fault], cluster: Cluster, num_steps: int) -> None:
-    """Raise ConfigError for a fault that would come after the last step."""
-    for fault in faults:
-        if fault.start >= num_steps:
+    for fault in parse_faults(job.faults, cluster):
+        if fault.start >= prepared.num_steps:
             asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
+            raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
+    return prepared
 
 
 def require_emulated(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -44,6 +45,11 @@ class PreparedTraining:
     def longest(self) -> int:
         """Return the tokens of the longest training sample."""
         return max(self.train.lengths)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self.job.epochs * math.ceil(len(self.train) / self.job.batch_size)
 
     def typical_step(self, micro_batches: int) -> PlannedStep:
         """Return the mini-batch of the first epoch that is closest to the typical length, to choose plans by."""
