@@ -28,7 +28,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     folder = tmp_path_factory.mktemp("site")
     (folder / "bitfit").mkdir()
     (folder / "bitfit" / "__init__.py").write_text('"""BitFit."""\n')
-    files = re.findall(r"^## [^\n]*`(bitfit/\w+\.py)`\n(?:(?!^## ).*\n)*?```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    parts = [(re.match(r"[^\n]*`(bitfit/\w+\.py)`\n", part), part) for part in PAGE.read_text().split("\n## ")]
+    files = [(match.group(1), part.partition("```python\n")[2].partition("```")[0]) for match, part in parts if match]
     assert [name for name, _ in files] == ["bitfit/prepare.py", "bitfit/phases.py", "bitfit/method.py"]
     for name, text in files:
         (folder / name).write_text(text)

@@ -11,7 +11,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.methods.base import Prediction
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import RankJob
-from workbench.methods.training.policy import Replanned, Timetable, generation_of, shares_of
+from workbench.methods.training.policy import Replanned, Timetable, chosen, generation_of, is_another
 from workbench.runtime import commands as c
 from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import fleet_of
@@ -58,8 +58,9 @@ class _Policy:
         return self._timetable.num_steps
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        is_first = number == 1 and ready == self._everyone
-        return generation_of(number, ready, self._first if is_first else self._replanned(ready, factors), factors)
+        if number == 1 and ready == self._everyone:
+            return generation_of(number, ready, self._first, factors)
+        return generation_of(number, *chosen(self._replanned, ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
@@ -101,7 +102,7 @@ class _Policy:
             self.step = max(self.step - self.step % every, self._timetable.number(epoch, 0))
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return ready != generation.members or shares_of(self._replanned(ready, factors).plan) != shares_of(generation.plan)
+        return is_another(generation, *chosen(self._replanned, ready, factors))
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:

@@ -10,11 +10,12 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
+from workbench.core.errors import StateError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.core.state import Homes, held_by
+from workbench.core.state import Homes, held_by, last_whole_step
 from workbench.methods.base import Event, Notify
 from workbench.methods.common.limits import SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress, show_device
@@ -144,9 +145,10 @@ class TrainingPolicy:
         return self._timetable.num_steps
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the steps that are left as a job of all devices that are ready (see Policy)."""
-        is_first = number == 1 and ready == self._everyone
-        return generation_of(number, ready, self._first if is_first else self._replanned(ready, factors), factors)
+        """Return the steps that are left as a job of devices that are ready (see Policy)."""
+        if number == 1 and ready == self._everyone:
+            return generation_of(number, ready, self._first, factors)
+        return generation_of(number, *chosen(self._replanned, ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
@@ -163,15 +165,17 @@ class TrainingPolicy:
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
-        """Return who of the members keeps each tensor, by the step after which all are kept; None if they keep nothing."""
+        """Return who of the members keeps each tensor as it was after the last step of which all are kept; None if they keep nothing."""
         if not self._first.job.backup_every:
             return None
-        held: dict[int, Homes] = {}
-        for step in {step for kept in self._backups.values() for step in kept}:
-            homes = held_by({place: self._backups.get(rank, {}).get(step, ()) for place, rank in enumerate(members)})
-            if self._trained and homes.keys() == self._trained:
-                held[step] = homes
-        return held
+        kept = [self._backups.get(rank, {}) for rank in members]
+        steps = {step for own in kept for step in own}
+        held = {step: held_by({place: own.get(step, ()) for place, own in enumerate(kept)}) for step in steps}
+        try:
+            last = last_whole_step(held, self._trained)
+        except StateError:  # two devices were lost at once: the last checkpoint is on the disk
+            return {}
+        return {last: held[last]} if last in held else {}
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
@@ -196,7 +200,7 @@ class TrainingPolicy:
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
-        return ready != generation.members or shares_of(self._replanned(ready, factors).plan) != shares_of(generation.plan)
+        return is_another(generation, *chosen(self._replanned, ready, factors))
 
 
 def coordinated(
@@ -220,12 +224,27 @@ def coordinated(
     return tuple(said), coordinator.recoveries
 
 
-def generation_of(number: int, ready: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
-    """Return a job of all devices that are ready as a generation.  factors: by rank, how many times slower they were found to be."""
-    slower = {place: factors[rank] for place, rank in enumerate(ready) if rank in factors}
-    timetable = Timetable(job, job.profile.part(range(len(ready)), slower))
+def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
+    """Return the devices that get something to do of those that are ready, and their job; the others are free to be probed."""
+    job = replanned(ready, factors)
+    plan = job.plan
+    used = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
+    if len(used) == len(ready):
+        return ready, job
+    return chosen(replanned, tuple(rank for place, rank in enumerate(ready) if place in used), factors)
+
+
+def is_another(generation: Generation, members: tuple[int, ...], job: RankJob) -> bool:
+    """Return whether a job gives the devices something else to do than a generation's."""
+    return members != generation.members or shares_of(job.plan) != shares_of(generation.plan)
+
+
+def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
+    """Return a job of some devices as a generation.  factors: by rank, how many times slower they were found to be."""
+    slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
+    timetable = Timetable(job, job.profile.part(range(len(members)), slower))
     timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-    return Generation(number, ready, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+    return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
 
 def shares_of(plan: Plan) -> tuple[Any, ...]:

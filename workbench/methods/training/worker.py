@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
+import torch
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
@@ -25,6 +26,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.runtime.state import Backups, State
 from workbench.runtime.work_folder import full_disk_told
@@ -52,7 +54,7 @@ def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> Ra
 
 def serve(context: RankContext, address: str, phases_on: PhasesOn[AJob]) -> None:
     """Do one job after the other, each as one of the devices that are there, as the coordinator at `address` says."""
-    with TrainingWorker(phases_on) as worker:
+    with TrainingWorker(phases_on, context.dilation) as worker:
         serve_device(context, address, worker)
 
 
@@ -73,9 +75,11 @@ class Served:
 class TrainingWorker(Generic[AJob]):
     """A runtime.device_server.Worker: does a run's steps as one of the devices that are there.  Use it as a context manager."""
 
-    def __init__(self, phases_on: PhasesOn[AJob]) -> None:
+    def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
+        """dilation: see RankContext."""
         self._phases_on = phases_on
-        self._open, self._kept = ExitStack(), Backups()
+        self._open, self._kept, self._dilation = ExitStack(), Backups(), dilation
+        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
         self._budget: MemoryBudget | None = None
 
     def __enter__(self) -> TrainingWorker[AJob]:
@@ -109,8 +113,15 @@ class TrainingWorker(Generic[AJob]):
         job.prepare_imports()
 
     def slowness(self, factor: float, detail: None) -> float | None:
-        """Return None: every device that is there has a part in every generation, by which it is told."""
-        return None
+        """Return how many times longer than when the device began a fixed computation takes it."""
+        return _reference_s(Pacer(factor, dilation=self._dilation), self._reference_s) / (self._dilation * self._reference_s)
+
+
+def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
+    """Return the seconds of some products of matrices; on an emulated device, of which they take `duration_s` at its full pace."""
+    matrix = torch.ones(256, 256)
+    paced = pacer.run(lambda: [matrix @ matrix for _ in range(8)], duration_s)
+    return paced.end_s - paced.start_s - paced.late_s
 
 
 def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], served: Served | None = None) -> None:
