@@ -36,7 +36,7 @@ TEST_GROUPS := tests/cli+tests/experiment tests/methods notebooks+tests/browser 
 	tests/planners+tests/schedules+tests/reproduce tests/models
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
-PYTEST := WORKBENCH_TINY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
+PYTEST := WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
 
 test: setup
 	$(BIN)/ruff check .

@@ -62,6 +62,7 @@ def test_small_jobs(changes: dict, job: Job, tmp_path: Path) -> None:
 
 def test_a_dilation_is_found_once_stated_and_divided_out(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
+    monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
     def three_times(late_share: Callable[[float], float]) -> float:
         found.append(late_share(3.0))
@@ -82,6 +83,7 @@ def test_a_dilation_is_found_once_stated_and_divided_out(job: Job, tmp_path: Pat
 
 def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
+    monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
     def not_enough(late_share: Callable[[float], float]) -> float:
         found.append(1.0)

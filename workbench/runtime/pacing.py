@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from workbench.core.errors import ConfigError
+from workbench.core.serial import shown
 
 T = TypeVar("T")
 
@@ -129,12 +131,31 @@ class Pacer:
         return self.late_s / self.paced_s if self.paced_s else 0.0
 
 
+def asked_dilation() -> float | None:
+    """Return the dilation that the environment asks for (WORKBENCH_DILATION), None if it is to be found.  Raises ConfigError."""
+    text = os.environ.get("WORKBENCH_DILATION")
+    if not text:
+        return None
+    asked = f"The dilation WORKBENCH_DILATION = {shown(text)} was asked for."
+    try:
+        dilation = float(text)
+    except ValueError:
+        dilation = 0.0
+    if not LADDER[0] <= dilation <= LADDER[-1]:
+        raise ConfigError(asked, f"It is no number from {LADDER[0]:g} to {LADDER[-1]:g}.", "Change it, or unset it to have one measured.")
+    return dilation
+
+
 def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
     """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late; its last if none is.
 
     late_share(dilation): measured.  A device whose time is late to one half needs to be at least twice as slow, so dilations between are
-    left out.
+    left out.  One that the environment asks for is taken.
     """
+    asked = asked_dilation()
+    if asked is not None:
+        late_share(asked)
+        return asked
     dilation = LADDER[0]
     while (share := late_share(dilation)) > tolerated and dilation < LADDER[-1]:
         least = min(dilation / (1 - min(share, 0.9)), LADDER[-1])
