@@ -6,6 +6,7 @@ import pytest
 from made_up_report import cluster, report, timeline
 
 from workbench.core import Cluster, Device, Link, MemorySample
+from workbench.core.report import Recovery
 from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
@@ -108,6 +109,13 @@ def test_curves_show_every_step_and_epochs_from_one() -> None:
     texts = [annotation.text for annotation in figure.layout.annotations]
     assert {"epoch 1", "epoch 2, cached", "epoch 3, cached"} <= set(texts)
     assert "accuracy 0.800" in figure.layout.title.subtitle.text
+
+
+def test_curves_show_where_a_device_was_lost() -> None:
+    lost = Recovery(what="kill slow", step=3, noticed_s=0.1, planned_s=0.2, resumed_s=0.2)
+    figure = curves(replace(report(), recoveries=(lost,)))
+    [mark] = [annotation for annotation in figure.layout.annotations if "kill" in annotation.text]
+    assert (mark.x, mark.text) == (3.5, "kill slow, 0.5 s")
 
 
 def test_epoch_times_with_and_without_cache() -> None:

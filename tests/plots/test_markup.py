@@ -18,6 +18,7 @@ from hostile import NAME, renamed, shown_by, texts_of
 
 from workbench import plots
 from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.report import Recovery
 from workbench.core.spread import Spread
 from workbench.plots import export, layer_cut, zeroth_order_bowl, zeroth_order_error, zeroth_order_roofline, zeroth_order_training
 from workbench.plots.bandwidths import latencies, speedups
@@ -30,6 +31,7 @@ from workbench.reproduce.writing import write
 REPORT = replace(
     renamed(made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"),
     notes=(f"Host too busy: {NAME}", NAME),
+    recoveries=(Recovery(what=f"kill {NAME}", step=2, noticed_s=0.1, planned_s=0.1, resumed_s=0.2),),
 )
 TIMELINE = REPORT.timelines["first epoch, predicted"]
 SERVED = renamed(made_up_serving.report(), "alpha", "beta", "gamma", "2 MB read")
