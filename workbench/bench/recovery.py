@@ -84,6 +84,8 @@ def _point(method: str, kind: str, rounds: int, progress: Callable[[str], None])
         report = _run(job, CLUSTER)
         valid = valid and report.valid
         found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
+    for one in found:
+        progress(f"  {one.told}")
     if not found:
         return {"method": method, "fault": kind, "recovered": f"0 of {rounds}"}
     return {
