@@ -39,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         patch.setenv("PYTHONPATH", str(folder))
         patch.syspath_prepend(str(folder))
         patch.setitem(METHODS, "bitfit", "bitfit.method:BitFit")
-        yield replace(tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2)
+        yield replace(tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2, learning_rate=1e-4)
         default_pool().stop()
         for name in [name for name in sys.modules if name.partition(".")[0] == "bitfit"]:
             del sys.modules[name]
@@ -65,14 +65,14 @@ def test_simulated(job: Job) -> None:
 
 def test_executed_it_equals_one_device(job: Job, whole: Report, tmp_path: Path) -> None:
     alone = experiment.run(job, two_devices().part([0]), workdir=tmp_path, fidelity="paced")
-    assert losses(whole) == pytest.approx(losses(alone), rel=1e-4)
+    assert losses(whole) == pytest.approx(losses(alone), rel=1e-3)
     assert len(losses(whole)) == 8
 
 
 def test_a_device_is_killed(job: Job, whole: Report, tmp_path: Path) -> None:
     report = run(replace(job, faults="kill:beta@step3"), tmp_path)
     assert "beta is lost" in " ".join(report.notes)
-    assert losses(report) == pytest.approx(losses(whole), rel=1e-4)
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-3)
 
 
 def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> None:

@@ -20,6 +20,15 @@ from workbench.runtime.engines import default_pool
 
 
 @pytest.fixture(scope="module")
+def job(job: Job) -> Job:
+    """The job as a pipeline, whose stages compute as one device does.
+
+    Where devices divide a batch, gradients are summed in another order, and Adam's first steps make .1 % of the loss of that.
+    """
+    return replace(job, options={"paradigm": "pipeline_parallel"})
+
+
+@pytest.fixture(scope="module")
 def alone(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A run on the first device alone."""
     return experiment.run(job, two_devices().part([0]), workdir=tmp_path_factory.mktemp("alone"), fidelity="paced")
@@ -55,7 +64,7 @@ def test_the_other_goes_on_from_the_last_step(epoch: int, job: Job, alone: Repor
 
 
 def fine_tuning(job: Job, technique: str = "lora", **changes: Any) -> Job:
-    return replace(job, method="fine_tuning", learning_rate=5e-4, options={"technique": technique}, **changes)
+    return replace(job, method="fine_tuning", learning_rate=5e-4, options=job.options | {"technique": technique}, **changes)
 
 
 @pytest.fixture(scope="module", params=["lora", "full"])
@@ -113,8 +122,7 @@ def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
 def test_devices_keep_each_others_state(method: str, options: dict, job: Job, tmp_path: Path) -> None:
     """Nothing of a step is kept in the folder; the steps since the last backup are done again, and the report tells what backups cost."""
-    options = options | {"paradigm": "pipeline_parallel"}
-    job = replace(job, method=method, epochs=2, options=options, faults="kill:beta@step3", backup_every=2)
+    job = replace(job, method=method, epochs=2, options=job.options | options, faults="kill:beta@step3", backup_every=2)
     journals: list[Path] = []
     report = run(job, tmp_path / "faulty", progress=lambda event: journals.extend((tmp_path / "faulty" / "journals").glob("*.bin")))
     assert not journals
@@ -138,7 +146,7 @@ def test_a_loss_before_the_first_backup_begins_the_epoch_again(job: Job, alone: 
 @pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
 def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     """By the coordinator itself, in virtual time: steps take what they take on the devices that are there then."""
-    job = replace(job, method=method, options=options)
+    job = replace(job, method=method, options=job.options | options)
     whole = experiment.run(job, two_devices(), "simulate")
     killed = experiment.run(replace(job, faults="kill:beta@step3"), two_devices(), "simulate")
     [recovery] = killed.recoveries
@@ -146,7 +154,7 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     assert "beta is lost, in step 4" in told(killed) and recovery.told in killed.notes
     seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, whole))
     assert seconds[:3] == before[:3]
-    assert sum(seconds[4:]) > sum(before[4:])  # one device does what two did
+    assert sum(seconds) > sum(before)  # one device does what two did
     frozen = experiment.run(replace(job, faults="freeze:beta@step3"), two_devices(), "simulate")
     assert 2 < frozen.recoveries[0].seconds < 3.5
     slow = experiment.run(replace(job, faults="slow:beta:4@step2"), two_devices(), "simulate")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 import torch.distributed as dist
@@ -85,8 +85,8 @@ class TrainingWorker(Generic[AJob]):
     def __enter__(self) -> TrainingWorker[AJob]:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._open.close()
+    def __exit__(self, *exc: Any) -> None:
+        self._open.__exit__(*exc)  # the budget says what was refused
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
         """Do a job (see Worker).  A pause gives up the step under way: all devices keep what the steps before it have trained."""
