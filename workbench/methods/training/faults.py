@@ -11,7 +11,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.methods.base import Prediction
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import RankJob
-from workbench.methods.training.policy import Replanned, Timetable, chosen, generation_of, is_another
+from workbench.methods.training.policy import Replanned, Timetable, generation_of, is_another, next_job
 from workbench.runtime import commands as c
 from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import fleet_of
@@ -48,7 +48,6 @@ class _Policy:
 
     def __init__(self, first: RankJob, replanned: Replanned) -> None:
         self._first, self._replanned = first, replanned
-        self._everyone = tuple(range(first.cluster.world_size))
         self._timetable, self._plan = Timetable(first), first.plan
         self.step = 0
         self.seconds: dict[int, float] = {}
@@ -58,9 +57,7 @@ class _Policy:
         return self._timetable.num_steps
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        if number == 1 and ready == self._everyone:
-            return generation_of(number, ready, self._first, factors)
-        return generation_of(number, *chosen(self._replanned, ready, factors), factors)
+        return generation_of(number, *next_job(self._first, self._replanned, ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
@@ -102,7 +99,7 @@ class _Policy:
             self.step = max(self.step - self.step % every, self._timetable.number(epoch, 0))
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return is_another(generation, *chosen(self._replanned, ready, factors))
+        return is_another(generation, *next_job(self._first, self._replanned, ready, factors))
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:

@@ -146,9 +146,7 @@ class TrainingPolicy:
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the steps that are left as a job of devices that are ready (see Policy)."""
-        if number == 1 and ready == self._everyone:
-            return generation_of(number, ready, self._first, factors)
-        return generation_of(number, *chosen(self._replanned, ready, factors), factors)
+        return generation_of(number, *next_job(self._first, self._replanned, ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
@@ -200,7 +198,7 @@ class TrainingPolicy:
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
-        return is_another(generation, *chosen(self._replanned, ready, factors))
+        return is_another(generation, *next_job(self._first, self._replanned, ready, factors))
 
 
 def coordinated(
@@ -222,6 +220,13 @@ def coordinated(
         coordinator = Coordinator(fleet=fleet, policy=policy, say=say, show=partial(show_device, notify), adapts=True)
         coordinator.run()
     return tuple(said), coordinator.recoveries
+
+
+def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
+    """Return the devices that go on, and their job: the first plan, which a user may have chosen, while all are there at their pace."""
+    if len(ready) == first.cluster.world_size and not factors:
+        return ready, first
+    return chosen(replanned, ready, factors)
 
 
 def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
