@@ -18,7 +18,7 @@ from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import FirstEpoch
 from workbench.methods.pac_plus.handlers import PacPlusHandlers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.pac_plus.redistribution import parts_of, shard_moves, taped
+from workbench.methods.pac_plus.redistribution import parts_of, taped
 from workbench.methods.pac_plus.taps import rank_taps, whole_taps
 from workbench.methods.training.phases import Phase, RankPhase, make_optimizer
 from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep
@@ -100,7 +100,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         return kept
 
     def _shard(self) -> ActivationCache:
-        """Return this rank's own shard: an interrupted run's if it is the same, else filled from all ranks' shards, or from the tapes."""
+        """Return this rank's own shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""
         session, rank_job = self.session, self.rank_job
         owners, layout, lengths = rank_job.owners, rank_job.record_layout, rank_job.split.lengths
         folder = session.context.own_folder(rank_job.folder) / "cache"
@@ -118,21 +118,24 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             num_target_taps=layout.num_target_taps,
             target_length=layout.target_length,
         )
-        if len(holders) == len(owners):
-            taps = {session.rank: whole_taps(rank_job.adapter)}
-            source, rounds = former, shard_moves(rank_job.adapter, rank_job.cluster, holders, owners, lengths, layout)
-        else:
-            taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
-            source, rounds = self._first.tape(), rank_job.tape_moves()
+        whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
+        rounds = rank_job.shard_moves(holders)
+        held, tape = taped(former, whole), None
+        lost = [sample for sample in range(len(owners)) if sample not in holders]
+        if lost:
+            tape = self._first.tape(lost)
+            rounds += rank_job.tape_moves(rank_job.filling_steps(lost))
+            held |= taped(tape, taps.get(session.rank))
         shard = ActivationCache.create(folder.with_name("cache.part"), manifest)
         session.progress.phase(WAITING)
         session.barrier()
-        self._carry_out("sharing the activations", rounds, taped(source, taps.get(session.rank)), parts_of(shard, taps.values()))
+        self._carry_out("sharing the activations", rounds, held, parts_of(shard, (whole, *taps.values())))
         session.barrier()
         shard.finish()
         self.result.nbytes["activation cache"] = manifest.nbytes
-        if source is not None:
-            source.remove()
+        for source in (former, tape):
+            if source is not None:
+                source.remove()
         return shard.moved(folder)
 
     def _former(self, folder: Path, samples: Sequence[int]) -> tuple[ActivationCache | None, Mapping[int, Sequence[int]], bool]:

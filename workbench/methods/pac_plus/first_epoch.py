@@ -48,7 +48,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
         """Tape the activations; where a tape lacks those of steps before `begin`, the backbone fills them afterwards (see RankPhase)."""
-        manifest, steps = self._manifest(), self.phase.steps(epoch)[:begin]
+        manifest, steps = self._manifest(self.phase.steps(epoch)), self.phase.steps(epoch)[:begin]
         if manifest is not None and begin:
             try:
                 self._tape = ActivationCache.reopen(self._folder, manifest)
@@ -76,20 +76,26 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         return PacPlusHandlers(tape=self._tape, **self.own(planned, epoch)).table()
 
-    def tape(self) -> ActivationCache | None:
-        """Return what this rank taped in the first epoch; where any rank's tape is lost, the backbone fills them all again."""
+    def tape(self, lost: Sequence[int]) -> ActivationCache | None:
+        """Return what this rank taped in the first epoch.
+
+        lost: samples whose records no rank has, after an interruption: all of them are taped still, or the backbone fills these again.
+        """
         if self._has_taped:
             return self._tape
-        manifest = self._manifest()
-        try:
-            self._tape = None if manifest is None else ActivationCache.open_as(self._folder, manifest)
-        except CacheError as error:
-            self.told_of(error)
-        if self.session.agree(manifest is None or self._tape is not None):
-            return self._tape
+        steps = self.rank_job.filling_steps(lost)
+        manifest = self._manifest(steps)
+        self._tape = None
+        if len(lost) == len(self.rank_job.split):
+            try:
+                self._tape = None if manifest is None else ActivationCache.open_as(self._folder, manifest)
+            except CacheError as error:
+                self.told_of(error)
+            if self.session.agree(manifest is None or self._tape is not None):
+                return self._tape
         self._build()
         self._tape = None if manifest is None else ActivationCache.create(self._folder, manifest)
-        self._fill(self.phase.steps(0))
+        self._fill(steps)
         if self._tape is not None:
             self._tape.finish()
         self.release()
@@ -105,14 +111,14 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         if self.index is not None:
             self.compute, self.optimizer = build_stage(self.rank_job, self.index, self.steps_per_epoch)
 
-    def _manifest(self) -> CacheManifest | None:
-        """Return what this rank tapes of the activations; None for a rank without a stage, and where no epoch follows."""
+    def _manifest(self, steps: Sequence[PlannedStep]) -> CacheManifest | None:
+        """Return what this rank tapes of some steps' activations; None for a rank without a stage, and where no epoch follows."""
         rank_job = self.rank_job
         if self.index is None or rank_job.job.epochs == 1:
             return None
         stage, config = rank_job.plan.stages[self.index], rank_job.adapter
         taps = stage_taps(stage.start, stage.stop, config.num_encoder_layers)
-        samples = taped_samples(rank_job.plan, self.session.rank, self.phase.steps(0))
+        samples = taped_samples(rank_job.plan, self.session.rank, steps)
         return CacheManifest(
             fingerprint=rank_job.fingerprint,
             samples=samples,

@@ -14,10 +14,10 @@ from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.programs import Programs
-from workbench.methods.pac_plus.redistribution import adapter_moves, tape_moves
+from workbench.methods.pac_plus.redistribution import adapter_moves, shard_moves, tape_moves
 from workbench.methods.pac_plus.taps import record_layout
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.methods.training.steps import PlannedStep
+from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family
 from workbench.models.quantization.config import QuantizationConfig
@@ -77,14 +77,37 @@ class PacPlusRankJob(RankJob):
         """Return what brings the whole adapter to every device (section V-B)."""
         return adapter_moves(self.adapter, self.plan, self.cluster)
 
-    def tape_moves(self) -> tuple[Move, ...]:
-        """Return what brings its shard of the activations to every device (section V-B)."""
-        steps = self.planned_epoch(0)
+    def filling_steps(self, samples: Sequence[int]) -> tuple[PlannedStep, ...]:
+        """Return the steps in which the backbone computes the activations of some samples again: all as in the first epoch."""
+        if len(samples) == len(self.split):
+            return self.planned_epoch(0)
+        lengths, size = self.split.lengths, self.plan.mini_batch_size
+        ordered = sorted(samples, key=lambda sample: lengths[sample])
+        batches = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+        return tuple(PlannedStep.of(cut_mini_batch(batch, self.plan.num_micro_batches), lengths) for batch in batches)
+
+    def shard_moves(self, holders: Mapping[int, Sequence[int]]) -> tuple[Move, ...]:
+        """Return what brings the activations that some ranks have to the devices that keep them.  holders: by sample."""
+        return shard_moves(self.adapter, self.cluster, holders, self.owners, self.split.lengths, self.record_layout)
+
+    def tape_moves(self, steps: Sequence[PlannedStep]) -> tuple[Move, ...]:
+        """Return what brings the activations that some steps have taped to the devices that keep them (section V-B)."""
         return tape_moves(self.adapter, self.plan, self.cluster, steps, self.owners, self.split.lengths, self.record_layout)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
-        adapter, tapes = self.adapter_moves(), self.tape_moves()
+        adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))
         return {"sharing the adapter": [one.program for one in adapter], "sharing the activations": [one.program for one in tapes]}
+
+    def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
+        """Return what brings the devices the activations that they keep from now on, and what computes those that are lost."""
+        assert isinstance(former, PacPlusRankJob)
+        if not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases()) or not former.plan.cached or self.kept:
+            return ()
+        holders = {sample: (places[owner],) for sample, owner in enumerate(former.owners) if owner in places}
+        steps = self.filling_steps([sample for sample in range(len(self.split)) if sample not in holders])
+        programs = self.programs()
+        filling = [programs.hybrid(step.shape, backbone_only=True) for step in steps]
+        return (*filling, *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))))
 
     def begins_with(self) -> tuple[Path, ...]:
         """Return the initial adapter's file (see RankJob)."""

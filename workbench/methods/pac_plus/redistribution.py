@@ -56,7 +56,7 @@ def tape_moves(
     lengths: Sequence[int],
     layout: RecordLayout,
 ) -> tuple[Move, ...]:
-    """Return what brings the records to their owners from the tapes of the first epoch.  layout: of a whole record."""
+    """Return what brings the records to their owners from the tapes of some steps.  layout: of a whole record."""
     held: dict[str, tuple[int, ...]] = {}
     specs: dict[str, Spec] = {}
     wanted: dict[str, tuple[int, ...]] = {}
@@ -77,12 +77,12 @@ def shard_moves(
     lengths: Sequence[int],
     layout: RecordLayout,
 ) -> tuple[Move, ...]:
-    """Return what brings the records to their owners from shards of an interrupted run.  holders: the ranks that have each sample."""
+    """Return what brings the records to their owners from shards of an interrupted run.  holders: the ranks that have a sample."""
     taps = whole_taps(config)
-    names = {sample: part_name(sample, taps) for sample in range(len(owners))}
+    names = {sample: part_name(sample, taps) for sample in holders}
     specs = {name: Spec((layout.rows(lengths[sample]), layout.row_bytes), "uint8") for sample, name in names.items()}
     wanted = {name: (owners[sample],) for sample, name in names.items()}
-    return moves(wanted, {name: tuple(holders.get(sample, ())) for sample, name in names.items()}, specs, cluster)
+    return moves(wanted, {name: tuple(holders[sample]) for sample, name in names.items()}, specs, cluster)
 
 
 def part_name(sample: int, taps: StageTaps) -> str:
@@ -97,5 +97,4 @@ def taped(tape: ActivationCache | None, taps: StageTaps | None) -> dict[str, Ten
 
 def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Tensor]:
     """Return where a shard has the parts of its records, by name.  taps: those that the parts consist of."""
-    runs = {run.first: run for run in taps}
-    return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in runs.values()}
+    return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in set(taps)}

@@ -16,16 +16,18 @@ from workbench.runtime import commands as c
 from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+from workbench.simulator import simulate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VirtualJob:
-    """The steps of a generation, as virtual devices take them."""
+    """The steps of a generation, as virtual devices take them.  begins_s: what passes before the first."""
 
     job: RankJob
     first_step: int
     last_step: int
     timeout_s: float
+    begins_s: float
     seconds: Callable[[int, tuple[float, ...]], float]
     busy_s: Callable[[int, int], float]
 
@@ -34,7 +36,8 @@ class _Work:
     """A runtime.virtual_devices.VirtualWork."""
 
     def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
-        return job.seconds(step, tuple(factors[place] for place in sorted(factors)))
+        step_s = job.seconds(step, tuple(factors[place] for place in sorted(factors)))
+        return step_s + job.begins_s if step == job.first_step else step_s
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         return c.StepDone(step, factor * job.busy_s(step, place))
@@ -48,7 +51,8 @@ class _Policy:
 
     def __init__(self, first: RankJob, replanned: Replanned) -> None:
         self._first, self._replanned = first, replanned
-        self._timetable, self._plan = Timetable(first), first.plan
+        self._timetable = Timetable(first)
+        self._former: tuple[RankJob, tuple[int, ...]] | None = None
         self.step = 0
         self.seconds: dict[int, float] = {}
 
@@ -63,11 +67,17 @@ class _Policy:
         job, timetable = generation.job, generation.predictor
         assert isinstance(timetable, Timetable)
         epoch, begin = self._timetable.epoch_of(self.step)
-        # A step of a cached epoch is another one when the devices' shares of the samples are others.
-        if begin and not same_batches(self._plan, job.plan, cached=timetable.is_cached(epoch)):
-            begin = 0
+        begins_s = 0.0
+        if self._former is not None:
+            former, members = self._former
+            # A step of a cached epoch is another one when the devices' shares of the samples are others.
+            if begin and not same_batches(former.plan, job.plan, cached=timetable.is_cached(epoch)):
+                begin = 0
+            places = {members.index(rank): place for place, rank in enumerate(generation.members) if rank in members}
+            programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former, places)
+            begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
         self.step = timetable.number(epoch, begin)
-        self._timetable, self._plan = timetable, job.plan
+        self._timetable, self._former = timetable, (job, generation.members)
 
         @cache
         def slowed(factors: tuple[float, ...]) -> Timetable:
@@ -80,6 +90,7 @@ class _Policy:
                 self.step,
                 timetable.num_steps,
                 generation.timeout_s,
+                begins_s,
                 lambda step, factors: slowed(factors).seconds(step),
                 lambda step, place: slowed((1.0,) * job.cluster.world_size).busy_s(step, place),
             )

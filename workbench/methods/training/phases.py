@@ -89,6 +89,13 @@ class RankJob(SessionJob, ABC):
         """Return what was trained as it was after an epoch, by parameter (see weights_after)."""
         return weights_after(self.folder, epoch, self.plan.num_layers)
 
+    def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
+        """Return what runs before the first step of this job's start_epoch when devices of a former one go on.
+
+        places: the rank in this job of each device that has what it kept in the former one, by its rank there.
+        """
+        return ()
+
     def begins_with(self) -> tuple[Path, ...]:
         """Return the files that must be whole for a run to be resumed."""
         return ()
