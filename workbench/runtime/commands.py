@@ -26,9 +26,10 @@ class Prepare(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """End a generation's job after the step under way, together with all others."""
+    """End a generation's job before step `before`, or, if the devices agree on another among themselves, after the one under way."""
 
     generation: int
+    before: int
 
 
 class Abort(NamedTuple):

@@ -352,7 +352,7 @@ class Coordinator:
     def _pause(self) -> None:
         if self._generation is not None and not self._pausing:
             self._pausing = True
-            self.fleet.command(self._generation.members, Pause(self._generation.number))
+            self.fleet.command(self._generation.members, Pause(self._generation.number, self.policy.step + 1))
 
     def _wait_for_others(self, generation: Generation) -> None:
         if self._deadline_s is None:

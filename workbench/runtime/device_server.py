@@ -25,8 +25,8 @@ class Controls:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._pauses = threading.Event()
-        self._breaks_off = False
+        self._pause_before: int | None = None
+        self._step = -1
         self._lock = threading.Lock()
         self._given_up: BaseException | None = None
         self._executor: Executor | None = None
@@ -34,32 +34,34 @@ class Controls:
 
     def wants_pause(self) -> bool:
         """Return whether to end after the step under way, together with all others."""
-        return self._pauses.is_set()
+        return self._pause_before is not None
 
-    def watch(self, executor: Executor, pacer: Pacer | None, *, breaks_off: bool = False) -> None:
-        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down).
-
-        breaks_off: a pause gives up the step under way, because the devices have not agreed on the last one.
-        """
+    def begins(self, step: int) -> bool:
+        """Return whether to do a step; not if all pause before it.  For jobs whose devices do not agree on their last step themselves."""
         with self._lock:
-            self._breaks_off = breaks_off
+            self._step = step
+            return self._pause_before is None or step < self._pause_before
+
+    def watch(self, executor: Executor, pacer: Pacer | None) -> None:
+        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down)."""
+        with self._lock:
             self._executor, self._pacer = executor, pacer
             if pacer is not None:
                 pacer.factor = self.factor
             given_up = self._given_up
         if given_up is not None:
             executor.abort(given_up)
-        elif breaks_off and self._pauses.is_set():
-            self.give_up()
 
     def is_wanted(self) -> bool:
         """Return whether the job was not given up."""
         return self._given_up is None
 
-    def pause(self) -> None:
-        """Ask for a pause."""
-        self._pauses.set()
-        if self._breaks_off:
+    def pause(self, before: int) -> None:
+        """Ask for a pause; a step that has begun in spite of it is given up."""
+        with self._lock:
+            self._pause_before = before
+            has_begun = self._step >= before
+        if has_begun:
             self.give_up()
 
     def give_up(self) -> None:
@@ -80,8 +82,7 @@ class Controls:
         """Make ready for the next job."""
         with self._lock:
             self._given_up = self._executor = self._pacer = None
-            self._breaks_off = False
-            self._pauses.clear()
+            self._pause_before, self._step = None, -1
 
 
 class Worker(Protocol):
@@ -155,9 +156,12 @@ class _Server:
 
     def _take(self, command: Any) -> None:
         match command:
+            case c.Pause() if command.generation == self._generation:
+                self._controls.pause(command.before)
+            case c.Abort() if command.generation == self._generation:
+                self._controls.give_up()
             case c.Pause() | c.Abort():
-                if command.generation == self._generation:
-                    (self._controls.pause if isinstance(command, c.Pause) else self._controls.give_up)()
+                pass  # of a job that has ended
             case c.Slow():
                 self._controls.slow_down(command.factor)
             case c.Ping():

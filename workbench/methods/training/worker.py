@@ -58,10 +58,18 @@ def serve(context: RankContext, address: str, phases_on: PhasesOn[AJob]) -> None
         serve_device(context, address, worker)
 
 
+class _Paused(Exception):
+    """The devices pause between two steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How a device works whose run goes on without others.  told: takes every step that is done.  kept: what it keeps for others."""
+    """How a device works whose run goes on without others.
 
+    begins: asked before every step, whether to do it.  told: takes every step that is done.  kept: what it keeps for others.
+    """
+
+    begins: Callable[[int], bool]
     told: Callable[[StepDone], None]
     kept: Backups
 
@@ -89,15 +97,18 @@ class TrainingWorker(Generic[AJob]):
         self._open.__exit__(*exc)  # the budget says what was refused
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
-        """Do a job (see Worker).  A pause gives up the step under way: all devices keep what the steps before it have trained."""
+        """Do a job (see Worker)."""
         job.prepare_imports()
         result = RankResult(rank=context.rank)
         if self._budget is None:
             self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
         try:
             with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
-                controls.watch(session.executor, session.pacer if session.slows_down else None, breaks_off=True)
-                _work(session, result, self._phases_on(session, result), Served(told=context.publish, kept=self._kept))
+                controls.watch(session.executor, session.pacer if session.slows_down else None)
+                served = Served(begins=controls.begins, told=context.publish, kept=self._kept)
+                _work(session, result, self._phases_on(session, result), served)
+        except _Paused:
+            return "paused", result
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
                 raise
@@ -171,7 +182,13 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
                 session.progress.phase(WAITING)
                 session.barrier(phase.phase.program(steps[0].shape))
             session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
-            result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, note=log)
+
+            def begins(step: int, first: int = first) -> None:
+                if served is not None and not served.begins(first + step):
+                    session.barrier()  # all have done the step before
+                    raise _Paused
+
+            result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
         if phase.is_writer and phase.optimizer is not None:
             save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
         if phase.optimizer is not None:
@@ -200,18 +217,22 @@ def run_steps(
     *,
     epoch: int = 0,
     begin: int = 0,
+    begins: Callable[[int], None] | None = None,
     note: Callable[[StepTrace], None] | None = None,
     program: Callable[[StepShape], Program] | None = None,
 ) -> list[StepTrace]:
     """Run an epoch's steps from `begin` on and return them; a rank without a share returns at once.
 
-    note: is called after every step that this rank has completed.  program: of a step without a loss, instead of the phase's.
+    begins: is called before every step, note after every one that this rank has completed.
+    program: of a step without a loss, instead of the phase's.
     """
     session = phase.session
     if phase.optimizer is None:
         return []
     traces = []
     for number, planned in list(enumerate(steps))[begin:]:
+        if begins is not None:
+            begins(number)
         done = session.run((program or phase.phase.program)(planned.shape), phase.handlers(epoch, planned))
         trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples, loss_of(session, done, epoch, number))
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
