@@ -6,10 +6,8 @@ import pytest
 from torch import tensor
 
 from workbench.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
-from workbench.bench.inference_blocks import overlap_point
-from workbench.bench.inference_models import emulated_cluster
-from workbench.bench.inference_scaling import _layer_s
-from workbench.bench.inference_sides import Side, SidesResult
+from workbench.bench.inference_parts import _layer_s, emulated_cluster
+from workbench.bench.inference_sides import Side, SidesResult, overlap_point
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op

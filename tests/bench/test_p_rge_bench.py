@@ -4,13 +4,15 @@ from importlib.util import find_spec
 
 import pytest
 
-from workbench.bench import p_rge, p_rge_engine, p_rge_memory
-from workbench.bench.p_rge_batches import prompts
+from workbench.bench import frame, p_rge, p_rge_engine
+from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.core.errors import ConfigError, RuntimeSetupError
+
+MEMORY = "workbench.bench.p_rge_memory"
 
 
 def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():
-    batch = prompts("tiny-llama", 24).rows(5)
+    batch = batch_of(prompts("tiny-llama", 24), 5)
     assert batch.input_ids.shape == (5, 24)
     assert bool(batch.attention_mask.all())
     assert batch.positions.tolist() == [[23]] * 5
@@ -19,7 +21,7 @@ def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():
 
 def test_sides_take_turns_and_ratios_are_taken_round_by_round():
     seen = []
-    seconds = p_rge.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 2)
+    seconds = frame.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 2)
     assert seen == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert [len(each) for each in seconds.values()] == [2, 2]
     point = p_rge._ratio_point("steps", 1, 1, [4.0, 9.0, 8.0], [2.0, 3.0, 4.0])
@@ -33,20 +35,20 @@ def test_passes_are_batched_where_that_is_clearly_faster():
 
 
 def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
-    monkeypatch.setattr(p_rge, "LONG_S", -1.0)
+    monkeypatch.setattr(frame, "LONG_S", -1.0)
     seen = []
-    seconds = p_rge.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 5)
+    seconds = frame.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 5)
     assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert [len(each) for each in seconds.values()] == [2, 2]
 
 
 @pytest.mark.slow
 def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told():
-    inference, training = (p_rge_memory.peak_bytes(side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE"))
+    inference, training = (frame.child_peak_bytes(MEMORY, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE"))
     assert 0 < inference < 200e6
     assert 0 < training < 2 * inference
     with pytest.raises(RuntimeSetupError, match=r"The peak memory of .inference. was to be measured.*nosuch"):
-        p_rge_memory.peak_bytes("inference", "nosuch", 32, 1, 1)
+        frame.child_peak_bytes(MEMORY, "inference", "nosuch", 32, 1, 1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workbench.bench.frame import Progress, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.collective_times import ring_allreduce_s
 from workbench.core.costs import TOKEN, Spec
-from workbench.core.errors import RuntimeSetupError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, COMMUNICATION, NONE, SEND, Op, Schedule, Value
@@ -101,7 +101,7 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
     return found
 
 
-def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
+def bench(progress: Progress = print) -> dict[str, Any]:
     """Return measured over simulated time of every program on 2, 3 and 4 devices, and what the executor costs an operation.
 
     Raises RuntimeSetupError where the kernel does not shape links.
@@ -111,12 +111,7 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     for size in SIZES:
         cluster = _cluster(size)
         with EngineCluster.start(cluster) as engines:
-            if engines.fidelity != "kernel":
-                raise RuntimeSetupError(
-                    "The executor benchmark was asked for.",
-                    f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
-                    "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
-                )
+            require_kernel_links(engines, "executor")
             results = engines.run(run_rank, [cluster] * size)
         for name, (program, num_steps) in programs(cluster).items():
             points.append(_point(name, size, program, num_steps, [result["rounds"][name] for result in results]))
@@ -140,10 +135,8 @@ def run_rank(context: RankContext, cluster: Cluster) -> dict[str, Any]:
     with group(context, 30.0) as process_group:
         subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         chosen = programs(cluster)
-        members = {
-            tuple(sorted(op.ranks)) for program, _ in chosen.values() for ops in program.schedule.ops for op in ops if len(op.ranks) > 1
-        }
-        for ranks in sorted(members):
+        every_op = (op for program, _ in chosen.values() for ops in program.schedule.ops for op in ops)
+        for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1}):
             subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
         transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))])
         pacer = Pacer(1.0)
@@ -168,12 +161,12 @@ def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, 
     begin_s = latest.item()
     time.sleep(max(0.0, begin_s - time.monotonic()))
     executor.idle()
-    steps = [executor.begin(program, handlers, inputs)]
+    step = executor.begin(program, handlers, inputs)
     spans = []
     for _ in range(num_steps - 1):
-        steps.append(executor.begin(program, handlers, inputs))
-        spans += steps[-2].finish().spans
-    spans += steps[-1].finish().spans
+        former, step = step, executor.begin(program, handlers, inputs)
+        spans += former.finish().spans
+    spans += step.finish().spans
     return begin_s, max((span.end_s for span in spans), default=begin_s)
 
 
@@ -256,11 +249,12 @@ def _side_by_side(schedule: Schedule, size: int) -> Schedule:
 
 def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
     """Return one schedule after another on each rank."""
-    return Schedule(
-        ops=tuple(tuple(chain.from_iterable(ops)) for ops in zip(*(schedule.ops for schedule in schedules), strict=True)),
-        inputs=tuple(tuple(chain.from_iterable(values)) for values in zip(*(schedule.inputs for schedule in schedules), strict=True)),
-        outputs=tuple(tuple(chain.from_iterable(values)) for values in zip(*(schedule.outputs for schedule in schedules), strict=True)),
-    )
+
+    def joined(by_schedule: Iterable[tuple[tuple[Any, ...], ...]]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(chain.from_iterable(own)) for own in zip(*by_schedule, strict=True))
+
+    fields = ("ops", "inputs", "outputs")
+    return Schedule(**{name: joined(getattr(schedule, name) for schedule in schedules) for name in fields})
 
 
 def _forward_only(schedule: Schedule) -> Schedule:

@@ -6,46 +6,43 @@ kernel fidelity where there is any.  Galaxy+'s own plan is tuned by simulation; 
 
 from __future__ import annotations
 
-import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from workbench.bench.inference_blocks import overlap_point
-from workbench.bench.inference_models import CLUSTERS, SIZES, VOCABULARY, emulated_cluster, host_profile, save_model
-from workbench.bench.inference_planning import planning_point
-from workbench.bench.inference_scaling import scaling_points
-from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, run_sides, scheme_1
+from workbench.bench.frame import Progress, threads
+from workbench.bench.inference_parts import (
+    CLUSTERS,
+    LENGTH,
+    SIZES,
+    BenchModel,
+    emulated_cluster,
+    host_profile,
+    late_share,
+    planning_point,
+    random_ids,
+    save_model,
+    scaling_points,
+)
+from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
-from workbench.planners.galaxy_plus import plan as plan_galaxy_plus
 from workbench.profiler.host import gemm_rate
-from workbench.profiler.inference import scaled_to
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune
-from workbench.simulator import simulate
+from workbench.schedules.inference import InferencePrices
 
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"
 MBIT_PER_S = (125, 250, 500, 1000)
-LENGTH = 284
 ROUNDS, FEW_ROUNDS, OVERLAP_ROUNDS = 3, 1, 3
 SLOW_SIDES = ("edgeshard", "local")
 """Timed FEW_ROUNDS times: one device after the other takes long, and what little crosses links hardly varies."""
 BUSY_SHARE = 0.05
 """Of the paced time that may be late before a point is invalid: host too busy."""
-MESSAGE_S = 2e-4
-"""What plans are priced with for a message: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
 DILATION = 2.0
 """Devices and links are emulated so many times slower than they are, and times divided by it: two cores do not keep up with four such
 devices otherwise.  Ratios stay what they are, but for the runtime's own share of a message, which counts half."""
@@ -82,42 +79,7 @@ class Selection:
         return cls(**{kind: values for kind, values in chosen.items() if values})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchModel:
-    """A model on disk, and what it costs on this host."""
-
-    name: str
-    folder: Path
-    host: InferenceProfile
-
-    def setup(self, cluster: Cluster) -> SessionSetup:
-        """Return what every rank is told."""
-        return SessionSetup(model=str(self.folder), cluster=cluster, host=self.host, timeout_s=120.0)
-
-    def prices(self, cluster: Cluster, length: int) -> InferencePrices:
-        """Return what prices plans on the emulated devices."""
-        return InferencePrices(
-            profile=scaled_to(self.host, cluster),
-            cluster=cluster,
-            lengths=(length,),
-            build=inference_schedule,
-            simulate=simulate,
-            message_s=MESSAGE_S,
-        )
-
-    def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
-        """Return Galaxy+'s plan, with the tiles that suit it."""
-        price = self.prices(cluster, length)
-        planner = partial(plan_galaxy_plus, price.profile, cluster, length=length, ranks=ranks)
-        plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
-        return tune(plans, price, profile=price.profile, cluster=cluster, length=length, message_s=MESSAGE_S)
-
-    def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
-        """Return a plan with the tiles that take the least time."""
-        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length, message_s=MESSAGE_S)
-
-
-def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> dict[str, Any]:
+def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:
     """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, the scaling, the planner's time.
 
     only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling', 'planner'.
@@ -126,7 +88,7 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
     planning = planning_point(progress) if "planner" in selection.parts else {}
     if selection.parts == ("planner",):
         return {"name": "galaxy_plus", "label": "real: seconds of this machine", "what": "our planner by Eq. 9", **planning}
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, _one_thread():
+    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, threads(1):
         models = list(_models(selection, Path(folder), progress))
         host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # what others take of a shared host only makes it less
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")
@@ -151,17 +113,7 @@ def bench(progress: Callable[[str], None] = print, only: Sequence[str] = ()) -> 
     return _result(points, scaling | planning, fidelity)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _models(selection: Selection, folder: Path, progress: Callable[[str], None]) -> Iterator[BenchModel]:
+def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[BenchModel]:
     wanted = [*selection.models] if {"latency", "overlap"} & set(selection.parts) else []
     scales = "scaling" in selection.parts and "homogeneous" in selection.clusters and max(MBIT_PER_S) in selection.mbit_per_s
     for name in [*([SCALED] if scales else []), *(wanted or ["MiniLM"] * (not scales))]:
@@ -175,9 +127,7 @@ def _models(selection: Selection, folder: Path, progress: Callable[[str], None])
 def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection) -> dict[str, Any]:
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 taken apart."""
     price = model.prices(cluster, LENGTH)
-    chance = random.Random(0)
-    ids = torch.tensor([[chance.randrange(4, VOCABULARY) for _ in range(LENGTH)]])
-    ours = model.plan(cluster)
+    ids, ours = random_ids(LENGTH), model.plan(cluster)
     sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS)]
     if "latency" in selection.parts:
         for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
@@ -185,7 +135,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
             sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
         if engines.fidelity == "kernel":  # nobody but the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
-    split = model.tiled(scheme_1(replace(ours, overlap=True)), price, LENGTH)
+    split = model.tiled(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price, LENGTH)
     overlap = {"scheme 1": split} if "overlap" in selection.parts else {}
     job = SidesJob(
         setup=model.setup(cluster), sides=tuple(sides), rounds=ROUNDS if "latency" in selection.parts else 0,
@@ -213,7 +163,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
         ratios = [theirs / (mine if len(pairs) > 1 else usual_s) for theirs, mine in pairs]
         point[side.name] = median(ratios)
         point[f"{side.name} from, to"] = (round(min(ratios), 3), round(max(ratios), 3))
-    late = sum(sum(result.late_s.values()) for result in results) / sum(sum(result.paced_s.values()) for result in results)
+    late = late_share(results)
     point |= {"overrun_share": late, "is_valid": late <= BUSY_SHARE}
     point["plan"] = {
         "predicted_s": price(ours) / DILATION,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from workbench.bench.tensor_parallel import TensorParallelBert
-from workbench.core.inference import InferencePlan
+from workbench.core.inference import InferencePlan, StackCosts
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
@@ -21,9 +23,19 @@ from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import empty
+from workbench.schedules.inference import InferenceLayout, InferencePrices
 
 DTENSOR = "DTensor"
 """The side that is torch's own tensor parallelism."""
+DTENSOR_PLAN = {
+    "attention.self.query": ColwiseParallel(),
+    "attention.self.key": ColwiseParallel(),
+    "attention.self.value": ColwiseParallel(),
+    "attention.output.dense": RowwiseParallel(),
+    "intermediate.dense": ColwiseParallel(),
+    "output.dense": RowwiseParallel(),
+}
+"""What PyTorch's own tutorial on tensor parallelism does, with BERT's names: two all-reduces a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,31 +100,33 @@ def run_sides(context: RankContext, job: SidesJob) -> SidesResult:
     return result
 
 
-Runner = Callable[[], tuple[Tensor | None, float, tuple[Span, ...]]]
+Ran = tuple[Tensor | None, float, tuple[Span, ...]]
+"""A side's output on the first device of its plan, its seconds, and what this rank did."""
 
 
-def _runner(session: InferenceSession, side: Side) -> Runner:
-    """Return what runs a side once: its output, its seconds, and what this rank did."""
+def _runner(session: InferenceSession, side: Side) -> Callable[[], Ran]:
+    """Return what runs a side once."""
     if side.plan is None:
-        theirs = TensorParallelBert(session, side.ids.shape[1])
+        theirs = tensor_parallel_bert(session, side.ids.shape[1])
 
-        def run_theirs() -> tuple[Tensor | None, float, tuple[Span, ...]]:
+        def run_theirs() -> Ran:
             begin = time.monotonic()
-            output = theirs.run(side.ids)
+            with torch.no_grad():
+                output = theirs(input_ids=side.ids).last_hidden_state
             return (output if session.rank == 0 else None), time.monotonic() - begin, ()
 
         return run_theirs
     holding = session.load(side.plan)
     request = Request(length=side.ids.shape[1], ids=side.ids)
 
-    def run_ours() -> tuple[Tensor | None, float, tuple[Span, ...]]:
+    def run_ours() -> Ran:
         answer = session.answer(holding, request)
         return answer.output, answer.end_s - answer.start_s, answer.spans
 
     return run_ours
 
 
-def _time(session: InferenceSession, side: Side, run: Runner, result: SidesResult) -> None:
+def _time(session: InferenceSession, side: Side, run: Callable[[], Ran], result: SidesResult) -> None:
     pacer = session.pacer
     late_s, paced_s = pacer.late_s, pacer.paced_s
     session.barrier()
@@ -134,17 +148,18 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor, rounds:
     holding = session.load(plan)
     request = Request(length=ids.shape[1], ids=ids)
     found: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
+    kinds: dict[str, Callable[[], tuple[Span, ...]]] = {
+        "both": lambda: session.answer(holding, request).spans,
+        "computation": lambda: _compute(session, holding, request),
+        "communication": lambda: _communicate(session, holding, request),
+    }
     for number in range(rounds + 1):
-        for what, run in (("both", _answer), ("computation", _compute), ("communication", _communicate)):
+        for what, run in kinds.items():
             session.barrier()
-            spans = run(session, holding, request)
+            spans = run()
             if number:
                 found[what].append(_busy(spans) if what == "computation" else _ends(spans))
     return found
-
-
-def _answer(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
-    return session.answer(holding, request).spans
 
 
 def _compute(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
@@ -203,6 +218,71 @@ def _ends(spans: tuple[Span, ...]) -> dict[int, float]:
     return ends
 
 
-def scheme_1(plan: InferencePlan) -> InferencePlan:
-    """Return the plan with every layer in scheme 1."""
-    return replace(plan, schemes=(1,) * len(plan.schemes))
+def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
+    """Return a Hugging Face BERT in equal parts on all ranks of the session's group, cut by torch's DTensor over gloo.
+
+    Every operation is paced as ours of the same kind, tokens and units, for a sequence of `length` tokens.
+    """
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(session.setup.model, attn_implementation="sdpa", add_pooling_layer=False).eval()
+    count = session.context.world_size
+    mesh = DeviceMesh.from_group(session.group, "cpu")
+    shape, host = session.stacks[0], session.setup.host
+    units, columns = shape.num_units // count, shape.columns // count
+    costs: StackCosts | None = None if host is None else host.costs[0][0].scaled(1 / (session.context.device.host_share or 1.0))
+
+    def pace(module: nn.Module, units: int, kind: str, further: str = "") -> None:
+        """Let a module's own computing take as long as our operation; its collectives are in hooks around it, and are not touched."""
+        if costs is None:
+            return
+        seconds = costs.seconds(kind, length, units) + (costs.seconds(further, length**2, units) if further else 0.0)
+        forward = module.forward
+
+        def paced(*args: Any, **options: Any) -> Any:
+            return session.pacer.run(lambda: forward(*args, **options), seconds).result
+
+        module.forward = paced
+
+    pace(model.embeddings, 1, "EMB")
+    for layer in model.encoder.layer:
+        parallelize_module(layer, mesh, DTENSOR_PLAN)
+        pace(layer.attention.self, units, "QKV", "ATT")
+        pace(layer.attention.output.dense, units, "OUT")
+        pace(layer.attention.output.LayerNorm, 1, "CONN")
+        pace(layer.intermediate, columns, "UP")
+        pace(layer.output.dense, columns, "DOWN")
+        pace(layer.output.LayerNorm, 1, "CONN")
+    return model
+
+
+def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
+    """Return for attention and feed-forward blocks of scheme 1 the seconds overlapped and of each side alone, and the ratio of a layer.
+
+    A block takes from the end of the last connection of the block before it, on any device, to its own; the first layer, whose tiles come
+    from the embedding, is left out.  Computation alone is the busiest device's.  dilation: by which the seconds are divided.
+    The ratio is that of both blocks together to the longer side of each: a block's first tiles are under way before the last tiles of the
+    block before it have ended, so what one of them seems to take less the other seems to take more.
+    """
+    layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
+    rounds = [
+        {what: [result.blocks["scheme 1"][what][turn] for result in results] for what in ("both", "computation", "communication")}
+        for turn in range(len(results[0].blocks["scheme 1"]["both"]))
+    ]
+    blocks: dict[str, dict[str, float]] = {}
+    for kind in ("attention", "feed_forward"):
+        numbers = [block.number for block in layout.blocks if block.kind == kind and block.layer > 0]
+        both = median(_spaces(turn["both"], numbers) for turn in rounds)
+        communication = median(_spaces(turn["communication"], numbers) for turn in rounds)
+        computation = median(fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds)
+        seconds = {"both_s": both, "computation_s": computation, "communication_s": communication}
+        blocks[kind] = {name: value / dilation for name, value in seconds.items()}
+    longer_s = sum(max(block["computation_s"], block["communication_s"]) for block in blocks.values())
+    tiles = {"tile_tokens": plan.tile_tokens, "group_tokens": plan.group_tokens, "both_ways": plan.both_ways}
+    return {"overlap": sum(block["both_s"] for block in blocks.values()) / longer_s, "overlap blocks": blocks, "overlap tiles": tiles}
+
+
+def _spaces(ends: Sequence[dict[int, float]], numbers: Sequence[int]) -> float:
+    """Return the mean time between a block's end and that of the block before it, both on the last device."""
+    last = {number: max(rank[number] for rank in ends if number in rank) for number in {n - 1 for n in numbers} | set(numbers)}
+    return fmean(last[number] - last[number - 1] for number in numbers)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.bench.p_rge_batches import Prompts, prompts
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.bench.frame import Progress, child_peak_bytes, reset_peak, threads
+from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.packages import bindings
 from workbench.models.products import library
-from workbench.models.zeroth_order import StepLog, TrainableConfig, load_causal_model
-from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
+from workbench.models.zeroth_order import DualForwardingModel, StepLog, TrainableConfig, load_causal_model
 from workbench.runtime.memory import read_memory
-from workbench.runtime.network import child_environment
-from workbench.tasks.prompts import PromptBatch, collate_prompts
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 
 POINTS = (
     ("tiny-llama", 32, 2, 2, 100, "vocabulary"),
@@ -36,23 +31,17 @@ POINTS = (
 """Model, tokens, q, E, steps, what the loss is over."""
 THREADS, LEARNING_RATE = 2, 1e-3
 MEMORY_STEPS = 3
-_WAIT_S = 900
 
 Point = tuple[str, int, int, int, int, str]
 
 
-def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] = POINTS) -> dict[str, Any]:
+def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> dict[str, Any]:
     """Return a row for each model: export, file, step times, the largest relative deviation of a loss, peak memory.
 
     Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
-            rows = [_point(point, Path(folder), progress) for point in points]
-    finally:
-        torch.set_num_threads(threads)
+    with threads(THREADS), tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+        rows = [_point(point, Path(folder), progress) for point in points]
     return {
         "name": "p_rge_engine",
         "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their runtimes' own",
@@ -63,13 +52,13 @@ def bench(progress: Callable[[str], None] = print, *, points: tuple[Point, ...] 
     }
 
 
-def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
     model, length, queries, batch, steps, loss = point
     path = folder / f"{model}-{loss}.pte"
     progress(f"Exporting {model}")
     causal = load_causal_model(model, TrainableConfig())
     rows = prompts(model, length, loss)
-    config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length, choices=rows.encoded.choices)
+    config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length, choices=rows.choices)
     exported = export_program(causal, path, config, name=model)
     what = f"{model}, loss over the {loss.replace('_', ' ')}"
     progress(f"{what}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side")
@@ -85,7 +74,7 @@ def _point(point: Point, folder: Path, progress: Callable[[str], None]) -> dict[
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
-    peaks = {side: peak_bytes(side, path, model, length, queries, batch, loss) for side in ("engine", "eager")}
+    peaks = {side: child_peak_bytes(__name__, side, path, model, length, queries, batch, loss) for side in ("engine", "eager")}
     return {
         "model": model,
         "loss": loss,
@@ -122,63 +111,34 @@ class Eager:
         return losses
 
 
-def peak_bytes(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
-    """Return the peak of a child process that loads and makes a few steps; the program's file counts where it is resident.
-
-    Raises RuntimeSetupError with the child's words if it fails.
-    """
-    command = [sys.executable, "-m", "workbench.bench.p_rge_engine", side, str(path), model, *map(str, (length, queries, batch)), loss]
-    surroundings = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
-    except subprocess.SubprocessError as error:
-        words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeSetupError(f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again.") from error
-    return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
-
-
 def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
-    """Return this process's peak over what it had with its libraries and no model."""
+    """Return this process's peak minus what it had with its libraries and no model; the program's file counts where it is resident."""
     torch.set_num_threads(THREADS)
     rows = prompts(model, length, loss)
     bindings()
-    load_causal_model("tiny-llama", TrainableConfig()).part_losses(prompts("tiny-llama", length).rows(1))  # all libraries have come up
+    load_causal_model("tiny-llama", TrainableConfig()).part_losses(batch_of(prompts("tiny-llama", length), 1))  # loads all libraries
     gc.collect()
     own = read_memory().rss_bytes
-    if side == "engine":
-        _reset_peak()
-        trainer = EngineTrainer(path, threads=THREADS)
-        for step in range(MEMORY_STEPS):
-            trainer.step(_batch(rows, batch, step), LEARNING_RATE)
-    else:
-        causal = load_causal_model(model, TrainableConfig())
-        gc.collect()
-        _reset_peak()
-        eager = Eager(causal, EngineConfig(queries=queries, choices=rows.encoded.choices))
-        for step in range(MEMORY_STEPS):
-            eager.step(
-                _batch(rows, batch, step),
-                StepLog(step=step, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=LEARNING_RATE),
-            )
+    causal = load_causal_model(model, TrainableConfig()) if side == "eager" else None
+    gc.collect()
+    reset_peak()
+    trainer = EngineTrainer(path, threads=THREADS) if causal is None else None
+    eager = Eager(causal, EngineConfig(queries=queries, choices=rows.choices)) if causal is not None else None
+    for step in range(MEMORY_STEPS):
+        given = _batch(rows, batch, step)
+        if trainer is not None:
+            trainer.step(given, LEARNING_RATE)
+        if eager is not None:
+            log = StepLog(step=step, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=LEARNING_RATE)
+            eager.step(given, log)
     return read_memory().peak_rss_bytes - own
 
 
-def _batch(rows: Prompts, count: int, step: int) -> PromptBatch:
+def _batch(rows: EncodedPrompts, count: int, step: int) -> PromptBatch:
     """Return the rows of one of a few steps."""
-    first = step % 5 * count
-    return collate_prompts(rows.encoded, [index % len(rows.encoded) for index in range(first, first + count)])
-
-
-def _reset_peak() -> None:
-    """Set the high-water mark to what is resident now.  Raises ConfigError where the system cannot."""
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")
-    except OSError as error:
-        found = "This system does not reset a process's high-water mark."
-        raise ConfigError("A peak was to be measured.", found, "Run it on Linux.") from error
+    return batch_of(rows, count, step % 5 * count)
 
 
 if __name__ == "__main__":
     length, queries, batch = map(int, sys.argv[4:7])
-    print(msgspec.json.encode(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7])).decode())
+    print(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7]))

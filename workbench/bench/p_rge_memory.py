@@ -1,114 +1,111 @@
-"""Peak memory of P-RGE beside inference and first-order LoRA-FA, each in a child process of its own (P-RGE, section 4.2, Table 3).
+"""Peak memory of P-RGE compared with inference and first-order LoRA-FA, each in its own child process (P-RGE, section 4.2, Table 3).
 
-What counts is the largest resident memory over what the process had when the runtime was loaded and the model not yet.
+What counts is the largest resident memory minus what the process had when the runtime was loaded and the model not yet.
 """
 
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
-import msgspec
 import torch
 
-from workbench.bench.p_rge_batches import Prompts, prompts
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.bench.frame import Progress, Step, child_peak_bytes, reset_peak
+from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, Copies, FirstOrder, Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.zeroth_order import MemoryRule, forward_memory
 from workbench.runtime.memory import read_memory
-from workbench.runtime.network import child_environment
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, encode_prompts, load_prompt_task
+from workbench.tasks.prompts.encoding import EncodedRow
 
 Side = Literal["inference", "P-RGE", "P-RGE, kept copies", "first-order LoRA-FA"]
 SETTINGS = ((1, 16), (4, 4), (16, 1))
 """(q, E): the same total batch of 16; with both signs 32 rows in a pass of P-RGE, and as many in inference."""
 STEPS = 3
 SMALL = "tiny-llama"
-"""Runs before anything is measured."""
-_WAIT_S = 900
+"""Runs before anything is measured, so that all libraries are loaded."""
+SENTENCES = 400
 
 
-def memory_points(model: str, length: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return each side's peak, and over inference's at as many rows."""
+def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts:
+    """Return prompts of `length` tokens for a model: its tokens of real sentences, cut, followed by the prompt's own end and label word.
+
+    loss: 'vocabulary', or 'label_words' alone.
+    """
+    task = load_prompt_task("sentiment", train_samples=SENTENCES)
+    encoded = encode_prompts(task.train, task.prompt, load_tokenizer(model), is_causal=True, max_length=length)
+    stream = list(chain.from_iterable(row.ids for row in encoded.rows))
+    rows = []
+    for index in range(min(len(stream) // length, len(encoded))):
+        end = encoded.rows[index]
+        filled = [*stream[index * length : (index + 1) * length - len(end.ids)], *end.ids]
+        rows.append(EncodedRow(ids=tuple(filled[-length:]), targets=end.targets, first_position=length - 1))
+    count = len(rows)
+    choices = encoded.label_ids if loss == "label_words" else ()
+    return replace(encoded, rows=tuple(rows), labels=encoded.labels[:count], sample_ids=encoded.sample_ids[:count], choices=choices)
+
+
+def batch_of(encoded: EncodedPrompts, count: int, first: int = 0) -> PromptBatch:
+    """Return a batch of so many rows."""
+    return collate_prompts(encoded, [index % len(encoded) for index in range(first, first + count)])
+
+
+def memory_points(model: str, length: int, progress: Progress) -> list[dict[str, Any]]:
+    """Return each side's peak, and its ratio to that of inference with as many rows."""
     found = []
     for queries, batch in SETTINGS:
-        peaks: dict[str, int] = {}
-        for side in get_args(Side):
-            peaks[side] = peak_bytes(side, model, length, queries, batch)
+        peaks = {side: child_peak_bytes(__name__, side, model, length, queries, batch) for side in get_args(Side)}
         for side, peak in peaks.items():
+            over = peak / peaks["inference"]
             found.append(
                 {
                     "side": side,
                     "q": queries,
                     "E": batch,
                     "peak_mb": peak / 1e6,
-                    "over_inference": peak / peaks["inference"],
-                    "counted_mb": _counted(side, model, length, queries, batch),
+                    "over_inference": over,
+                    "counted_mb": _counted_mb(side, model, length, queries, batch),
                 }
             )
-            progress(f"memory q={queries} E={batch}: {side} {peak / 1e6:.0f} MB, {peak / peaks['inference']:.2f} of inference")
+            progress(f"memory q={queries} E={batch}: {side} {peak / 1e6:.0f} MB, {over:.2f} of inference")
     return found
 
 
-def peak_bytes(side: str, model: str, length: int, queries: int, batch: int) -> int:
-    """Return the peak of a child process that makes a few steps.  Raises RuntimeSetupError with its words if it fails."""
-    command = [sys.executable, "-m", "workbench.bench.p_rge_memory", side, model, str(length), str(queries), str(batch)]
-    # Freed memory goes back at once, so that a peak is what is needed together; glibc else keeps what it may need again.
-    surroundings = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_WAIT_S, env=surroundings, check=True)
-    except subprocess.SubprocessError as error:
-        words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeSetupError(f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again.") from error
-    return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
-
-
 def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
-    """Return this process's peak over what the runtime alone takes."""
+    """Return this process's peak minus what the runtime alone takes."""
     torch.set_num_threads(2)
     rows = prompts(model, length)
-    _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)  # all libraries have come up
+    _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)
     gc.collect()
     own = read_memory().rss_bytes
     causal = load_causal_model(model, TrainableConfig())
     gc.collect()
-    if not _reset_peak():
-        raise ConfigError("A peak was to be measured.", "This system does not reset a process's high-water mark.", "Run it on Linux.")
+    reset_peak()  # loading a model needs more than running it
     _run(side, causal, rows, queries, batch)
     return read_memory().peak_rss_bytes - own
 
 
-def _run(side: str, causal: CausalModel, rows: Prompts, queries: int, batch: int) -> None:
+def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, batch: int) -> None:
+    step: Step
     if side == "inference":
-        given = rows.rows(2 * queries * batch)
-        for _ in range(STEPS):
-            with torch.inference_mode():
-                causal.part_losses(given)
+        all_rows = batch_of(rows, 2 * queries * batch)
+        step = torch.inference_mode()(lambda number: causal.part_losses(all_rows))
     elif side == "first-order LoRA-FA":
         reference = FirstOrder(causal, "sgd", 1e-6)
-        for _ in range(STEPS):
-            reference.step(rows.rows(queries * batch))
+        step = lambda number: reference.step(batch_of(rows, queries * batch))  # noqa: E731
     else:
         copies: Copies = "kept" if side.endswith("copies") else "per_layer"
         estimator = Prge(causal, ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies))
-        for step in range(STEPS):
-            estimator.step(rows.rows(batch), step)
+        step = lambda number: estimator.step(batch_of(rows, batch), number)  # noqa: E731
+    for number in range(STEPS):
+        step(number)
 
 
-def _reset_peak() -> bool:
-    """Set the high-water mark to what is resident now: loading a model needs more than running it."""
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")
-    except OSError:
-        return False
-    return True
-
-
-def _counted(side: str, model: str, length: int, queries: int, batch: int) -> float | None:
+def _counted_mb(side: str, model: str, length: int, queries: int, batch: int) -> float | None:
     """Return the analytic model's megabytes in float32, where the model is described: forward-only sides, logits of label words alone."""
     if model not in MODELS or side.startswith("first-order"):
         return None
@@ -119,4 +116,4 @@ def _counted(side: str, model: str, length: int, queries: int, batch: int) -> fl
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(_child(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))).decode())
+    print(_child(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])))

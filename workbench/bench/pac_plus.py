@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModel
+from transformers.utils import logging
 
-from workbench.bench.fine_tuning_sides import BackboneFineTuning, SideFineTuning
+from workbench.bench.frame import Progress, ratios, threads, turns
+from workbench.fetch import asset_path
 from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches
 from workbench.methods.training.steps import PAD_TO_MULTIPLE
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import calibrate
+from workbench.models.calibration import TapStatistics, calibrate, set_statistics
+from workbench.models.fast_side import FastSide
 from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.lora import require_peft
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.activation_records import STORAGE_TYPES
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks import load_task
 from workbench.tasks.batching import cached_epoch_batches, epoch_batches
@@ -28,27 +39,110 @@ from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_
 
 MODEL, TASK = "all-MiniLM-L6-v2", "sentiment"
 BATCH_SIZE, REDUCTION, RANK, THREADS = 32, 8, 8, 2
+LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 1e-3, 0.01, 0.1
+NUM_STEPS = 100_000
+"""Of the learning rate's schedule: more than a benchmark takes, so that the rate stays almost constant."""
 ROUNDS, STEPS = 9, 8
 """Steps of each side in each round; all rounds together draw ROUNDS * STEPS batches evenly from an epoch's, by length."""
 
 Step = Callable[[Batch], object]
 
 
-def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
+class BackboneFineTuning:
+    """Training through the backbone with transformers and peft, as a user would write it: mean pooling, linear head, fused AdamW.
+
+    rank: of LoRA on queries and values; None trains every weight.  in_bfloat16: under autocast.
+    """
+
+    def __init__(self, model: str, num_outputs: int, *, rank: int | None, in_bfloat16: bool = False) -> None:
+        torch.manual_seed(0)
+        logging.disable_progress_bar()
+        backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
+        if rank is not None:
+            config = require_peft().LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for
+                backbone = require_peft().get_peft_model(backbone, config)
+        self._backbone = backbone.train()
+        self._head = nn.Linear(backbone.config.hidden_size, num_outputs)
+        self._in_bfloat16 = in_bfloat16
+        trained = [parameter for module in (backbone, self._head) for parameter in module.parameters() if parameter.requires_grad]
+        self.num_trained = sum(parameter.numel() for parameter in trained)
+        self._optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def step(self, batch: Batch) -> float:
+        """Train on one batch; return its mean loss."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._in_bfloat16):
+            hidden = self._backbone(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+            mask = batch.attention_mask[:, :, None].to(hidden.dtype)
+            pooled = F.dropout((hidden * mask).sum(dim=1) / mask.sum(dim=1), DROPOUT)
+            logits = self._head(pooled)
+        loss = F.cross_entropy(logits.float(), batch.labels)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+
+class SideFineTuning:
+    """Training a parallel adapter: in the first epoch beside the backbone, later from the cache."""
+
+    def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool) -> None:
+        self._stack, self.is_fast = stack, is_fast
+        self._adapter = ParallelAdapter(config).train()
+        set_statistics(self._adapter, statistics)
+        self.waits_s: list[float] = []
+        """How long each cached step waited for its taps."""
+        rate = LinearSchedule(peak=LEARNING_RATE, num_steps=NUM_STEPS)
+        self._optimizer = FlatAdamW(self._adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
+        self._fast = FastSide(self._adapter) if is_fast else None
+        self.num_trained = sum(parameter.numel() for parameter in self._adapter.parameters())
+
+    def cached_step(self, batch: Batch, batches: CachedBatches) -> float:
+        """Train on one batch whose taps come from the cache; return its mean loss."""
+        begin = time.perf_counter()
+        taps = _load(batches, batch)
+        self.waits_s.append(time.perf_counter() - begin)
+        return self._train(batch, taps)
+
+    def first_step(self, batch: Batch, tape: ActivationCache) -> float:
+        """Run the backbone on a batch, tape its activations, and train on them; return the mean loss."""
+        with torch.no_grad():
+            _, taps = self._stack(batch.input_ids, batch.attention_mask)
+        taps = [tap.to(torch.bfloat16) for tap in taps]
+        tape.write_batch(batch.indices, taps)
+        return self._train(batch, taps)
+
+    def _train(self, batch: Batch, taps: Sequence[Tensor]) -> float:
+        """Train on one batch with given taps, (n, t, d) each or (for a fast side) without padding; return its mean loss."""
+        adapter = self._adapter
+        if self._fast is None:
+            logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch=1)
+            loss = task_loss(logits, batch.labels, adapter.config.kind)
+            loss.backward()
+        else:
+            fast = self._fast
+            packing = fast.packing(batch.attention_mask)
+            packed = [packing.pack(tap) if tap.ndim == 3 else tap for tap in taps]
+            side, context = fast.forward(None, packed, packing)
+            logits, head = fast.head(side, packed[-1], packing, batch.sample_ids, epoch=1)
+            loss = task_loss(logits, batch.labels, adapter.config.kind)
+            loss.backward()
+            fast.backward(context, fast.head_backward(head))
+        self._optimizer.step()
+        return loss.item()
+
+
+def bench(progress: Progress = print) -> dict[str, Any]:
     """Return the seconds of an epoch of each side and the ratios to the cached epoch, with their spread over the rounds.
 
     An epoch is estimated: the mean step over batches drawn evenly from it by length, times its number of batches.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        with scratch_folder() as folder:
-            return _bench(folder, progress)
-    finally:
-        torch.set_num_threads(threads)
+    with threads(THREADS), scratch_folder() as folder:
+        return _bench(folder, progress)
 
 
-def _bench(folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     task = load_task(TASK)
     split = tokenize(task.train, load_tokenizer(MODEL), max_length=128)
     stack = load_stack(MODEL)
@@ -64,24 +158,26 @@ def _bench(folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     others = _drawn(split, epoch_batches(split.lengths, BATCH_SIZE, 0, 1))
     side = SideFineTuning(stack, config, statistics, is_fast=True)
     plain = SideFineTuning(stack, config, statistics, is_fast=False)
-    lora = BackboneFineTuning(MODEL, task.num_outputs, rank=RANK)
-    half = BackboneFineTuning(MODEL, task.num_outputs, rank=RANK, in_bfloat16=True)
-    full = BackboneFineTuning(MODEL, task.num_outputs, rank=None)
-    sides: dict[str, Callable[[Sequence[Batch]], list[float]]] = {
-        "cached": lambda batches: _cached_seconds(side, cache, batches),
-        "cached, by autograd": lambda batches: _cached_seconds(plain, cache, batches),
-        "LoRA, float32": lambda batches: _seconds(lora.step, batches),
-        "LoRA, bfloat16 autocast": lambda batches: _seconds(half.step, batches),
-        "full, float32": lambda batches: _seconds(full.step, batches),
-        "first epoch": lambda batches: _seconds(lambda batch: side.first_step(batch, tape), batches),
+    backbones = {
+        "LoRA, float32": BackboneFineTuning(MODEL, task.num_outputs, rank=RANK),
+        "LoRA, bfloat16 autocast": BackboneFineTuning(MODEL, task.num_outputs, rank=RANK, in_bfloat16=True),
+        "full, float32": BackboneFineTuning(MODEL, task.num_outputs, rank=None),
     }
+    sides: dict[str, Callable[[Sequence[Batch]], list[float]]] = {
+        "cached": partial(_cached_seconds, side, cache),
+        "cached, by autograd": partial(_cached_seconds, plain, cache),
+        **{name: partial(_seconds, backbone.step) for name, backbone in backbones.items()},
+        "first epoch": partial(_seconds, lambda batch: side.first_step(batch, tape)),
+    }
+    given = {name: cached if name.startswith("cached") else others for name in sides}
     rounds: dict[str, list[float]] = {name: [] for name in sides}
     for name, run in sides.items():
-        run((cached if name.startswith("cached") else others)[0][:3])  # the warm-up
-    for turn in range(ROUNDS):
-        for name in sorted(sides, reverse=bool(turn % 2)):
-            rounds[name].append(mean(sides[name]((cached if name.startswith("cached") else others)[turn])))
-        progress(f"round {turn + 1} of {ROUNDS}: " + ", ".join(f"{name} {seconds[-1] * 1e3:.0f} ms" for name, seconds in rounds.items()))
+        run(given[name][0][:3])  # the warm-up
+    for turn, name in turns(sides, range(ROUNDS)):
+        rounds[name].append(mean(sides[name](given[name][turn])))
+        if all(len(seconds) > turn for seconds in rounds.values()):
+            found = ", ".join(f"{side} {seconds[-1] * 1e3:.0f} ms" for side, seconds in rounds.items())
+            progress(f"round {turn + 1} of {ROUNDS}: {found}")
     bytes_per_sample = {
         f"cache_bytes_per_sample_{name}": round(replace(cache.layout, dtype=name).total_bytes(split.lengths) / len(split))
         for name in STORAGE_TYPES
@@ -102,21 +198,16 @@ def _bench(folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
         "mean_tokens": mean(split.lengths),
         **bytes_per_sample,
         **loads,
-        "trained_parameters": {"cached": side.num_trained, "LoRA": lora.num_trained, "full": full.num_trained},
-        "points": [_point(name, seconds, rounds["cached"], num_batches) for name, seconds in rounds.items()],
-    }
-
-
-def _point(name: str, seconds: Sequence[float], cached: Sequence[float], num_batches: int) -> dict[str, Any]:
-    """Return a side's row: its step and epoch, and how many cached epochs fit into one of its, round by round."""
-    ratios = [own / reference for own, reference in zip(seconds, cached, strict=True)]
-    return {
-        "side": name,
-        "step_ms": median(seconds) * 1e3,
-        "epoch_s": median(seconds) * num_batches,
-        "ratio_to_cached": median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        "trained_parameters": {
+            "cached": side.num_trained,
+            "LoRA": backbones["LoRA, float32"].num_trained,
+            "full": backbones["full, float32"].num_trained,
+        },
+        "points": [
+            {"side": name, "step_ms": median(seconds) * 1e3, "epoch_s": median(seconds) * num_batches}
+            | ratios(seconds, rounds["cached"], "ratio_to_cached")
+            for name, seconds in rounds.items()
+        ],
     }
 
 
@@ -185,7 +276,8 @@ def _load_figures(side: SideFineTuning, folder: Path, batches: Sequence[Batch]) 
                 _drop_pages(folder / "taps.bin")
             cache = ActivationCache.open(folder, fingerprint="bench", verify=False)
             if name == "alone":
-                seconds[name] = _load_seconds(cache, batches)
+                with _ahead(cache, batches, depth=0, packs=True) as loader:
+                    seconds[name] = _seconds(partial(_load, loader), batches)
             else:
                 side.waits_s.clear()
                 _cached_seconds(side, cache, batches)
@@ -195,9 +287,8 @@ def _load_figures(side: SideFineTuning, folder: Path, batches: Sequence[Batch]) 
     return figures
 
 
-def _load_seconds(cache: ActivationCache, batches: Sequence[Batch]) -> list[float]:
-    with _ahead(cache, batches, depth=0, packs=True) as loader:
-        return _seconds(lambda batch: loader.batch(batch.indices, batch.attention_mask.shape[1]), batches)
+def _load(batches: CachedBatches, batch: Batch) -> list[Tensor]:
+    return batches.batch(batch.indices, batch.attention_mask.shape[1])
 
 
 def _drop_pages(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""`workbench bench runtime`: our executor against torch.distributed.pipelining's Schedule1F1B, interleaved."""
+"""`workbench bench runtime`: our executor against torch.distributed.pipelining's Schedule1F1B, interleaved.
+
+Both train the same stage computation on the same batches with the same pacing and optimizer, so their losses are equal.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,43 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from workbench.bench.stages import Ours, PipelineBench, Torchs
+from workbench.bench.frame import Progress, ratios, require_kernel_links, turns
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
-from workbench.core.errors import RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP
+from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.building import build_stage, save_initial
+from workbench.methods.pac_plus.compute import StageCompute
+from workbench.methods.pac_plus.handlers import PacPlusHandlers
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.handlers import share_of
 from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stack
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.simulator import simulate
-from workbench.tasks.tokenize import TokenizedSplit
+from workbench.tasks.tokenize import TokenizedSplit, collate
 
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
@@ -47,7 +59,89 @@ PACE_MARGIN = 1.1
 """Costs are rounded up by this factor, so that neither side overruns its deadlines."""
 
 
-def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
+Step = Callable[[], float]
+"""Train one mini-batch; return its mean loss on the last stage, 0 elsewhere."""
+
+
+def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
+    """Return the mini-batch that is repeated: the whole split."""
+    return PlannedStep.of(cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES), rank_job.split.lengths)
+
+
+def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]) -> Step:
+    """Return a step of the workbench's executor on the hybrid 1F1B schedule.  layers: the stage's, on this device."""
+    rank_job = session.rank_job
+    programs, planned = rank_job.programs(), planned_of(rank_job)
+
+    def step() -> float:
+        share = share_of(session.rank, rank_job.plan, planned, rank_job.split)
+        handlers = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, layers=layers, **share)
+        done = session.run(programs.hybrid(planned.shape), handlers.table())
+        return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
+
+    return step
+
+
+def torch_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]) -> Step:
+    """Return a step of torch.distributed.pipelining's Schedule1F1B on the same stage computation."""
+    rank_job, index = session.rank_job, session.rank
+    planned, last = planned_of(rank_job), len(LAYERS) - 1
+    kind, total = rank_job.adapter.kind, planned.shape.samples
+    batches = [collate(rank_job.split, micro) for micro in planned.samples]
+    ids, labels = torch.cat([batch.input_ids for batch in batches]), torch.cat([batch.labels for batch in batches])
+
+    def seconds(kind: str) -> float:
+        return layers_seconds(layers, kind, MICRO_BATCH_SIZE, planned.shape.lengths[0])
+
+    def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+        return task_loss(logits, labels, kind, reduction="sum") / total
+
+    stage = _PacedStage(_StageModule(compute, is_last=index == last), index, len(LAYERS), torch.device("cpu"))
+    stage.pace(session.pacer, seconds("F") + seconds("SF"), seconds("SB"))
+    schedule = Schedule1F1B(stage, len(batches), loss_fn=loss_of, scale_grads=False)
+
+    def step() -> float:
+        losses: list[Tensor] = []
+        options: dict[str, Any] = {"target": labels, "losses": losses} if index == last else {}
+        schedule.step(*((ids,) if index == 0 else ()), **options)
+        optimizer.step()
+        return float(sum(losses)) if losses else 0.0
+
+    return step
+
+
+class _StageModule(nn.Module):
+    """A stage as torch's pipeline asks for it: ids -> (hidden, side) -> ... -> logits.  The hidden state carries no gradient."""
+
+    def __init__(self, compute: StageCompute, *, is_last: bool) -> None:
+        super().__init__()
+        self.adapter = compute.adapter
+        self._compute, self._is_last = compute, is_last
+
+    def forward(self, hidden_or_ids: Tensor, side: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Run backbone and side network on a micro-batch without padding."""
+        mask = torch.ones(hidden_or_ids.shape[:2], dtype=torch.int64)
+        output, taps = self._compute.backbone_forward(hidden_or_ids, mask)
+        side = self.adapter(side, taps, mask)
+        if not self._is_last:
+            return output, side
+        return self.adapter.head(side, taps[-1], mask, torch.arange(len(mask)), 0)
+
+
+class _PacedStage(PipelineStage):
+    """torch's stage with its chunks paced like our operations."""
+
+    def pace(self, pacer: Pacer, forward_s: float, backward_s: float) -> None:
+        self._pacer, self._forward_s, self._backward_s = pacer, forward_s, backward_s
+
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._pacer.run(lambda: super(_PacedStage, self).forward_one_chunk(*args, **options), self._forward_s).result
+
+    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._pacer.run(lambda: super(_PacedStage, self).backward_one_chunk(*args, **options), self._backward_s).result
+
+
+def bench(progress: Progress = print) -> dict[str, Any]:
     """Return the step times of both sides at several bandwidths, and the ratio ours / torch with its spread.
 
     Raises RuntimeSetupError where the kernel does not shape links: torch's side cannot be paced by us.
@@ -70,12 +164,7 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     for mbit in MBIT_PER_S:
         cluster = _cluster(mbit)
         with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, EngineCluster.start(cluster) as engines:
-            if engines.fidelity != "kernel":
-                raise RuntimeSetupError(
-                    "The runtime benchmark was asked for.",
-                    f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
-                    "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
-                )
+            require_kernel_links(engines, "runtime")
             save_initial(ParallelAdapter(adapter), Path(folder))
             job = _job(cluster, adapter, host_layers, Path(folder))
             points.append(_point(mbit, _bound_s(job), engines.run(run_rank, [job] * cluster.world_size)))
@@ -97,34 +186,32 @@ def bench(progress: Callable[[str], None] = print) -> dict[str, Any]:
     }
 
 
-def run_rank(context: RankContext, job: PipelineBench) -> dict[str, Any]:
+def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
     """Run both sides in turn on this rank; return every round's monotonic begin and end, and every step's loss, by side."""
-    import_family(job.rank_job.job.model)
-    with group(context, 60.0) as process_group, RankSession(context, job.rank_job, process_group) as session:
-        sides: dict[str, Ours | Torchs] = {}
-        for name, kind in (("ours", Ours), ("torch", Torchs)):
-            index = job.rank_job.plan.stage_of(context.rank)
-            assert index is not None
-            # torch's side needs autograd, so both have it.
-            compute, optimizer = build_stage(job.rank_job, index, 1000, is_fast=False)
-            sides[name] = kind(job, session, compute, optimizer)
-        losses = {name: [side.step()] for name, side in sides.items()}  # the warm-up
+    import_family(rank_job.job.model)
+    with group(context, 60.0) as process_group, RankSession(context, rank_job, process_group) as session:
+        stage = rank_job.plan.stages[session.rank]
+        layers = rank_job.profile.layers[session.rank][stage.start : stage.stop]
+        # torch's side needs autograd, so both have it.
+        sides = {
+            name: make(session, *build_stage(rank_job, session.rank, 1000, is_fast=False), layers)
+            for name, make in (("ours", our_step), ("torch", torch_step))
+        }
+        losses = {name: [step()] for name, step in sides.items()}  # the warm-up
         session.pacer.reset()
         spans: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-        for turn in range(job.rounds):
-            # Who goes first changes from round to round.
-            for name in sorted(sides, reverse=bool(turn % 2)):
-                session.barrier()
-                dist.barrier()
-                begin = time.monotonic()
-                losses[name] += [sides[name].step() for _ in range(job.steps)]
-                spans[name].append((begin, time.monotonic()))
+        for _, name in turns(sides, range(ROUNDS)):
+            session.barrier()
+            dist.barrier()
+            begin = time.monotonic()
+            losses[name] += [sides[name]() for _ in range(STEPS)]
+            spans[name].append((begin, time.monotonic()))
     return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
 
 
-def _bound_s(job: PipelineBench) -> float:
-    """Return the seconds of the step that is simulated: what no overhead of either side is in."""
-    program = job.rank_job.programs().hybrid(job.planned.shape)
+def _bound_s(rank_job: PacPlusRankJob) -> float:
+    """Return the seconds of the simulated step, which contains no overhead of either side."""
+    program = rank_job.programs().hybrid(planned_of(rank_job).shape)
     return max(span.end_s for span in simulate(program, memory=False).spans)
 
 
@@ -140,16 +227,13 @@ def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str
     gap = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses["ours"], losses["torch"], strict=True))
     if gap > 1e-4:
         raise AssertionError(f"the two sides do not train the same: losses differ by {gap:.1e}")
-    ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["torch"], strict=True)]
     return {
         "mbit_per_s": mbit,
         "ours_s": median(seconds["ours"]),
         "torch_s": median(seconds["torch"]),
         "bound_s": bound_s,
         "ours_over_bound": median(seconds["ours"]) / bound_s,
-        "ratio": median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        **ratios(seconds["ours"], seconds["torch"]),
         "overrun_share": sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results),
         "loss_gap": gap,
     }
@@ -178,12 +262,13 @@ def _cluster(mbit_per_s: float) -> Cluster:
     return replace(laptop, devices=devices)
 
 
-def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path) -> PipelineBench:
-    stages, at = [], 0
-    for rank, count in enumerate(LAYERS):
-        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),)))
-        at += count
-    plan = Plan(method="pac_plus", stages=tuple(stages), micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
+def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path) -> PacPlusRankJob:
+    stops = tuple(accumulate(LAYERS))
+    stages = tuple(
+        Stage(start=stop - count, stop=stop, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),))
+        for rank, (stop, count) in enumerate(zip(stops, LAYERS, strict=True))
+    )
+    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
     chance, count = random.Random(0), plan.mini_batch_size
     split = TokenizedSplit(
         ids=tuple(tuple(chance.randrange(1000, 20000) for _ in range(SEQUENCE_LENGTH)) for _ in range(count)),
@@ -191,7 +276,7 @@ def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[La
         sample_ids=tuple(range(count)),
         pad_id=0,
     )
-    rank_job = PacPlusRankJob(
+    return PacPlusRankJob(
         job=Job(model=MODEL, batch_size=count, micro_batches=NUM_MICRO_BATCHES, epochs=1),
         cluster=cluster,
         plan=plan,
@@ -202,5 +287,3 @@ def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[La
         fingerprint="bench",
         cache_dtype="float32",
     )
-    planned = PlannedStep.of(cut_mini_batch(range(count), NUM_MICRO_BATCHES), split.lengths)
-    return PipelineBench(rank_job=rank_job, planned=planned, rounds=ROUNDS, steps=STEPS)

@@ -27,8 +27,8 @@ class FirstOrder:
         made = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
         self.optimizer: torch.optim.Optimizer = made(parameters, lr=learning_rate)
 
-    def step(self, batch: PromptLike, *, learning_rate: float | None = None) -> float:
-        """Make a step and return the loss before it.  learning_rate: None leaves it as it is."""
+    def step(self, batch: PromptLike, step: int = 0, *, learning_rate: float | None = None) -> float:
+        """Make a step, whose number changes nothing, and return the loss before it.  learning_rate: None leaves it as it is."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate

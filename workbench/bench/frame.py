@@ -1,0 +1,104 @@
+"""What the benchmarks share: sides that take turns, ratios with their spread, threads, kernel links, the peak memory of child processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import torch
+
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.network import child_environment
+
+Progress = Callable[[str], None]
+Step = Callable[[int], object]
+
+LONG_S = 30.0
+"""Where a round takes longer there are half as many."""
+_CHILD_WAIT_S = 900
+
+
+def turns(names: Iterable[str], rounds: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Yield (round, side): every side once a round, by name; the order is reversed from one round to the next."""
+    for turn in rounds:
+        for name in sorted(names, reverse=bool(turn % 2)):
+            yield turn, name
+
+
+def interleaved(sides: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each side's step in each round, after a step to warm up.
+
+    Where the warm-up takes longer than LONG_S it counts as a round, and there are half as many rounds.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+
+    def play(chosen: range, first_step: int) -> None:
+        for turn, name in turns(sides, chosen):
+            begin = time.perf_counter()
+            sides[name](turn + first_step)
+            seconds[name].append(time.perf_counter() - begin)
+
+    play(range(1), 0)
+    if sum(sum(of_side) for of_side in seconds.values()) > LONG_S:
+        play(range(1, rounds // 2), 0)
+        return seconds
+    for of_side in seconds.values():
+        of_side.clear()
+    play(range(rounds), 1)
+    return seconds
+
+
+def ratios(slow: Sequence[float], fast: Sequence[float], name: str = "ratio") -> dict[str, float]:
+    """Return the median ratio of two sides' seconds and its spread, taken round by round."""
+    found = [one / other for one, other in zip(slow, fast, strict=True)]
+    return {name: median(found), "ratio_min": min(found), "ratio_max": max(found)}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def require_kernel_links(engines: EngineCluster, name: str) -> None:
+    """Raise RuntimeSetupError where the kernel does not shape the links of emulated devices."""
+    if engines.fidelity != "kernel":
+        raise RuntimeSetupError(
+            f"The {name} benchmark was asked for.",
+            f"Links have {engines.fidelity} fidelity here: {engines.fidelity_reason}.",
+            "Run it as root on Linux, or where user namespaces are allowed (see `workbench doctor`).",
+        )
+
+
+def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
+    """Return the last number that a child process of a module prints.  Raises RuntimeSetupError with the child's words if it fails."""
+    command = [sys.executable, "-m", module, side, *map(str, arguments)]
+    # Freed memory goes back at once, so that a peak is what is needed together; glibc otherwise keeps what it may need again.
+    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHILD_WAIT_S, env=environment, check=True)
+    except subprocess.SubprocessError as error:
+        words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeSetupError(f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again.") from error
+    return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
+
+
+def reset_peak() -> None:
+    """Set this process's high-water mark to what is resident now.  Raises ConfigError where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError as error:
+        found = "This system does not reset a process's high-water mark."
+        raise ConfigError("A peak was to be measured.", found, "Run it on Linux.") from error

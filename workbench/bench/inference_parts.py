@@ -1,0 +1,265 @@
+"""What the inference benchmark measures with: models, environments, plans; the planner's own time, and the scaling of one layer."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.bench.frame import Progress
+from workbench.bench.inference_sides import Side, SidesJob, SidesResult, run_sides
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster, Link
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.measuring import measure_host
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.models.sharding import model_layout, open_weights
+from workbench.models.tokenizer import tiny_tokenizer
+from workbench.planners import galaxy_plus
+from workbench.profiler.descriptions import describe
+from workbench.profiler.inference import analytic_from, scaled_to
+from workbench.profiler.inference_sizes import end_bytes, stack_sizes
+from workbench.profiler.inference_timing import MeasuredInference, cached_inference
+from workbench.runtime.engines import EngineCluster
+from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune
+from workbench.simulator import simulate
+
+LENGTH = 284
+VOCABULARY = 2000
+CLUSTERS = {"homogeneous": "galaxy-env-a", "heterogeneous": "galaxy-env-b"}
+MEMORY_BYTES = 8_000_000_000
+"""Of every device: the baselines of the benchmark must all fit."""
+MESSAGE_S = 2e-4
+"""What plans are priced with for a message: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
+PLANNED_MODELS = ("BERT-Large", "GPT2-Large", "OPT-1.3B")
+PLANNED_LAYERS, COPIES, PLANNER_ROUNDS = 48, 2, 5
+MEMORY_TIMES = 3
+"""Devices have so many times the memory of Env. B's: two times eight would not hold 48 layers of every model otherwise."""
+TOKENS_EACH, TOKENS = 96, 384
+SCALING_ROUNDS = 2
+
+
+class BertSize(NamedTuple):
+    """A BERT by its sizes."""
+
+    hidden_size: int
+    num_heads: int
+    num_layers: int
+
+
+SIZES = {
+    "MiniLM": BertSize(384, 12, 6),
+    "BERT-base": BertSize(768, 12, 12),
+    "GPT2-L layer": BertSize(1280, 20, 3),
+}
+"""GPT2-L layer: a layer of that size, repeated, for the scaling of section IV-E."""
+
+
+def save_model(size: BertSize, folder: Path) -> None:
+    """Write a BERT of random weights as a folder with safetensors."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        intermediate_size=4 * size.hidden_size,
+        max_position_embeddings=512,
+    )
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tiny_tokenizer(is_causal=False).backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]", "pad_token": "[PAD]"}), encoding="utf-8")
+
+
+def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceProfile, str]:
+    """Return what the model's operations take on one core of this host (measured once and kept), and where that is from."""
+    key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
+
+    def measure() -> MeasuredInference:
+        layout = model_layout(str(folder))
+        with closing(open_weights(str(folder), layout=layout)) as source:
+            return measure_host(layout, source, longest=longest, what="hidden")
+
+    measured, note = cached_inference(key, measure)
+    stacks = tuple(replace(shape, num_layers=size.num_layers) for shape in measured.profile.stacks)
+    return replace(measured.profile, stacks=stacks), note
+
+
+def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:
+    """Return the catalogue's environment with links of a bandwidth; a device multiplies matrices as fast as the catalogue says.
+
+    host_flops_per_s: of one core of this host in GEMMs.  dilation: so many times slower are devices and links, and so many times as long is
+    all that they do, in the same proportions; a host that is shared or small keeps up then.
+    """
+    cluster = load_cluster(CLUSTERS[name])
+    link = Link(bytes_per_s=mbit_per_s * 125_000 / dilation)
+    devices = tuple(
+        replace(
+            device,
+            flops_per_s=device.flops_per_s / dilation,
+            link=link,
+            memory_bytes=MEMORY_BYTES,
+            host_share=device.flops_per_s / dilation / host_flops_per_s,
+        )
+        for device in cluster.devices
+    )
+    return replace(cluster, name=f"{name}, {mbit_per_s:g} Mbit/s", devices=devices)
+
+
+def random_ids(tokens: int) -> Tensor:
+    """Return token ids (1, tokens), the same each time."""
+    chance = random.Random(0)
+    return torch.tensor([[chance.randrange(4, VOCABULARY) for _ in range(tokens)]])
+
+
+def late_share(results: Sequence[SidesResult]) -> float:
+    """Return the part of the paced time that was late."""
+    return sum(sum(result.late_s.values()) for result in results) / sum(sum(result.paced_s.values()) for result in results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchModel:
+    """A model on disk, and what it costs on this host."""
+
+    name: str
+    folder: Path
+    host: InferenceProfile
+
+    def setup(self, cluster: Cluster) -> SessionSetup:
+        """Return what every rank is told."""
+        return SessionSetup(model=str(self.folder), cluster=cluster, host=self.host, timeout_s=120.0)
+
+    def prices(self, cluster: Cluster, length: int) -> InferencePrices:
+        """Return what prices plans on the emulated devices."""
+        return InferencePrices(
+            profile=scaled_to(self.host, cluster),
+            cluster=cluster,
+            lengths=(length,),
+            build=inference_schedule,
+            simulate=simulate,
+            message_s=MESSAGE_S,
+        )
+
+    def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
+        """Return Galaxy+'s plan, with the tiles that suit it."""
+        price = self.prices(cluster, length)
+        planner = partial(galaxy_plus.plan, price.profile, cluster, length=length, ranks=ranks)
+        plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
+        return tune(plans, price, profile=price.profile, cluster=cluster, length=length, message_s=MESSAGE_S)
+
+    def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
+        """Return a plan with the tiles that take the least time."""
+        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length, message_s=MESSAGE_S)
+
+
+def planning_point(progress: Progress) -> dict[str, Any]:
+    """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and what it gains on Algorithm 1."""
+    known = load_cluster("galaxy-env-b").devices
+    devices = [
+        replace(device, name=f"{device.name}-{copy}", memory_bytes=MEMORY_TIMES * device.memory_bytes)
+        for copy in range(COPIES)
+        for device in known
+    ]
+    cluster = Cluster(name="Env. B twice", devices=tuple(devices))
+    points: dict[str, Any] = {}
+    for name in PLANNED_MODELS:
+        described = replace(describe(name), num_layers=PLANNED_LAYERS)
+        first, last = end_bytes(described)
+        profile = analytic_from(name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
+        seconds = []
+        for _ in range(PLANNER_ROUNDS):
+            begin_s = time.perf_counter()
+            ours = galaxy_plus.plan(profile, cluster, length=LENGTH)
+            seconds.append(time.perf_counter() - begin_s)
+        try:
+            printed = galaxy_plus.price_plan(galaxy_plus.algorithm_1(profile, cluster, length=LENGTH), profile, cluster).layers_s
+            gain = printed / galaxy_plus.price_plan(ours, profile, cluster).layers_s
+        except PlanError:
+            gain = None
+        points[name] = {"s": median(seconds), "from, to": (round(min(seconds), 3), round(max(seconds), 3)), "algorithm 1 over ours": gain}
+        gained = f"; Algorithm 1's plan takes {gain:.2f} times as long" if gain is not None else "; Algorithm 1 finds none"
+        progress(
+            f"Planner, {name} with {PLANNED_LAYERS} layers, {len(devices)} devices: {median(seconds):.2f} s "
+            f"({min(seconds):.2f} to {max(seconds):.2f}){gained}"
+        )
+    return {
+        f"planner, {len(devices)} devices and {PLANNED_LAYERS} layers, longest median s": max(point["s"] for point in points.values()),
+        "planner": points,
+    }
+
+
+def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Progress) -> dict[str, Any]:
+    """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
+
+    A layer takes the time between the ends of two layers' last connections, on any device: what is in front of the first and behind the
+    last does not count, as in the paper.
+    """
+    sides = []
+    for count in range(1, cluster.world_size + 1):
+        for kind, tokens in (("weak", TOKENS_EACH * count), ("strong", TOKENS)):
+            if count == cluster.world_size and kind == "weak" and tokens == TOKENS:
+                continue  # the same as the strong one
+            plan = model.plan(cluster, tokens, ranks=range(count))
+            sides.append(Side(name=f"{kind} {count}", plan=plan, ids=random_ids(tokens), rounds=SCALING_ROUNDS))
+    job = SidesJob(setup=model.setup(cluster), sides=tuple(sides), rounds=SCALING_ROUNDS)
+    results = engines.run(run_sides, [job] * cluster.world_size)
+    layer_s = {side.name: _layer_s(results, side.name) for side in sides}
+    last = cluster.world_size
+    layer_s.setdefault(f"weak {last}", layer_s[f"strong {last}"])
+    shape = model.host.stacks[0]
+    rate = {count: _flops(shape, TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
+    weak = {count: rate[count] / (count * rate[1]) for count in rate}
+    strong = {count: layer_s["strong 1"] / layer_s[f"strong {count}"] for count in rate}
+    progress(
+        "Scaling of a GPT2-L-sized layer, 1000 Mbit/s: weak "
+        + ", ".join(f"{count}: {share:.0%}" for count, share in weak.items())
+        + "; strong "
+        + ", ".join(f"{count}: {times:.2f}x" for count, times in strong.items())
+    )
+    return {
+        f"weak scaling, {last} devices, share of linear": weak[last],
+        f"strong scaling, {last} devices, speed-up": strong[last],
+        "weak scaling": weak,
+        "strong scaling": strong,
+        "scaling overrun share": late_share(results),
+    }
+
+
+def _layer_s(results: Sequence[SidesResult], name: str) -> float:
+    """Return the mean seconds between the ends of layers, of the last round."""
+    ends: dict[int, float] = {}
+    for result in results:
+        for span in result.spans[name]:
+            layer = _layer_of(span)
+            if layer >= 0:
+                ends[layer] = max(ends.get(layer, 0.0), span.end_s)
+    numbers = sorted(ends)
+    return median(ends[b] - ends[a] for a, b in pairwise(numbers))
+
+
+def _layer_of(span: Span) -> int:
+    """Return the layer that the span ends, -1 if none: two blocks to a layer, or a whole layer on one device."""
+    if span.op.kind == "LAYER":
+        return span.op.stage
+    return span.op.stage // 2 if span.op.kind == "CONN" and span.op.stage % 2 else -1
+
+
+def _flops(shape: StackShape, tokens: int) -> float:
+    """Return the floating-point operations of a layer."""
+    hidden = shape.hidden_size
+    return tokens * (8 * hidden * hidden + 4 * hidden * shape.columns) + 4.0 * tokens * tokens * hidden
