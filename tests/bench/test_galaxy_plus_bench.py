@@ -66,7 +66,7 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0
     result = SidesResult(seconds={"galaxy_plus": [2.0], "local": [3.0]}, outputs={name: tensor([1.0]) for name in ("galaxy_plus", "local")})
-    result.paced_s["local"] = 1.0
+    result.paced_s = 1.0
     point = _latencies([result], [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=1) for name in ("galaxy_plus", "local")], prices())
     assert (point["galaxy_plus_s"], point["local"]) == (2.0 / DILATION, 1.5)
 
@@ -76,11 +76,11 @@ def test_ratios_are_of_one_round() -> None:
     names = {"galaxy_plus": [1.0, 2.0], "megatron_lm": [1.5, 4.0], "local": [3.0]}
     sides = [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=2) for name in names]
     outputs = {name: tensor([1.0]) for name in names}
-    result = SidesResult(seconds=names, outputs=outputs, late_s={"local": 0.02}, paced_s={"local": 1.0})
-    point = _latencies([result, SidesResult(paced_s={"local": 1.0})], sides, prices())
+    result = SidesResult(seconds=names, outputs=outputs, late_s=0.02, paced_s=1.0)
+    point = _latencies([result, SidesResult(paced_s=1.0)], sides, prices())
     assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (1.75, (1.5, 2.0), 2.0)
     assert point["overrun_share"] == pytest.approx(0.01) and point["is_valid"]
-    result.late_s["local"] = 1.0
+    result.late_s = 1.0
     assert not _latencies([result], sides, prices())["is_valid"]
     result.outputs["megatron_lm"] = tensor([1.1])
     with pytest.raises(AssertionError, match="do not compute the same"):
@@ -92,10 +92,8 @@ def test_overlap_compares_with_the_longer_side() -> None:
     both = [{1: 1.0, 2: 2.0, 3: 4.0}, {1: 1.5, 2: 2.5, 3: 4.6}]
     alone = [{1: 0.1, 2: 0.9, 3: 2.7}, {1: 0.2, 2: 0.7, 3: 1.0}]
     busy = [{2: 0.5, 3: 2.0}, {2: 0.8, 3: 1.0}]
-    results = [
-        SidesResult(blocks={"scheme 1": {"both": [b], "communication": [a], "computation": [c]}})
-        for b, a, c in zip(both, alone, busy, strict=True)
-    ]
+    parts = zip(both, alone, busy, strict=True)
+    results = [SidesResult(blocks={"both": [b], "communication": [a], "computation": [c]}) for b, a, c in parts]
     point = overlap_point(PLAN, prices(), results)
     blocks = point["overlap blocks"]
     assert blocks["attention"]["both_s"] == pytest.approx(1.0)  # 1.5 to 2.5; communication 0.2 to 0.9, computation 0.8

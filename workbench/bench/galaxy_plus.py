@@ -38,7 +38,7 @@ from workbench.schedules.inference import InferencePrices
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"
 MBIT_PER_S = (125, 250, 500, 1000)
-ROUNDS, FEW_ROUNDS, OVERLAP_ROUNDS = 3, 1, 3
+ROUNDS, FEW_ROUNDS = 3, 1
 SLOW_SIDES = ("edgeshard", "local")
 """Timed FEW_ROUNDS times: one device after the other takes long, and what little crosses links hardly varies."""
 BUSY_SHARE = 0.05
@@ -47,6 +47,15 @@ DILATION = 2.0
 """Devices and links are emulated so many times slower than they are, and times divided by it: two cores do not keep up with four such
 devices otherwise.  Ratios stay what they are, but for the runtime's own share of a message, which counts half."""
 LARGEST_GAP = 1e-4
+LABELS = {
+    "galaxy": "Galaxy",
+    "megatron_lm": "M-LM",
+    "sequence_parallel": "SP",
+    "edgeshard": "EdgeShard",
+    "local": "Local",
+    DTENSOR: DTENSOR,
+}
+"""The baselines."""
 PARTS = ("latency", "overlap", "scaling", "planner")
 
 
@@ -128,7 +137,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 taken apart."""
     price = model.prices(cluster, LENGTH)
     ids, ours = random_ids(LENGTH), model.plan(cluster)
-    sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS)]
+    sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
     if "latency" in selection.parts:
         for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
             plan = INFERENCE_SYSTEMS[system].plan(price.profile, cluster, length=LENGTH)
@@ -136,12 +145,8 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
         if engines.fidelity == "kernel":  # nobody but the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
     split = model.tiled(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price, LENGTH)
-    overlap = {"scheme 1": split} if "overlap" in selection.parts else {}
-    job = SidesJob(
-        setup=model.setup(cluster), sides=tuple(sides), rounds=ROUNDS if "latency" in selection.parts else 0,
-        overlap=overlap, overlap_rounds=OVERLAP_ROUNDS,
-    )  # fmt: skip
-    results = engines.run(run_sides, [job] * cluster.world_size)
+    overlap = split if "overlap" in selection.parts else None
+    results = engines.run(run_sides, [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size)
     where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}
     latencies = _latencies(results, sides, price) if "latency" in selection.parts else {}
     return where | latencies | (overlap_point(split, price, results, dilation=DILATION) if overlap else {})
@@ -184,7 +189,6 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
 
 def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str) -> dict[str, Any]:
     """Return the summary: the least ratio of each kind that is asked for, and all points."""
-    baselines = ("galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local", DTENSOR)
 
     def least(names: Sequence[str], **where: Any) -> float | None:
         chosen = [point for point in points if all(point[key] == value for key, value in where.items())]
@@ -197,7 +201,7 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
         "M-LM over Galaxy+, homogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="homogeneous", mbit_per_s=500),
         "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
         "DTensor over Galaxy+, least": least((DTENSOR,)),
-        "any baseline over Galaxy+, least": least(baselines),
+        "any baseline over Galaxy+, least": least(tuple(LABELS)),
         "overlapped blocks over the longer of computation and communication, most": max(
             (point["overlap"] for point in points if "overlap" in point), default=None
         ),
@@ -209,18 +213,7 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
 
 
 def _line(point: dict[str, Any]) -> str:
-    ratios = ", ".join(
-        f"{label} {point[name]:.2f}"
-        for name, label in (
-            ("galaxy", "Galaxy"),
-            ("megatron_lm", "M-LM"),
-            ("sequence_parallel", "SP"),
-            ("edgeshard", "EdgeShard"),
-            ("local", "Local"),
-            (DTENSOR, DTENSOR),
-        )
-        if name in point
-    )
+    ratios = ", ".join(f"{label} {point[name]:.2f}" for name, label in LABELS.items() if name in point)
     plan = point["plan"]
     return (
         f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s: Galaxy+ {point['galaxy_plus_s'] * 1e3:.0f} ms "

@@ -129,7 +129,7 @@ def random_ids(tokens: int) -> Tensor:
 
 def late_share(results: Sequence[SidesResult]) -> float:
     """Return the part of the paced time that was late."""
-    return sum(sum(result.late_s.values()) for result in results) / sum(sum(result.paced_s.values()) for result in results)
+    return sum(result.late_s for result in results) / sum(result.paced_s for result in results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
                 continue  # the same as the strong one
             plan = model.plan(cluster, tokens, ranks=range(count))
             sides.append(Side(name=f"{kind} {count}", plan=plan, ids=random_ids(tokens), rounds=SCALING_ROUNDS))
-    job = SidesJob(setup=model.setup(cluster), sides=tuple(sides), rounds=SCALING_ROUNDS)
+    job = SidesJob(setup=model.setup(cluster), sides=tuple(sides))
     results = engines.run(run_sides, [job] * cluster.world_size)
     layer_s = {side.name: _layer_s(results, side.name) for side in sides}
     last = cluster.world_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -25,6 +25,7 @@ from workbench.runtime.process_group import group
 from workbench.runtime.transport import empty
 from workbench.schedules.inference import InferenceLayout, InferencePrices
 
+OVERLAP_ROUNDS = 3
 DTENSOR = "DTensor"
 """The side that is torch's own tensor parallelism."""
 DTENSOR_PLAN = {
@@ -50,53 +51,51 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesJob:
-    """What every rank is told.  setup.model: a folder with random weights.  overlap: also take its blocks apart, so often."""
+    """What every rank is told.  setup.model: a folder with random weights.  overlap: a plan whose blocks are also taken apart."""
 
     setup: SessionSetup
     sides: tuple[Side, ...]
-    rounds: int
-    overlap: Mapping[str, InferencePlan] = field(default_factory=dict)
-    overlap_rounds: int = 0
+    overlap: InferencePlan | None = None
 
 
 @dataclass(kw_only=True)
 class SidesResult:
     """What a rank sends back.  seconds: of each side, on the first device of its plan; nothing elsewhere.
 
-    outputs: of each side's warm-up, there alone.  late_s, paced_s: of each side.  spans: of each side's last turn.
-    blocks[name][what]: of each round, seconds by block, see `block_times`.
+    outputs: of each side's warm-up, there alone.  late_s, paced_s: of all sides.  spans: of each side's last turn.
+    blocks[what]: of each round, seconds by block, see `_blocks`.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    late_s: dict[str, float] = field(default_factory=dict)
-    paced_s: dict[str, float] = field(default_factory=dict)
+    late_s: float = 0.0
+    paced_s: float = 0.0
     spans: dict[str, tuple[Span, ...]] = field(default_factory=dict)
-    blocks: dict[str, dict[str, list[dict[int, float]]]] = field(default_factory=dict)
+    blocks: dict[str, list[dict[int, float]]] = field(default_factory=dict)
 
 
 def run_sides(context: RankContext, job: SidesJob) -> SidesResult:
     """Load every side, warm it up, and time all of them in turn; who goes first changes from round to round."""
     import_family(job.setup.model)
-    torch.set_grad_enabled(False)
     result = SidesResult()
-    try:
-        with group(context, job.setup.timeout_s) as process_group, InferenceSession(context, job.setup, process_group) as session:
-            run = {side.name: _runner(session, side) for side in job.sides}
+    with (
+        torch.no_grad(),
+        group(context, job.setup.timeout_s) as process_group,
+        InferenceSession(context, job.setup, process_group) as session,
+    ):
+        run = {side.name: _runner(session, side) for side in job.sides}
+        session.barrier()
+        for side in job.sides:
+            output, _, _ = run[side.name]()
             session.barrier()
-            for side in job.sides:
-                output, _, _ = run[side.name]()
-                session.barrier()
-                if output is not None:
-                    result.outputs[side.name] = output.clone()
-            for turn in range(job.rounds):
-                for side in job.sides if turn % 2 else reversed(job.sides):
-                    if turn < side.rounds:
-                        _time(session, side, run[side.name], result)
-            for name, plan in job.overlap.items():
-                result.blocks[name] = _blocks(session, plan, job.sides[0].ids, job.overlap_rounds)
-    finally:
-        torch.set_grad_enabled(True)
+            if output is not None:
+                result.outputs[side.name] = output.clone()
+        for turn in range(max(side.rounds for side in job.sides)):
+            for side in job.sides if turn % 2 else reversed(job.sides):
+                if turn < side.rounds:
+                    _time(session, side, run[side.name], result)
+        if job.overlap is not None:
+            result.blocks = _blocks(session, job.overlap, job.sides[0].ids)
     return result
 
 
@@ -111,8 +110,7 @@ def _runner(session: InferenceSession, side: Side) -> Callable[[], Ran]:
 
         def run_theirs() -> Ran:
             begin = time.monotonic()
-            with torch.no_grad():
-                output = theirs(input_ids=side.ids).last_hidden_state
+            output = theirs(input_ids=side.ids).last_hidden_state
             return (output if session.rank == 0 else None), time.monotonic() - begin, ()
 
         return run_theirs
@@ -134,12 +132,12 @@ def _time(session: InferenceSession, side: Side, run: Callable[[], Ran], result:
     if output is not None:
         result.seconds.setdefault(side.name, []).append(seconds)
     result.spans[side.name] = spans
-    result.late_s[side.name] = result.late_s.get(side.name, 0.0) + pacer.late_s - late_s
-    result.paced_s[side.name] = result.paced_s.get(side.name, 0.0) + pacer.paced_s - paced_s
+    result.late_s += pacer.late_s - late_s
+    result.paced_s += pacer.paced_s - paced_s
     session.barrier()
 
 
-def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor, rounds: int) -> dict[str, list[dict[int, float]]]:
+def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict[str, list[dict[int, float]]]:
     """Return for each round the monotonic ends of every block on this rank: overlapped, its communication alone; and its computing alone.
 
     'computation': this rank's operations one after the other, everything that it would receive being there: seconds busy by block.
@@ -153,7 +151,7 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor, rounds:
         "computation": lambda: _compute(session, holding, request),
         "communication": lambda: _communicate(session, holding, request),
     }
-    for number in range(rounds + 1):
+    for number in range(OVERLAP_ROUNDS + 1):
         for what, run in kinds.items():
             session.barrier()
             spans = run()
@@ -266,8 +264,8 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [
-        {what: [result.blocks["scheme 1"][what][turn] for result in results] for what in ("both", "computation", "communication")}
-        for turn in range(len(results[0].blocks["scheme 1"]["both"]))
+        {what: [result.blocks[what][turn] for result in results] for what in ("both", "computation", "communication")}
+        for turn in range(len(results[0].blocks["both"]))
     ]
     blocks: dict[str, dict[str, float]] = {}
     for kind in ("attention", "feed_forward"):

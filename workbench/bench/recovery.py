@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+from workbench.bench.frame import Progress
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import random_faults
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
@@ -27,9 +28,8 @@ SAME_LOSS = 1e-3
 """A loss may differ by this share of it: sums are made in another order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A job, and the step at which something befalls a device."""
+class Case(NamedTuple):
+    """A job, and the step in which a device is lost, leaves or slows down."""
 
     job: Job
     step: int
@@ -40,10 +40,10 @@ def _job(method: str, epochs: int, **options: Any) -> Job:
 
 
 CASES = {
-    "pac_plus": Case(job=_job("pac_plus", 2), step=4),
-    "pac_plus, cached": Case(job=_job("pac_plus", 12), step=14),
-    "fine_tuning, lora": Case(job=_job("fine_tuning", 3, technique="lora"), step=4),
-    "p_rge": Case(job=replace(_job("p_rge", 1, steps=60), micro_batches=1, batch_size=4, max_length=256), step=8),
+    "pac_plus": Case(_job("pac_plus", 2), 4),
+    "pac_plus, cached": Case(_job("pac_plus", 12), 14),
+    "fine_tuning, lora": Case(_job("fine_tuning", 3, technique="lora"), 4),
+    "p_rge": Case(replace(_job("p_rge", 1, steps=60), micro_batches=1, batch_size=4, max_length=256), 8),
 }
 FAULTS = {
     "kill": "kill:{device}@step{step}",
@@ -54,7 +54,7 @@ FAULTS = {
 }
 
 
-def bench(progress: Callable[[str], None] = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
     """Return the seconds of each recovery, of the emulated devices' clock: the medians of some runs, and the longest of all.
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
@@ -72,7 +72,7 @@ def bench(progress: Callable[[str], None] = print, *, only: Sequence[str] = (), 
     return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
 
 
-def _point(method: str, kind: str, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def _point(method: str, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
     case, cluster = CASES[method], load_cluster(CLUSTER)
     device = cluster.devices[DEVICE].name
     faults = FAULTS[kind].format(device=device, step=case.step, later=case.step + 4)
@@ -86,16 +86,13 @@ def _point(method: str, kind: str, rounds: int, progress: Callable[[str], None])
         found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
     for one in found:
         progress(f"  {one.told}")
+    point = {"method": method, "fault": kind, "recovered": f"{len(found)} of {rounds}"}
     if not found:
-        return {"method": method, "fault": kind, "recovered": f"0 of {rounds}"}
+        return point
+    medians = ("noticed_s", "noticed_steps", "planned_s", "resumed_s")
     return {
-        "method": method,
-        "fault": kind,
-        "recovered": f"{len(found)} of {rounds}",
-        "noticed_s": median(one.noticed_s for one in found),
-        "noticed_steps": median(one.noticed_steps for one in found),
-        "planned_s": median(one.planned_s for one in found),
-        "resumed_s": median(one.resumed_s for one in found),
+        **point,
+        **{name: median(getattr(one, name) for one in found) for name in medians},
         "whole_s": median(one.seconds for one in found),
         "longest_s": max(one.seconds for one in found),
         "stood_still_s": median(one.stood_still_s for one in found),
@@ -118,7 +115,7 @@ SOAKED = {
 }
 
 
-def _soak(count: int, methods: Sequence[str], progress: Callable[[str], None]) -> dict[str, Any]:
+def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, Any]:
     """Do short runs with random faults; compare what does not depend on who computes it with an unbroken run.
 
     Raises ConfigError if no such method was named, AssertionError for a wrong result or something that is left behind.
