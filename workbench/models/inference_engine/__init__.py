@@ -2,21 +2,10 @@
 
 from workbench.models.inference_engine.config import EngineBackend, EngineConfig, EngineDescription, EngineNoise, EngineSlot
 from workbench.models.inference_engine.export import ExportResult, export_program
-from workbench.models.inference_engine.noise import philox_noise, replayed
 from workbench.models.inference_engine.packages import require_executorch
-from workbench.models.inference_engine.trainer import EngineStep, EngineTrainer
+from workbench.models.inference_engine.trainer import EngineStep, EngineTrainer, philox_noise, replayed
 
 __all__ = [
-    "EngineBackend",
-    "EngineConfig",
-    "EngineDescription",
-    "EngineNoise",
-    "EngineSlot",
-    "EngineStep",
-    "EngineTrainer",
-    "ExportResult",
-    "export_program",
-    "philox_noise",
-    "replayed",
-    "require_executorch",
-]
+    "EngineBackend", "EngineConfig", "EngineDescription", "EngineNoise", "EngineSlot", "EngineStep", "EngineTrainer", "ExportResult",
+    "export_program", "philox_noise", "replayed", "require_executorch",
+]  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgspec
 
 from workbench.core.errors import ConfigError
-from workbench.models.zeroth_order.config import TrainableConfig
+from workbench.models.zeroth_order.config import TrainableConfig, check_positive
 
 EngineBackend = Literal["xnnpack", "portable"]
 EngineNoise = Literal["input", "drawn"]
@@ -35,17 +36,11 @@ class EngineConfig:
     choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = {
-            "queries": self.queries,
-            "batch size": self.batch_size,
-            "sequence length": self.sequence_length,
-            "number of targets": self.num_targets,
-        }
-        for name, count in counts.items():
+        names = ("queries", "batch size", "sequence length", "number of targets")
+        for name, count in zip(names, (self.queries, self.batch_size, self.sequence_length, self.num_targets), strict=True):
             if count < 1:
                 raise ConfigError(f"A program with a {name} of {count} was asked for.", "It would compute nothing.", "Give at least 1.")
-        if not 0 < self.epsilon < float("inf"):
-            raise ConfigError(f"epsilon = {self.epsilon} was asked for.", "Both losses would be the same.", "Give a number above 0.")
+        check_positive("epsilon", self.epsilon, "Both losses would be the same.")
         if self.choices and (len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0):
             raise ConfigError(
                 f"A program whose loss is among the tokens {', '.join(map(str, self.choices))} was asked for.",
@@ -85,7 +80,7 @@ class EngineDescription:
     @property
     def num_values(self) -> int:
         """Return D."""
-        return sum(_size(slot.shape) for slot in self.slots)
+        return sum(math.prod(slot.shape) for slot in self.slots)
 
     def to_json(self) -> str:
         """Return the description as text."""
@@ -95,10 +90,3 @@ class EngineDescription:
     def from_json(cls, text: str) -> EngineDescription:
         """Read it back.  Raises msgspec.ValidationError for a text that is no description."""
         return msgspec.json.decode(text, type=cls)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
 from workbench.models.inference_engine.config import EngineConfig, EngineDescription, EngineSlot
 from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState
-from workbench.models.inference_engine.packages import Exporting, exporting
+from workbench.models.inference_engine.packages import quiet, require_executorch, xnnpack_partitioner
 from workbench.models.inference_engine.rewriting import engine_attention, exportable
 from workbench.models.zeroth_order.causal_model import CausalModel
 
@@ -48,7 +44,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
     Raises ConfigError if ExecuTorch is not installed, for a model that is not a whole decoder-only one in float32 with LoRA-FA, and for
     choices that it does not know.
     """
-    tools = exporting()
+    require_executorch()
     begin = time.perf_counter()
     written = exportable(model)
     vocabulary = int(model.head.weight.shape[0])
@@ -58,17 +54,24 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
             f"The model knows {vocabulary} tokens.",
             "Take them from the model's own tokenizer.",
         )
-    description = describe(model, config, name)
+    description = EngineDescription(
+        model=name,
+        config=config,
+        trainable=model.config,
+        slots=tuple(EngineSlot(name=slot.name, start=slot.start, shape=slot.shape) for slot in model.trainables.slots),
+        vocabulary_size=vocabulary,
+        executorch=version("executorch"),
+    )
     assert model.trainables.flat is not None
     copies = model.trainables.flat.detach().expand(2 * config.queries, -1).clone()
     step = TrainStep(written, config, copies)
-    with torch.no_grad(), _quiet(), engine_attention(written):
+    with torch.no_grad(), quiet(), engine_attention(written):
         programs = {
             "train_step": torch.export.export(step, example_inputs(config, description.num_values), strict=False),
             "read_state": torch.export.export(ReadState(copies), (), strict=False),
             "write_state": torch.export.export(WriteState(copies), (copies.clone(),), strict=False),
         }
-        program = _lowered(tools, programs, config, description)
+        program = _lowered(programs, config, description)
         with whole_file(path) as part, part.open("wb") as file:
             program.write_to_file(file)
     calls = _calls(program.exported_program("train_step"))
@@ -79,19 +82,6 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
         delegated=calls.pop("executorch_call_delegate", 0),
         operators=dict(calls.most_common()),
         description=description,
-    )
-
-
-def describe(model: CausalModel, config: EngineConfig, name: str = "") -> EngineDescription:
-    """Return what a program of a model says of itself."""
-    try:
-        installed = version("executorch")
-    except PackageNotFoundError:
-        installed = ""
-    slots = tuple(EngineSlot(name=slot.name, start=slot.start, shape=slot.shape) for slot in model.trainables.slots)
-    vocabulary = int(model.head.weight.shape[0])
-    return EngineDescription(
-        model=name, config=config, trainable=model.config, slots=slots, vocabulary_size=vocabulary, executorch=installed
     )
 
 
@@ -109,16 +99,20 @@ def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:
     return inputs if config.noise == "drawn" else (*inputs, torch.zeros(config.queries, num_values))
 
 
-def _lowered(tools: Exporting, programs: dict[str, Any], config: EngineConfig, description: EngineDescription) -> Any:
-    partitioners = [tools.partitioner()] if config.backend == "xnnpack" else []
-    edge = tools.to_edge_transform_and_lower(
+def _lowered(programs: dict[str, Any], config: EngineConfig, description: EngineDescription) -> Any:
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes import MemoryPlanningPass
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+    partitioners = [xnnpack_partitioner()] if config.backend == "xnnpack" else []
+    edge = to_edge_transform_and_lower(
         programs, partitioner={"train_step": partitioners}, constant_methods={"description": description.to_json()}
     )
     return edge.to_executorch(
-        tools.backend_config(
-            passes=[tools.initialized_buffers([STATE])],
+        ExecutorchBackendConfig(
+            passes=[InitializedMutableBufferPass([STATE])],
             emit_mutable_buffer_names=True,
-            memory_planning_pass=tools.memory_planning(share_mutable_buffers=True),
+            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
         )
     )
 
@@ -127,15 +121,3 @@ def _calls(program: Any) -> Counter[str]:
     """Return how often a lowered method calls each kernel."""
     names = [getattr(node.target, "__name__", str(node.target)) for node in program.graph.nodes if node.op == "call_function"]
     return Counter(name for name in names if name not in ("alloc", "getitem"))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -96,28 +96,24 @@ class TrainStep(nn.Module):
         return torch.mm(found.view(parts, -1), target_weights).view(parts)
 
 
-class ReadState(nn.Module):
-    """Give the copies out."""
-
+class _State(nn.Module):
     copies: Tensor
 
     def __init__(self, copies: Tensor) -> None:
         super().__init__()
         self.register_buffer(STATE, copies)
+
+
+class ReadState(_State):
+    """Give the copies out."""
 
     def forward(self) -> Tensor:
         """Return (2q, D)."""
         return self.copies.clone()
 
 
-class WriteState(nn.Module):
+class WriteState(_State):
     """Take copies in."""
-
-    copies: Tensor
-
-    def __init__(self, copies: Tensor) -> None:
-        super().__init__()
-        self.register_buffer(STATE, copies)
 
     def forward(self, values: Tensor) -> Tensor:
         """Set the buffer to (2q, D); return its first value, since a method must return something."""

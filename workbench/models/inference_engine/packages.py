@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,16 +18,6 @@ from workbench.core.errors import ConfigError
 _TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")
 _AFFINE = "quant_affine_configs"
 """The XNNPACK patterns that need the toolkit even to be listed; they match quantized activations only."""
-
-
-class Exporting(NamedTuple):
-    """What export takes from ExecuTorch.  partitioner: makes XNNPACK's."""
-
-    to_edge_transform_and_lower: Any
-    backend_config: Any
-    memory_planning: Any
-    initialized_buffers: Any
-    partitioner: Any
 
 
 def require_executorch() -> None:
@@ -39,25 +30,12 @@ def require_executorch() -> None:
         )
 
 
-def exporting() -> Exporting:
-    """Return what lowers a model to a program.  Raises ConfigError as require_executorch."""
-    require_executorch()
-    with _quiet():
-        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        from executorch.exir.passes import MemoryPlanningPass
-        from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-
-        with _toolkit():
-            from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    patterns = [config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)]
-    return Exporting(
-        to_edge_transform_and_lower=to_edge_transform_and_lower,
-        backend_config=ExecutorchBackendConfig,
-        memory_planning=MemoryPlanningPass,
-        initialized_buffers=InitializedMutableBufferPass,
-        partitioner=lambda: XnnpackPartitioner(configs=patterns),
-    )
+def xnnpack_partitioner() -> Any:
+    """Return what chooses the pieces of a program that XNNPACK computes."""
+    with quiet(), _toolkit():
+        from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    return XnnpackPartitioner(configs=[config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)])
 
 
 def bindings() -> Any:
@@ -66,16 +44,22 @@ def bindings() -> Any:
     It is the module below `executorch.runtime`, which would import the exporter too: seconds and 100 MB that a device does not have.
     """
     require_executorch()
-    with _quiet():
+    with quiet():
         from executorch.extension.pybindings import _C
     return _C
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the interfaces are called experimental, and some decorators are on their way out
-        yield
+def quiet() -> Iterator[None]:
+    """Show no warnings, of which ExecuTorch has many: its interfaces are called experimental, and some decorators are deprecated."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Train by a program in ExecuTorch's runtime: it computes, the host hands in seeds' noise and scalars (P-RGE, section 3.3).
 
 No torch arithmetic takes part: the runtime's binding to Python passes values as torch tensors, which here are views of NumPy arrays.
+The noise needs no torch either: a counter-based generator for each query (Philox; Salmon et al., SC 2011).  Equality of two runs needs
+the same stream: this one, or torch's (`Trainables.noise`), never one of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,25 @@ import torch
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.seeds import query_seed
 from workbench.models.inference_engine.config import EngineDescription
-from workbench.models.inference_engine.noise import NoiseOf, philox_noise, replayed
 from workbench.models.inference_engine.packages import bindings
 from workbench.models.zeroth_order.step_log import StepLog
+
+NoiseOf = Callable[[int, int], Any]
+"""(seed, D) -> standard normals (D,) float32, the same each time."""
+
+
+def philox_noise(seed: int, size: int) -> Any:
+    """Return standard normals (size,) float32 of a query's seed."""
+    return np.random.Generator(np.random.Philox(seed)).standard_normal(size, dtype=np.float32)
+
+
+def replayed(theta: Any, logs: Sequence[StepLog], noise_of: NoiseOf = philox_noise) -> Any:
+    """Return what theta (D,) float32 becomes by logged steps (Algorithm 1, line 14), as a new array."""
+    moved = np.array(theta, dtype=np.float32)
+    for log in logs:
+        for seed, gradient in zip(log.seeds, log.gradients, strict=True):
+            moved -= np.float32(log.learning_rate * gradient / len(log.seeds)) * noise_of(seed, len(moved))
+    return moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +96,7 @@ class EngineTrainer:
         if not 0 < learning_rate < float("inf"):
             raise ConfigError(f"A learning rate of {learning_rate} was asked for.", "It must be above 0.", "Give such a rate.")
         self._fill(batch)
-        seeds = tuple(query_seed(self.seed, self.step_number, query) for query in range(self.config.queries))
+        seeds = self._seeds(self.step_number)
         if self.config.noise == "input":
             for row, seed in zip(self._arrays[6], seeds, strict=True):
                 row[:] = self.noise_of(seed, len(row))
@@ -125,8 +143,7 @@ class EngineTrainer:
         if self.config.noise != "input":
             raise ConfigError("A run was to be resumed.", "Its program draws noise that no log holds.", "Export with noise as an input.")
         for number, log in enumerate(logs):
-            expected = tuple(query_seed(self.seed, number, query) for query in range(self.config.queries))
-            if log.seeds != expected:
+            if log.seeds != self._seeds(number):
                 raise ConfigError(
                     "A run was to be resumed.",
                     f"Step {number} of its log has other seeds.",
@@ -138,7 +155,11 @@ class EngineTrainer:
     def named(self) -> dict[str, Any]:
         """Return the trained values by their names in the PyTorch model."""
         theta = self.theta()
-        return {slot.name: theta[slot.start : slot.start + int(np.prod(slot.shape))].reshape(slot.shape) for slot in self.description.slots}
+        parts = np.split(theta, [slot.start for slot in self.description.slots[1:]])
+        return {slot.name: part.reshape(slot.shape) for slot, part in zip(self.description.slots, parts, strict=True)}
+
+    def _seeds(self, step: int) -> tuple[int, ...]:
+        return tuple(query_seed(self.seed, step, query) for query in range(self.config.queries))
 
     def _fill(self, batch: Any) -> None:
         ids, targets, places = (np.asarray(getattr(batch, name)) for name in ("input_ids", "targets", "positions"))

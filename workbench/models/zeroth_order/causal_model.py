@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.families import Decoder, Family, LayerContext
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
-from workbench.models.quantization import QuantizedLinear
+from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.config import TrainableConfig
-from workbench.models.zeroth_order.dense import dequantized
 from workbench.models.zeroth_order.injection import inject, own_parameters, pooled_head
 from workbench.models.zeroth_order.losses import PromptLike, class_losses, word_logits, word_losses
 from workbench.models.zeroth_order.packing import Packing
@@ -207,3 +206,33 @@ def _replicated(tensor: Tensor, num_parts: int) -> Tensor:
 
 def _nothing(layer: int) -> None:
     assert layer >= HEAD
+
+
+class HeldWeight(StoredWeight):
+    """A matrix that was dequantized before."""
+
+    def __init__(self, dense: Tensor) -> None:
+        super().__init__(dense.shape, dense.dtype)
+        self._dense = dense
+
+    def dequantize(self) -> Tensor:
+        """Return all of it, (rows, columns)."""
+        return self._dense
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Return some rows."""
+        return self._dense[rows]
+
+
+@contextmanager
+def dequantized(layer: nn.Module) -> Iterator[None]:
+    """Dequantize a layer's weights once for all passes inside (Appendix F.2, Figure 6); afterwards only the codes are left."""
+    linears = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    stored = [linear.weight for linear in linears]
+    try:
+        for linear in linears:
+            linear.weight = HeldWeight(linear.weight.dequantize())
+        yield
+    finally:
+        for linear, weight in zip(linears, stored, strict=True):
+            linear.weight = weight

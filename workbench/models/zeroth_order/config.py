@@ -42,6 +42,12 @@ class TrainableConfig:
         if self.num_outputs < 0:
             raise ConfigError(f"A head with {self.num_outputs} outputs was asked for.", "That cannot be.", "Give the number of classes.")
 
+    def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the sizes of the parameters that are put next to a projection; of 'full' there are none."""
+        a, b = inputs * self.rank, self.rank * outputs
+        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
+        return known.get(self.technique, ())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZerothOrderConfig:

@@ -7,7 +7,6 @@ computes.  Algorithm 2 does so in each layer's forward for q = 1; as lines 2 to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +14,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.config import check_positive
-from workbench.models.zeroth_order.losses import shifted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompts:
-    input_ids: Tensor
-    attention_mask: Tensor
-    targets: Tensor
-    positions: Tensor
-    target_mask: Tensor
-    decoder_ids: Tensor | None
-    choices: Tensor | None
+from workbench.models.zeroth_order.losses import Prompts, shifted
 
 
 class DualForwardingModel(nn.Module):
@@ -78,7 +66,7 @@ class DualForwardingModel(nn.Module):
             noise = torch.randn(self.queries, self.copies.shape[1])
         self.copies.copy_(advance(self.copies, gradients, learning_rate, noise, self.epsilon))
         start_id = self.model.backbone.decoder_start_id
-        batch = _Prompts(
+        batch = Prompts(
             input_ids=input_ids,
             attention_mask=attention_mask,
             targets=targets,

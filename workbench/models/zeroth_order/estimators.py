@@ -1,10 +1,16 @@
-"""P-RGE: a zeroth-order gradient from 2q forward passes, side by side or one after another (section 3, Algorithm 1)."""
+"""A step from forward passes: P-RGE's 2q side by side or one after another, MeZO's in place (section 3, Algorithms 1 and 3).
+
+MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, Algorithm 1.  The references by
+backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,12 +18,81 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.config import ZerothOrderConfig
+from workbench.models.zeroth_order.config import Execution, ZerothOrderConfig, check_choice, check_positive
 from workbench.models.zeroth_order.losses import PromptLike
-from workbench.models.zeroth_order.perturbation import Perturbation, passes_of
 from workbench.models.zeroth_order.precision import warn_of_rounding
 from workbench.models.zeroth_order.step_log import StepLog, gradients_of, make_log
-from workbench.models.zeroth_order.trainables import HEAD
+from workbench.models.zeroth_order.trainables import HEAD, Trainables, fill
+
+Optimizer = Literal["sgd", "adam"]
+
+Part = tuple[int, int]
+"""(query, its number among those asked for; sign, 1 or -1)."""
+
+
+def passes_of(execution: Execution, num_queries: int) -> list[list[Part]]:
+    """Return which parts each pass of a step computes: all passes have as many parts."""
+    queries = range(num_queries)
+    if execution == "sequential":
+        return [[(query, sign)] for query in queries for sign in (1, -1)]
+    if execution == "outer":
+        return [[(query, sign) for query in queries] for sign in (1, -1)]
+    if execution == "inner":
+        return [[(query, 1), (query, -1)] for query in queries]
+    return [[(query, sign) for query in queries for sign in (1, -1)]]
+
+
+class Perturbation:
+    """theta + sign * epsilon * noise for each part of a group of passes that go through each layer together.
+
+    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of a layer's from the
+    master copy when the first pass comes to it.  A query's noise is drawn once, whatever passes need it.
+    """
+
+    def __init__(
+        self,
+        trainables: Trainables,
+        seeds: Sequence[int],
+        passes: Sequence[Sequence[Part]],
+        *,
+        epsilon: float,
+        dtype: torch.dtype,
+        kept: bool,
+    ) -> None:
+        assert trainables.flat is not None
+        self._trainables, self._theta, self._epsilon, self._kept = trainables, trainables.flat, epsilon, kept
+        used = sorted({query for parts in passes for query, _ in parts})
+        self._generators = {query: trainables.generator(seeds[query]) for query in used}
+        self._places = {
+            query: [(number, row, sign) for number, parts in enumerate(passes) for row, (own, sign) in enumerate(parts) if own == query]
+            for query in used
+        }
+        self._ranges = trainables.ranges
+        width = trainables.num_values if kept else max((last - first for first, last, _ in self._ranges.values()), default=0)
+        self._scratch = torch.empty(width)
+        self._copies = [torch.empty(len(parts), width, dtype=dtype) for parts in passes]
+        self._layer: int | None = None
+        if kept:
+            self._make(0, width, trainables.sizes)
+
+    def enter(self, number: int, layer: int) -> None:
+        """Bind what a pass computes a layer with.  Layers come in stack order; the first pass to come makes the copies of all."""
+        if self._kept:
+            self._trainables.bind(self._copies[number])
+            return
+        first, last, sizes = self._ranges.get(layer, (0, 0, ()))
+        if layer != self._layer:
+            self._make(first, last, sizes)
+            self._layer = layer
+        self._trainables.bind(self._copies[number], first)
+
+    def _make(self, first: int, last: int, sizes: Sequence[int]) -> None:
+        width = last - first
+        drawn, theta = self._scratch[:width], self._theta[first:last]
+        for query, generator in self._generators.items():
+            fill(drawn, generator, sizes)
+            for number, row, sign in self._places[query]:
+                torch.add(theta, drawn, alpha=sign * self._epsilon, out=self._copies[number][row, :width])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,26 +108,16 @@ class StepResult:
         return float(self.losses.mean())
 
 
-class Prge:
-    """The estimator over a model, whole or a pipeline stage, and over all of a step's queries or some.
-
-    Its four executions give the same losses up to rounding, and from the same scalars the very same update.
-    """
+class Estimator(ABC):
+    """A zeroth-order estimator over a model.  Warns (PrecisionWarning) if the compute type rounds away config.epsilon."""
 
     def __init__(self, model: CausalModel, config: ZerothOrderConfig) -> None:
-        """Raise ConfigError for a model that trains its own parameters, of which it cannot have several.
-
-        Warns (PrecisionWarning) if the compute type rounds away perturbations as small as config.epsilon.
-        """
-        if model.trainables.flat is None:
-            raise ConfigError(
-                "P-RGE over all parameters was asked for.",
-                "Every part of a pass would need a model of its own.",
-                "Train by LoRA-FA, or by Mezo, which perturbs all parameters in place.",
-            )
-        assert model.trainables.is_whole, "a model that was copied or moved after it was made: load it anew"
         self.model, self.config = model, config
         warn_of_rounding(model, config.epsilon)
+
+    @abstractmethod
+    def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
+        """Return losses (2n,) float32 of some of a step's queries (None: of all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
 
     def step(self, batch: PromptLike, step: int, *, learning_rate: float | None = None) -> StepResult:
         """Make a step: 2q losses, q scalars, theta's update.  learning_rate: None is the configuration's.
@@ -64,8 +129,26 @@ class Prge:
         self.model.trainables.apply(log)
         return StepResult(log=log, losses=losses)
 
+
+class Prge(Estimator):
+    """P-RGE over a model, whole or a pipeline stage, and over all of a step's queries or some.
+
+    Its four executions give the same losses up to rounding, and from the same scalars the very same update.
+    """
+
+    def __init__(self, model: CausalModel, config: ZerothOrderConfig) -> None:
+        """Raise ConfigError for a model that trains its own parameters, of which it cannot have several."""
+        if model.trainables.flat is None:
+            raise ConfigError(
+                "P-RGE over all parameters was asked for.",
+                "Every part of a pass would need a model of its own.",
+                "Train by LoRA-FA, or by Mezo, which perturbs all parameters in place.",
+            )
+        assert model.trainables.is_whole, "a model that was copied or moved after it was made: load it again"
+        super().__init__(model, config)
+
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """Return losses (2n,) float32 of some of a step's queries (None: of all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
+        """See Estimator."""
         numbers = range(self.config.queries) if queries is None else queries
         return self.arranged(self.forward_stage(None, batch, step, numbers), len(numbers))
 
@@ -113,3 +196,68 @@ class Prge:
             perturbation.enter(number, HEAD)
             results.append(model.finish(hidden, batch, count))
         return results
+
+
+class Mezo(Estimator):
+    """MeZO as published: perturb all trainable values in place, regenerate the noise from its seed, restore.
+
+    Over any trainable values: LoRA-FA's, or all of a model's parameters.  theta is walked through four times for each query.  What is
+    restored differs from what was by rounding; `replay` repeats that too.  config.execution and copies mean nothing.
+    """
+
+    def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
+        """See Estimator.  theta comes back up to rounding."""
+        found = []
+        *moves, back = _walk(self.config.epsilon)
+        for query in range(self.config.queries) if queries is None else queries:
+            seed = query_seed(self.config.seed, step, query)
+            for scale in moves:
+                self.model.trainables.move(seed, scale)
+                with torch.inference_mode():
+                    found.append(self.model.part_losses(batch).clone())
+            self.model.trainables.move(seed, back)
+        return torch.cat(found)
+
+
+def replay(trainables: Trainables, logs: Iterable[StepLog], *, in_place_epsilon: float | None = None) -> int:
+    """Make the steps of a log once more, from the values that the run began with, and return how many there were.
+
+    The values become those of the run, to the bit.  in_place_epsilon: of a run by Mezo, whose rounding is repeated.
+    """
+    count = 0
+    for log in logs:
+        for seed in log.seeds if in_place_epsilon is not None else ():
+            for scale in _walk(in_place_epsilon or 0.0):
+                trainables.move(seed, scale)
+        trainables.apply(log)
+        count += 1
+    return count
+
+
+def _walk(epsilon: float) -> tuple[float, float, float]:
+    return epsilon, -2 * epsilon, epsilon
+
+
+class FirstOrder:
+    """SGD, or Adam with betas .9 and .999, neither with momentum nor weight decay.
+
+    Raises ConfigError for another optimizer and a learning rate that is not above 0.
+    """
+
+    def __init__(self, model: CausalModel, optimizer: Optimizer, learning_rate: float) -> None:
+        check_choice("optimizer", optimizer, get_args(Optimizer))
+        check_positive("learning_rate", learning_rate, "Training would go nowhere, or uphill.")
+        self.model = model
+        made = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+        self.optimizer: torch.optim.Optimizer = made(list(model.trainables.parameters.values()), lr=learning_rate)
+
+    def step(self, batch: PromptLike, step: int = 0, *, learning_rate: float | None = None) -> float:
+        """Make a step, whose number changes nothing, and return the loss before it.  learning_rate: None leaves it as it is."""
+        if learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+        loss = self.model.part_losses(batch)[0]
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()

@@ -53,13 +53,9 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
 
 def sizes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[int, ...]:
     """Return the sizes of the parameters that `inject` would put into a stage, which may be on the meta device."""
-    rank, sizes = config.rank, []
-    for index, paths in projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False).items():
-        for path in paths.values():
-            rows, columns = shape_of(stage.layers[index].get_submodule(path))
-            a, b = rows * rank, rank * columns
-            sizes += {"lora_fa": [b], "lora": [a, b], "dora": [a, b, columns], "vera": [rank, columns]}[config.technique]
-    return tuple(sizes)
+    layers = projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False)
+    bases = (stage.layers[index].get_submodule(path) for index, paths in layers.items() for path in paths.values())
+    return tuple(size for base in bases for size in config.sizes(*shape_of(base)))
 
 
 def own_parameters(model: nn.Module, binding: Binding) -> Trainables:

@@ -6,6 +6,7 @@ Or among the label words alone, as MeZO takes it for classifications (Malladi et
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +59,19 @@ class PromptLike(Protocol):
     def choices(self) -> Tensor | None:
         """(c,) int64, the tokens among which the loss is, every target one of them; None: the whole vocabulary."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """A batch as PromptLike has it."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    positions: Tensor
+    target_mask: Tensor
+    decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
 
 
 class Head(Protocol):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -19,9 +19,6 @@ from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.files import require_writable, sync_folder
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order.config import ZerothOrderConfig
-
-_BYTES_PER_QUERY = 8
-"""A seed and a scalar of 32 bits each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +43,8 @@ class StepLog:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a device needs of the others to make this step."""
-        return _BYTES_PER_QUERY * len(self.seeds)
+        """Return the bytes that a device needs of the others to make this step: a seed and a scalar of 32 bits for each query."""
+        return 8 * len(self.seeds)
 
 
 def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
@@ -76,7 +73,7 @@ def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], l
     )
 
 
-class LogFile:
+class LogFile(AbstractContextManager["LogFile"]):
     """A run's steps on disk: a header and one line for each step, on the disk before the next step begins.
 
     header: what the run must agree with to go on.  A new file is begun with it; an old one must have the same.  A last line that
@@ -115,12 +112,7 @@ class LogFile:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> LogFile:
-        """Return the file."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the file."""
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _append(self, line: Any) -> None:

@@ -1,9 +1,14 @@
-"""The values that forward passes train: where each lies, how they are perturbed and updated (P-RGE, Algorithm 1 and 3)."""
+"""The values that forward passes train: where each lies, their noise, and their update (P-RGE, Algorithms 1 and 3).
+
+A query's noise is standard normal, from its seed: the same values whoever draws them, all at once or a layer at a time (Algorithm 1,
+line 6).  The definition: one torch.Generator for each query, normals drawn parameter after parameter in stack order, each in pieces of
+at most PIECE values.  On processors of another kind the last bit may differ, as logarithm and cosine do.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.zeroth_order import noise
 from workbench.models.zeroth_order.step_log import StepLog
 
 HEAD = -1
 """Stands for the layer of what is trained behind the last one."""
+PIECE = 1 << 20
+"""Values drawn at a time: what is in flight stays in the cache, and full parameters need no noise as large as a word embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +89,22 @@ class Trainables:
         """Return the number of values of each parameter."""
         return tuple(slot.size for slot in self.slots)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the parameters' names."""
-        return tuple(self.parameters)
-
     def bind(self, copies: Tensor | None, start: int = 0) -> None:
         """Let the next passes compute with perturbed copies (P, values) of theta from `start`; None: with theta itself."""
         self.binding.copies, self.binding.start = copies, start
 
     def generator(self, seed: int) -> torch.Generator:
         """Return a query's generator, behind what earlier stages draw."""
-        generator = noise.generator_of(seed)
-        noise.skip(generator, self.preceding)
+        generator = torch.Generator().manual_seed(seed)
+        for size in self.preceding:
+            for _ in _pieces(generator, size):
+                pass
         return generator
 
     def noise(self, seed: int, out: Tensor | None = None) -> Tensor:
         """Return a query's noise (d,) float32, in `out` if it is given."""
         drawn = torch.empty(self.num_values) if out is None else out
-        noise.fill(drawn, self.generator(seed), self.sizes)
+        fill(drawn, self.generator(seed), self.sizes)
         return drawn
 
     @torch.no_grad()
@@ -110,7 +113,7 @@ class Trainables:
         generator = self.generator(seed)
         for parameter in self.parameters.values():
             values = _as_vector(parameter)
-            for place, piece in noise.pieces(generator, parameter.numel()):
+            for place, piece in _pieces(generator, parameter.numel()):
                 values[place].add_(piece, alpha=scale)
 
     def apply(self, log: StepLog) -> None:
@@ -156,6 +159,21 @@ def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> 
         parameters[name] = module.get_parameter(own)
         at += old.numel()
     return Trainables(parameters, [layer for _, layer, _, _ in found], flat, binding)
+
+
+def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
+    """Draw the noise of the next parameters into out (sum of sizes,), float32."""
+    for own in out.split(list(sizes)):
+        for piece in own.split(PIECE):
+            piece.normal_(generator=generator)
+
+
+def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the noise of a parameter of `size` values: where each piece belongs, and the piece, which the next overwrites."""
+    scratch = torch.empty(min(size, PIECE))
+    for at in range(0, size, PIECE):
+        piece = scratch[: min(PIECE, size - at)]
+        yield slice(at, at + len(piece)), piece.normal_(generator=generator)
 
 
 def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]]:

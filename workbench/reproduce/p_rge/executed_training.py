@@ -25,7 +25,7 @@ from workbench.models.zeroth_order import (
     load_causal_model,
     replay,
 )
-from workbench.models.zeroth_order.first_order import FirstOrder
+from workbench.models.zeroth_order.estimators import FirstOrder
 from workbench.reproduce.p_rge.executed_runs import FORWARD_ONLY, Trial, TrialFolder, TrialOutcome
 from workbench.tasks.prompts import EncodedPrompts, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
 
