@@ -14,11 +14,9 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
 from workbench.methods.common.layers import layers_seconds
-from workbench.methods.p_rge.handlers import record_of
+from workbench.methods.p_rge.compute import record_of
 from workbench.methods.p_rge.history import History
-from workbench.methods.p_rge.layout import QueryStep
-from workbench.methods.p_rge.policy import Done
-from workbench.methods.p_rge.running import Run
+from workbench.methods.p_rge.policy import Done, Run
 from workbench.methods.p_rge.session import RankJob, RankPart
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
@@ -36,7 +34,7 @@ class Work:
     """A runtime.virtual_devices.VirtualWork: every member finds the same losses, in the seconds of the made-up layers."""
 
     def busy_s(self, job: RankJob, place: int) -> float:
-        step = QueryStep.build(job.plan, job.passings, len(job.cluster.devices))
+        step = job.query_step()
         total = layers_seconds(job.profile.layers[place], STEP, job.estimator.queries, 1)
         for op in step.schedule.ops[place]:
             if op.kind == "F":
@@ -104,8 +102,8 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
         opened = Run(
             prepared,
             cluster,
-            tmp_path,
-            prepared.setting,
+            folder=tmp_path,
+            setting=prepared.setting,
             profile_of=lambda precision: profile,
             is_real=False,
             resume=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from workbench.core import Plan
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.layout import Change, shape_of
-from workbench.methods.p_rge.running import Run
-from workbench.methods.p_rge.worker import Training, batch_of
+from workbench.methods.p_rge.policy import QueryPolicy, Run
 
 MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 
@@ -26,19 +24,18 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Pat
     prepared, cluster = prepared_job(model), four_devices()
     profile = profile_for(prepared, cluster)
     settings: dict[str, Any] = {"is_real": False, "resume": False, "notify": ignore}
-    with Run(prepared, cluster, tmp_path, prepared.setting, profile_of=lambda precision: profile, **settings) as run:
+    places: dict[str, Any] = {"folder": tmp_path, "setting": prepared.setting, "profile_of": lambda precision: profile}
+    with Run(prepared, cluster, **places, **settings) as run:
         everyone = tuple(range(cluster.world_size))
         change = run.history.changes[-1]
-        predictor = run.launcher.predictor(everyone, {}, plan, change)
-        job = run.launcher.rank_job(everyone, plan, predictor, change)
-        own = load_model(model, prepared.trainable, prepared.options.precision)
+        policy = QueryPolicy(run, plan)
+        predictor = policy.predictor(everyone, {}, plan, change)
+        job = policy.rank_job(everyone, plan, predictor, change)
+        own = load_model(prepared)
         for step in range(STEPS):
             shape = predictor.shape(step)
-            predicted = predictor.predictor.program(shape).to_text()
-            for rank in everyone:
-                session: Any = SimpleNamespace(rank=rank, context=SimpleNamespace(world_size=cluster.world_size))
-                assert Training(session, job, None, wants_pause=bool, told=print).program(step).to_text() == predicted
-            batch = batch_of(job, step)
+            assert job.program(job.query_step(), step).to_text() == predictor.program(shape).to_text()
+            batch = job.batch(step)
             packing = own.packing(batch)
             assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)
             assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
@@ -47,7 +44,7 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Pat
 @pytest.mark.parametrize(("precision", "compute_dtype"), [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")])
 def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype: str | None) -> None:
     prepared = prepared_job("tiny-llama", precision=precision, compute_dtype=compute_dtype)
-    model = load_model("tiny-llama", prepared.trainable, prepared.options.precision, compute=prepared.options.compute_dtype)
+    model = load_model(prepared)
     assert prepared.crossing(prepared.setting).dtype == str(model.dtype).removeprefix("torch.")
     assert prepared.crossing(prepared.setting).hidden_size == model.backbone.hidden_size
 

@@ -20,7 +20,7 @@ from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.measure import layer_sizes
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
-from workbench.models.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, read_log, replay
+from workbench.models.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, load_causal_model, read_log, replay
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
 
@@ -67,7 +67,7 @@ def made_up_layers(prepared: PreparedJob, row_s: float = 1e-5) -> tuple[LayerPro
 
 @cache
 def _sizes(model: str, trainable: TrainableConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    return layer_sizes([load_model(model, trainable, "float32")], num_layers)
+    return layer_sizes([load_causal_model(model, trainable)], num_layers)
 
 
 @contextmanager
@@ -130,8 +130,7 @@ def run(
 
 def load_as_asked(prepared: PreparedJob) -> CausalModel:
     """Return the model that a job begins with."""
-    options = prepared.options
-    return load_model(prepared.job.model, prepared.trainable, options.precision, compute=options.compute_dtype)
+    return load_model(prepared)
 
 
 def in_one_process(prepared: PreparedJob) -> tuple[CausalModel, list[StepLog], list[Tensor]]:

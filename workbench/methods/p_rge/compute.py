@@ -1,24 +1,30 @@
-"""A device's layers with their trainable values: made anew from a log of steps whenever a plan asks for other ones."""
+"""A device's layers with their trainable values, which a log of steps makes, and what each operation of a step does with them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.methods.p_rge.prepare import activation_type
+from workbench.core.errors import DivergedError
+from workbench.core.schedule import STEP, Op
+from workbench.core.seeds import query_seed
+from workbench.methods.p_rge.layout import QueryStep
+from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.session import RankJob
-from workbench.models.quantization import FloatType, QuantizationConfig
+from workbench.models.quantization import QuantizationConfig
 from workbench.models.zeroth_order import (
     CausalModel,
     PrecisionWarning,
     Prge,
     StepLog,
-    TrainableConfig,
     ZerothOrderConfig,
+    gradients_of,
     load_causal_model,
     load_causal_stage,
     passes_of,
@@ -26,23 +32,21 @@ from workbench.models.zeroth_order import (
 )
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import Passing
+from workbench.runtime.executor import Handler
 from workbench.runtime.memory import release_free_memory
 from workbench.tasks.prompts import PromptBatch
 
 
-def load_model(
-    name: str, trainable: TrainableConfig, precision: Precision, span: tuple[int, int] | None = None, compute: FloatType | None = None
-) -> CausalModel:
-    """Return a model, or its layers [start, stop), frozen in a precision.  Raises as load_causal_model does.
+def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:
+    """Return a job's model, or its layers [start, stop), frozen in a precision.  Raises as load_causal_model does.
 
-    compute: the type of its activations, see PRGEOptions; weights of another are dequantized layer by layer.
+    Weights of another type than the activations', see PRGEOptions, are dequantized layer by layer.
     """
-    compute = activation_type(precision, compute)
-    quantization = None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
-    dtype = getattr(torch, compute)
-    if span is None:
-        return load_causal_model(name, trainable, quantization=quantization, dtype=dtype)
-    return load_causal_stage(name, *span, trainable, quantization=quantization, dtype=dtype)
+    precision = precision or prepared.options.precision
+    compute = activation_type(precision, prepared.options.compute_dtype)
+    stored = None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
+    load = load_causal_model if span is None else partial(load_causal_stage, start=span[0], stop=span[1])
+    return load(prepared.job.model, config=prepared.trainable, quantization=stored, dtype=getattr(torch, compute))
 
 
 class StageCompute:
@@ -51,7 +55,7 @@ class StageCompute:
     def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
         # Also of a whole model: what is read layer by layer needs no more memory while it is read than afterwards.
-        self.model = load_model(rank_job.job.model, rank_job.trainable, self.precision, (start, stop), rank_job.compute_dtype)
+        self.model = load_model(rank_job.prepared, self.precision, (start, stop))
         self.num_steps = 0
         self._estimators: dict[ZerothOrderConfig, Prge] = {}
         release_free_memory()
@@ -73,7 +77,7 @@ class StageCompute:
     def _estimator(self, config: ZerothOrderConfig) -> Prge:
         if config not in self._estimators:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PrecisionWarning)  # told once, by the parent
+                warnings.simplefilter("ignore", PrecisionWarning)  # the parent warns once
                 self._estimators = {config: Prge(self.model, config)}
         return self._estimators[config]
 
@@ -90,3 +94,69 @@ class StageCompute:
             passes = list(incoming.chunk(len(passes_of(passing.execution, len(queries)))))
         found = estimator.forward_stage(passes, batch, step, queries)
         return estimator.arranged(found, len(queries)) if self.model.is_last else torch.cat(found)
+
+
+@dataclass(kw_only=True)
+class QueryHandlers:
+    """One step's operations on one rank.
+
+    wants_pause: asked when losses are sent; a flag behind them tells the others, so that all stop after the same step.
+    losses: by part, as far as this rank knows them.  record: of the step, once it is made.
+    """
+
+    rank: int
+    rank_job: RankJob
+    query_step: QueryStep
+    compute: StageCompute
+    batch: PromptBatch
+    step: int
+    wants_pause: Callable[[], bool]
+    losses: dict[int, float] = field(default_factory=dict)
+    record: StepLog | None = None
+    pauses: bool = False
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {"F": self._forward, STEP: self._update}
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        queries = self.query_step.queries(op.part)
+        incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
+        found = self.compute.forward(self.rank_job, self.query_step.passings[self.rank], incoming, self.batch, self.step, queries)
+        if not self.compute.model.is_last:
+            return (found,)
+        self._know(op.part, found)
+        return (torch.cat([found, torch.tensor([float(self.wants_pause())])]),)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value, content in zip(op.reads, reads, strict=True):
+            if value.name == "loss":
+                self._know(value.part, content[:-1])
+                self.pauses = self.pauses or bool(content[-1])
+        self.record = record_of(self.rank_job, self.step, self.losses)
+        self.compute.apply(self.record)
+        return (None,)
+
+    def _know(self, part: int, losses: Tensor) -> None:
+        self.losses |= {part + index: loss for index, loss in enumerate(losses.tolist())}
+
+
+def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog:
+    """Return the step that is made from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
+
+    Raises DivergedError for a loss that is not finite.
+    """
+    queries = sorted({part // 2 for part in losses})
+    pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
+    if not bool(torch.isfinite(pairs).all()):
+        raise DivergedError(
+            f"Training with learning_rate = {rank_job.job.learning_rate:g} was asked for.",
+            f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
+            "Lower learning_rate or epsilon.",
+        )
+    return StepLog(
+        step=step,
+        seeds=tuple(query_seed(rank_job.estimator.seed, step, query) for query in queries),
+        gradients=gradients_of(pairs, rank_job.estimator.epsilon),
+        learning_rate=rank_job.estimator.learning_rate,
+    )

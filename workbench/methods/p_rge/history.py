@@ -1,17 +1,16 @@
 """What a run leaves on disk while it goes on: its steps as seeds and scalars, and the changes of its settings; enough to go on from.
 
-Devices keep nothing: one that comes late, comes back or takes other layers over makes the steps of the log anew.
+Devices keep nothing: one that comes late, comes back or takes over other layers repeats the steps of the log.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
 
-from workbench.core.serial import to_json
+from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run
 from workbench.methods.p_rge.layout import Change
@@ -19,7 +18,7 @@ from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.planners.adaptive import Setting
 
-LOG, CHANGES = "log.jsonl", "changes.jsonl"
+LOG, CHANGES = "log.jsonl", "changes.json"
 
 
 class History:
@@ -37,18 +36,17 @@ class History:
         self._file = LogFile(self.path, identity)
         self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
         self.resumed = len(self.records)
-        self.changes = self._read_changes()
-        if not self.changes or self.changes[0].step:
-            self.changes.insert(0, Change(0, 0, prepared.setting))
+        self.changes = [Change(0, 0, prepared.setting)]
+        if self._changes_path.is_file():
+            changes = from_json(self._changes_path.read_bytes(), list[Change], source=f"'{self._changes_path}'")
+            self.changes = [change for change in changes if change.step <= self.resumed]
 
-    def add(self, record: StepLog) -> bool:
-        """Note a step; return False if it is known already, as every device tells of it.  On the disk when this returns."""
-        if record.step != len(self.records):
-            assert record.step < len(self.records), f"step {record.step} was told before step {len(self.records)}"
-            return False
-        self.records.append(record)
-        self._file.append(record)
-        return True
+    def add(self, record: StepLog) -> None:
+        """Note a step unless it is known, because every device reports it.  It is on the disk when this returns."""
+        assert record.step <= len(self.records), f"step {record.step} was told before step {len(self.records)}"
+        if record.step == len(self.records):
+            self.records.append(record)
+            self._file.append(record)
 
     def changed(self, setting: Setting) -> Change:
         """Return from where on a setting would be in force, if it were the next steps'; the last change if it is already."""
@@ -58,33 +56,11 @@ class History:
     def change(self, change: Change) -> None:
         """Note that the next steps have another setting."""
         self.changes.append(change)
-        with open(self._changes_path, "ab") as file:
-            file.write(to_json(change, indent=-1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_text(self._changes_path, to_json(self.changes))
 
     def close(self) -> None:
         """Close the log."""
         self._file.close()
-
-    def _read_changes(self) -> list[Change]:
-        """Return what the file holds of these steps; a last line that was torn by a crash is cut off."""
-        if not self._changes_path.is_file():
-            return []
-        found: list[Change] = []
-        whole = 0
-        for line in self._changes_path.read_bytes().splitlines(keepends=True):
-            try:
-                change = msgspec.json.decode(line, type=Change)
-            except (msgspec.DecodeError, msgspec.ValidationError):
-                break
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            if change.step <= len(self.records):
-                found.append(change)
-        os.truncate(self._changes_path, whole)
-        return found
 
 
 def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:

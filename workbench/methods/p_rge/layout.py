@@ -1,21 +1,28 @@
-"""What a step is to every device: which samples, which groups of parts, which schedule.  Pure, so that each works it out by itself."""
+"""What a step is to every device: which samples, groups of parts and schedule, and its program.  Pure: driver and ranks make it alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from workbench.core.cluster import Cluster
+from workbench.core.costs import TOKEN, Spec
 from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
-from workbench.core.schedule import Schedule
-from workbench.methods.p_rge.prepare import PAD_TO_MULTIPLE
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.program import Program
+from workbench.core.schedule import SEND, STEP, Op, Schedule, Value
+from workbench.methods.common.layers import layers_seconds
 from workbench.planners.adaptive import Setting
 from workbench.planners.query_costs import Passing
 from workbench.schedules import insert_transfers, query_groups, staged_query_step
+from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.queries import Group
 from workbench.tasks.prompts import EncodedPrompts, step_indices
 from workbench.tasks.tokenize import padded_length
+
+PAD_TO_MULTIPLE = 8
 
 
 class Change(NamedTuple):
@@ -87,3 +94,46 @@ class QueryStep:
         """Return the queries of the group whose first part is `part`."""
         group = next(group for group in self.groups if group[0] == part)
         return range(group[0] // 2, group[-1] // 2 + 1)
+
+    def program(self, profile: Profile, cluster: Cluster, shape: Shape, crossing: Crossing) -> Program:
+        """Return the step's program.  crossing: the hidden states that go from stage to stage."""
+        layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in self.plan.stages for rank in stage.ranks}
+        sized = replace(crossing, target_length=shape.target_length)
+        return Program.on(cluster, self.schedule, QueryCosts(cluster=cluster, step=self, shape=shape, crossing=sized, layers=layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryCosts:
+    """Costs of one step: a core.costs.Costs.  layers: of each rank that has some."""
+
+    cluster: Cluster
+    step: QueryStep
+    shape: Shape
+    crossing: Crossing
+    layers: Mapping[int, tuple[LayerProfile, ...]]
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        if op.kind == SEND:
+            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
+        layers, shape = self.layers[rank], self.shape
+        if op.kind == STEP:
+            return layers_seconds(layers, STEP, shape.setting.queries, 1)
+        queries = len(self.step.queries(op.part))
+        count, parts = self.step.passings[rank].passes(queries)
+        rows = parts * shape.setting.batch_size
+        return count * layers_seconds(layers, "F", rows, shape.length) + layers_seconds(layers, STEP, queries, 1)
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs): a flag that asks for a pause travels with the losses."""
+        if value.name not in ("loss", "act"):
+            return TOKEN
+        parts = 2 * len(self.step.queries(value.part))
+        if value.name == "loss":
+            return Spec((parts + 1,))
+        tokens = self.crossing.tokens(self.step.plan.stages[value.stage].stop, self.shape.tokens)
+        return Spec((parts * self.shape.rows, tokens, self.crossing.hidden_size), self.crossing.dtype)
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the bytes of what a device keeps: frozen weights, trained values and one query's noise."""
+        return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self.layers.get(rank, ()))

@@ -1,71 +1,62 @@
-"""Profile P-RGE on this host: seconds and bytes of every layer's forward pass and of its noise, by the very calls that a run makes."""
+"""What every layer's forward pass and its noise cost: measured on this host, by the same calls that a run makes, or from the catalogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.core.profile import LayerProfile
+from workbench.core.cluster import Cluster
+from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
+from workbench.methods.common.scaling import describe_facts
 from workbench.methods.p_rge.compute import load_model
+from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.facts import ModelFacts
-from workbench.models.quantization import FloatType
-from workbench.models.zeroth_order import CausalModel, StepLog, TrainableConfig
+from workbench.models.zeroth_order import CausalModel, Prompts, StepLog
 from workbench.planners.adaptive import Precision
+from workbench.planners.query_costs import METHOD
+from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.stacks import Span, Stacks
 from workbench.profiler.timing import Call, time_grids
 
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
+_UNUSED = tuple(f"{what}_bytes_per_{per}" for what in ("context", "gradient", "tap") for per in ("token", "sample"))
+"""What only backpropagation needs."""
 SHORT_LENGTH = 16
+NORMAL_FLOPS = 20
+"""Operations to draw and add one normal value: two logarithms, roots and cosines for two values, and the generator's own."""
+_BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "nf4": 0.5625}
+"""Of quantized weights with the constants of their blocks of 64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeUpBatch:
-    """A batch of prompts to measure with: one target each, at the end."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    targets: Tensor
-    positions: Tensor
-    target_mask: Tensor
-    decoder_ids: Tensor | None = None
-    choices: None = None
-
-    @classmethod
-    def of(cls, ids: Tensor) -> MadeUpBatch:
-        """Return a batch that reads these ids (n, t), with some padding."""
-        count, length = ids.shape[:2]
-        mask = torch.ones(count, length, dtype=torch.int64)
-        mask[::2, -max(1, length // 8) :] = 0
-        return cls(
-            input_ids=ids,
-            attention_mask=mask,
-            targets=torch.zeros(count, 1, dtype=torch.int64),
-            positions=torch.full((count, 1), length - max(1, length // 8) - 1),
-            target_mask=torch.ones(count, 1, dtype=torch.bool),
-        )
+def made_up_batch(ids: Tensor) -> Prompts:
+    """Return a batch that reads these ids (n, t), with some padding and one target each, at the end."""
+    count, length = ids.shape[:2]
+    padding = max(1, length // 8)
+    mask = torch.ones(count, length, dtype=torch.int64)
+    mask[::2, -padding:] = 0
+    return Prompts(
+        input_ids=ids,
+        attention_mask=mask,
+        targets=torch.zeros(count, 1, dtype=torch.int64),
+        positions=torch.full((count, 1), length - padding - 1),
+        target_mask=torch.ones(count, 1, dtype=torch.bool),
+    )
 
 
-def measure_layers(
-    name: str,
-    facts: ModelFacts,
-    trainable: TrainableConfig,
-    precision: Precision,
-    *,
-    max_length: int,
-    compute: FloatType | None = None,
-    budget_s: float = 40.0,
-) -> tuple[LayerProfile, ...]:
+def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).
 
     F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
+    facts, max_length = prepared.facts, prepared.longest
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
-    models = {span: load_model(name, trainable, precision, None if span == stacks.whole else span, compute) for span in stacks.spans}
+    models = {span: load_model(prepared, precision, None if span == stacks.whole else span) for span in stacks.spans}
     for model in models.values():
         model.packs = False  # measured by rows and tokens
     lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)
@@ -129,11 +120,8 @@ def _held_bytes(model: CausalModel, part: nn.Module) -> int:
 def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call]:
     def made(rows: int, length: int) -> Call:
         source, _, _ = model.backbone.make_inputs(rows, length)
-        if not model.is_first:
-            ids = torch.randint(max(1, facts.vocabulary_size), (rows, length))
-            batch, hidden = MadeUpBatch.of(ids), source
-        else:
-            batch, hidden = MadeUpBatch.of(source), None
+        ids = source if model.is_first else torch.randint(max(1, facts.vocabulary_size), (rows, length))
+        batch, hidden = made_up_batch(ids), None if model.is_first else source
 
         def run() -> Tensor:
             states = model.run(model.start(batch) if hidden is None else hidden, batch)
@@ -155,3 +143,42 @@ def _noise(models: list[CausalModel]) -> Callable[[int, int], Call]:
         return run
 
     return made
+
+
+def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
+    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value."""
+    lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
+    whole = analytic_profile(describe_facts(prepared.facts), cluster, technique="full", sequence_lengths=tuple(lengths))
+    values = trained_values(prepared)
+    rows = tuple(
+        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s) for index, layer in enumerate(layers))
+        for device, layers in zip(cluster.devices, whole.layers, strict=True)
+    )
+    profile = Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows)
+    return in_precision(profile, "float32", prepared.options.precision)
+
+
+def trained_values(prepared: PreparedJob) -> int:
+    """Return the number of values that are trained in a layer, next to queries and values."""
+    facts = prepared.facts
+    narrow = facts.hidden_size * facts.num_key_value_heads // facts.num_heads
+    return sum(sum(prepared.trainable.sizes(facts.hidden_size, outputs)) for outputs in (facts.hidden_size, narrow))
+
+
+def _forward_only(prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float) -> LayerProfile:
+    noise_s = values * NORMAL_FLOPS / flops_per_s
+    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index)
+    return replace(
+        layer,
+        times={"F": layer.times["F"], STEP: Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,)))},
+        frozen_bytes=layer.frozen_bytes + layer.trainable_bytes,
+        trainable_bytes=4 * values,
+        **nbytes,
+    )
+
+
+def in_precision(profile: Profile, asked: Precision, precision: Precision) -> Profile:
+    """Return a profile with its frozen weights in another precision: their bytes change, and what was not measured stays as it was."""
+    ratio = _BYTES_PER_WEIGHT[precision] / _BYTES_PER_WEIGHT[asked]
+    rows = tuple(tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers)
+    return replace(profile, layers=rows)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
@@ -15,20 +16,17 @@ from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
 from workbench.methods.common.scaling import forward_costs, kept_layers, profile_devices, scale_to_cluster
-from workbench.methods.p_rge.catalogue import catalogue_profile
-from workbench.methods.p_rge.measure import measure_layers
+from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.outcome import outcome_of, results_of
-from workbench.methods.p_rge.planning import ProfileOf, adapts, fitted_setting, in_precision, plan_job
+from workbench.methods.p_rge.policy import ProfileOf, Run, fitted_setting
 from workbench.methods.p_rge.predict import predict
 from workbench.methods.p_rge.prepare import PreparedJob, check_plan, prepare, require_known
-from workbench.methods.p_rge.running import Run
 from workbench.planners.adaptive import Precision, Setting
-from workbench.planners.queries import chosen_passings
+from workbench.planners.queries import chosen_passings, plan_queries
+from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import LayerCost
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
-
-METHOD = "p_rge"
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
@@ -94,15 +92,7 @@ class PRGE:
             "compute_dtype": prepared.options.compute_dtype,
             "max_length": prepared.longest,
         }
-        measure = partial(
-            measure_layers,
-            prepared.job.model,
-            prepared.facts,
-            prepared.trainable,
-            precision,
-            compute=prepared.options.compute_dtype,
-            max_length=prepared.longest,
-        )
+        measure = partial(measure_layers, prepared, precision)
         return kept_layers(prepared, METHOD, key, measure, notify, refresh=refresh, what=f", weights in {precision}")
 
     def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
@@ -113,7 +103,7 @@ class PRGE:
         """Divide the queries, or the layers, among the devices; with other settings if the job allows it (see Method)."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
-        return plan_job(prepared, profile_of(setting.precision), cluster, setting)
+        return plan_queries(profile_of(setting.precision), cluster, prepared.size(setting))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""
@@ -140,7 +130,7 @@ class PRGE:
         notify: Notify,
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
-        with self._run(prepared, profile, cluster, plan, engines, folder, resume=resume, notify=notify) as run:
+        with self._run(prepared, profile, cluster, plan, engines, folder=folder, resume=resume, notify=notify) as run:
             notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
             done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
@@ -165,40 +155,20 @@ class PRGE:
             steps = self.predict(short, profile, cluster, plan).steps
             results = None
             if engines is not None:
-                with self._run(short, profile, cluster, plan, engines, folder, resume=False, notify=ignore) as run:
+                with self._run(short, profile, cluster, plan, engines, folder=folder, resume=False, notify=ignore) as run:
                     results = results_of(run.together(plan, engines))
             points.append(sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS))
         return tuple(points)
 
-    def _run(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        engines: Engines,
-        folder: Path,
-        *,
-        resume: bool,
-        notify: Notify,
-    ) -> Run:
-        is_real = engines.fidelity == "real"
-        return Run(
-            prepared,
-            cluster,
-            folder,
-            self._settled(prepared, profile, cluster, plan)[0],
-            profile_of=self._profile_of(prepared, profile, cluster),
-            is_real=is_real,
-            resume=resume,
-            notify=notify,
-        )
+    def _run(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, engines: Engines, **settings: Any) -> Run:
+        setting, profile_of = self._settled(prepared, profile, cluster, plan)[0], self._profile_of(prepared, profile, cluster)
+        return Run(prepared, cluster, setting=setting, profile_of=profile_of, is_real=engines.fidelity == "real", **settings)
 
     def _settled(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Setting, Profile]:
         """Return the setting that a plan is of, and the profile with its precision."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = prepared.setting
-        if adapts(prepared):
+        if prepared.options.adapts:
             fitted = fitted_setting(prepared, cluster, profile_of, setting)
             setting = Setting(sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size, fitted.precision)
         return setting, profile_of(setting.precision)

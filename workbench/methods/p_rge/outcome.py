@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.report import EpochRecord
 from workbench.core.serial import to_json, write_text
 from workbench.methods.base import Event, Outcome, Prediction
 from workbench.methods.common.folder import ADAPTER
@@ -17,8 +17,7 @@ from workbench.methods.common.records import epoch_records, measured_steps, meas
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.history import notes_of
-from workbench.methods.p_rge.policy import Done
-from workbench.methods.p_rge.running import Run
+from workbench.methods.p_rge.policy import Done, Run
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
 from workbench.models.zeroth_order.saving import TRAINED, TrainedDescription, save_for_peft, save_trained
@@ -30,18 +29,15 @@ DESCRIPTION, FOR_PEFT = "description.json", "peft"
 
 def results_of(done: Done) -> list[RankResult]:
     """Return what each device did in each generation, by its rank in the cluster; steps that not all members have finished are left out."""
-    results = []
+    results: list[RankResult] = []
     for generation, parts in done.parts:
         busy = [part for rank, part in parts.items() if generation.plan.stage_of(generation.members.index(rank)) is not None]
         whole = min((len(part.steps) for part in busy), default=0)
         num_last = len(generation.plan.stages[-1].shares)
         for rank, part in sorted(parts.items()):
-            result = RankResult(rank=rank, late_s=part.late_s, paced_s=part.paced_s, nbytes=part.nbytes)
             # Whoever took part knows the whole loss; a lost device's record of it went with it.
-            result.steps = [step._replace(loss=step.loss * num_last / len(busy)) for step in part.steps[:whole]]
-            if result.steps:
-                result.resumed_at = (result.steps[0].epoch, result.steps[0].step)
-            results.append(result)
+            steps = [step._replace(loss=step.loss * num_last / len(busy)) for step in part.steps[:whole]]
+            results.append(replace(part, rank=rank, steps=steps, resumed_at=(steps[0].epoch, steps[0].step) if steps else None))
     return results
 
 
@@ -49,12 +45,12 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     """Return what came of a run: its steps, the chosen epoch's score on the test split, what was trained."""
     prepared, cluster, history = run.prepared, run.cluster, run.history
     results = results_of(done)
-    per_epoch = prepared.steps_per_epoch
-    predicted = tuple(
-        replace(record, predicted_s=done.predicted_s.get(record.epoch * per_epoch + record.step, record.predicted_s))
-        for record in prediction.steps
-    )
-    steps = _with_samples(run, measured_steps(results, predicted))
+    predicted = []
+    for number, record in enumerate(prediction.steps):
+        setting = next(change.setting for change in reversed(history.changes) if change.step <= number)
+        predicted_s = done.predicted_s.get(number, record.predicted_s)
+        predicted.append(replace(record, samples=setting.batch_size, predicted_s=predicted_s))
+    steps = measured_steps(results, predicted)
     epochs, metrics, saved = _evaluated(run, epoch_records(steps) if steps else ())
     counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
     sent = sum(result.nbytes.get("sent", 0) for result in results)
@@ -66,17 +62,17 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     if counted:
         nbytes["sent in a step, measured"] = round(sent / counted)
     nbytes["log on the disk"] = history.path.stat().st_size
-    whole_cluster = [result for result in results if not result.steps or len(result.steps) == len(steps)]
-    resident = [0] * cluster.world_size
+    is_whole = any(not result.steps or len(result.steps) == len(steps) for result in results)
+    by_rank = [
+        RankResult(rank=rank, steps=[step for result in results if result.rank == rank for step in result.steps])
+        for rank in range(cluster.world_size)
+    ]
+    resident = dict.fromkeys((False, True), [0] * cluster.world_size)
     return Outcome(
         fidelity=fidelity,
         steps=steps,
         epochs=epochs,
-        timelines=measured_timelines(
-            _by_rank(results, cluster.world_size), cluster, prediction, fidelity, {False: resident, True: resident}
-        )
-        if whole_cluster
-        else {},
+        timelines=measured_timelines(by_rank, cluster, prediction, fidelity, resident) if is_whole else {},
         metrics=metrics,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
@@ -86,35 +82,13 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     )
 
 
-def _by_rank(results: Sequence[RankResult], world_size: int) -> list[RankResult]:
-    """Return one result for each rank, with the steps of all generations."""
-    merged = [RankResult(rank=rank) for rank in range(world_size)]
-    for result in results:
-        merged[result.rank].steps += result.steps
-    return merged
-
-
-def _with_samples(run: Run, steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the steps with the samples that each had under its setting."""
-    per_epoch, changes = run.prepared.steps_per_epoch, run.history.changes
-    found = []
-    for record in steps:
-        step = record.epoch * per_epoch + record.step
-        setting = next(change.setting for change in reversed(changes) if change.step <= step)
-        found.append(replace(record, samples=setting.batch_size))
-    return tuple(found)
-
-
 def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], Path]:
     """Make the log's steps once more, score every epoch on the validation split, and the best on the test split."""
     prepared, records = run.prepared, run.history.records
     precision = run.history.changes[-1].setting.precision
-    model = run.model
-    if precision != prepared.options.precision:
-        model = load_model(prepared.job.model, prepared.trainable, precision, compute=prepared.options.compute_dtype)
-    ends = [
-        min(end, len(records)) for end in range(prepared.steps_per_epoch, len(records) + prepared.steps_per_epoch, prepared.steps_per_epoch)
-    ]
+    model = run.model if precision == prepared.options.precision else load_model(prepared, precision)
+    per_epoch = prepared.steps_per_epoch
+    ends = [min(begin + per_epoch, len(records)) for begin in range(0, len(records), per_epoch)]
     run.notify(Event("phase", message="Scoring every epoch on the validation split"))
     best: tuple[float, int, dict[str, Tensor]] | None = None
     done, scores = 0, []

@@ -1,22 +1,76 @@
-"""P-RGE's answers to the coordinator: who computes which queries, what the log holds, what becomes of the step of a loss."""
+"""A run from its first step to its last: on devices that a coordinator looks after, or as one job of all of them.
+
+P-RGE's answers to the coordinator: who computes which queries, what the log holds, what happens to a step in which a device is lost.
+"""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from workbench.core.plan import Plan
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.methods.base import Notify
-from workbench.methods.common.records import Progress
-from workbench.methods.p_rge.handlers import record_of
+from workbench.methods.base import Engines, Event, Notify
+from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.records import Progress, show_device
+from workbench.methods.p_rge.compute import load_model, record_of
 from workbench.methods.p_rge.history import History, words
-from workbench.methods.p_rge.launch import Launcher
+from workbench.methods.p_rge.layout import Change, Shape
+from workbench.methods.p_rge.predict import Predictor
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.session import RankPart
+from workbench.methods.p_rge.session import Logged, RankJob, RankPart
+from workbench.methods.p_rge.worker import run_rank, serve_rank
+from workbench.methods.training.policy import shares_of
+from workbench.models.zeroth_order import warn_of_rounding
+from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
+from workbench.planners.queries import plan_queries
+from workbench.planners.query_costs import RankCosts
 from workbench.runtime.commands import StepDone
-from workbench.runtime.coordinator import Generation, Parts
+from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.devices import Devices, EngineDevices, fleet_of
+from workbench.runtime.engines import EngineCluster
+
+SHORTEST_TIMEOUT_S = 20.0
+TOLERATED = 1.5
+"""With `adapt` alone, how many times as long as at first a step may take before its setting is changed."""
+
+ProfileOf = Callable[[Precision], Profile]
+"""What every layer costs on every device, with frozen weights of a precision."""
+
+
+def fitted_setting(
+    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
+) -> Setting:
+    """Return the asked setting, or the most wanted that fits in the devices' memory and in the seconds that a step may take.
+
+    step_s: those seconds, if the job says nothing of them.  Raises PlanError if none fits.
+    """
+    options = prepared.options
+    if not options.adapts:
+        return asked
+
+    def price(setting: Setting) -> Price:
+        profile, size = profile_of(setting.precision), prepared.size(setting)
+        try:
+            return Price(plan_queries(profile, cluster, size).total_s)
+        except PlanError:
+            missing = min(
+                RankCosts(profile=profile, cluster=cluster, size=size, rank=rank, start=0, stop=profile.num_layers).need_bytes(1)
+                - device.memory_bytes
+                for rank, device in enumerate(cluster.devices)
+            )
+            return Price(math.inf, max(0, missing))
+
+    return choose(candidates(asked, precisions=options.allowed), price, step_s=step_s if options.step_s is None else options.step_s)
 
 
 @dataclass(kw_only=True)
@@ -32,16 +86,19 @@ class Done:
 class QueryPolicy:
     """A runtime.coordinator.Policy.  What a generation begins with is the log of seeds and scalars, which every device replays.
 
-    plan: of the first generation, if its devices are there.  say: takes what a user should know.
+    plan: of the first generation, if its devices are there.
     """
 
-    def __init__(
-        self, prepared: PreparedJob, launcher: Launcher, history: History, plan: Plan, notify: Notify, say: Callable[[str], None]
-    ) -> None:
-        self._prepared, self._launcher, self._history, self._plan = prepared, launcher, history, plan
-        self._notify, self._say = notify, say
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self._run, self._prepared, self._cluster, self._history, self._plan = run, run.prepared, run.cluster, run.history, plan
+        self._shape = lru_cache(maxsize=None)(run.prepared.shape)
         self._progress: Progress | None = None
         self.done = Done()
+
+    def say(self, text: str) -> None:
+        """Tell a user what they should know."""
+        self.done.notes.append(f"{text}.")
+        self._run.notify(Event("note", message=text))
 
     @property
     def step(self) -> int:
@@ -53,22 +110,32 @@ class QueryPolicy:
         """Return the steps of the whole run."""
         return self._prepared.num_steps
 
+    @property
+    def setting(self) -> Setting:
+        """Return the setting in force."""
+        return self._history.changes[-1].setting
+
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the steps that are left; with another setting, if the job allows it and the devices ask for it (see Policy)."""
-        stages, setting = self._plan.stages, self._history.changes[-1].setting
-        fits = self._plan.micro_batch_size == setting.batch_size and all(
-            sum(share.queries for share in stage.shares) == setting.queries for stage in stages
-        )
+        stages, setting = self._plan.stages, self.setting
+        queries = {sum(share.queries for share in stage.shares) for stage in stages}
+        fits = self._plan.micro_batch_size == setting.batch_size and queries == {setting.queries}
         if number == 1 and fits and {rank for stage in stages for rank in stage.ranks} <= set(ready):
-            return self._launcher.generation(number, ready, factors, setting, self._plan)
-        return self._launcher.generation(number, ready, factors, self._launcher.fitted(ready, factors))
+            members, plan = renumbered(self._plan)
+        else:
+            setting = self._fitted(ready, factors)
+            members, plan = self._planned(ready, factors, setting)
+        change = self._history.changed(setting)
+        predictor = self.predictor(members, factors, plan, change)
+        job = self.rank_job(members, plan, predictor, change)
+        return Generation(number, members, plan, job, predictor, job.timeout_s)
 
     def begun(self, generation: Generation) -> Generation:
         """Note a change of the setting, and what the steps should take now."""
         if generation.job.change != self._history.changes[-1]:
             self._history.change(generation.job.change)
-            self._say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
-        members, notify = generation.members, self._notify
+            self.say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
+        members, notify = generation.members, self._run.notify
         self._progress = Progress(
             generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
         )
@@ -110,11 +177,150 @@ class QueryPolicy:
             shares = generation.plan.stages[0].shares
             others = sum(share.queries for share in shares if generation.members[share.rank] not in lost)
         if self._prepared.options.after_loss == "repeat" or len(whole) // 2 < max(1, others):
-            self._say(f"Step {step + 1} is repeated")
+            self.say(f"Step {step + 1} is repeated")
             return
         self._history.add(record_of(job, step, whole))
-        self._say(f"Step {step + 1} is made from {len(whole) // 2} of {job.estimator.queries} queries")
+        self.say(f"Step {step + 1} is made from {len(whole) // 2} of {job.estimator.queries} queries")
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' pace asks for another setting or plan."""
-        return self._launcher.differs(generation, ready, factors)
+        """Return whether the devices' pace asks for another setting or plan than a generation's."""
+        setting = self._fitted(ready, factors)
+        if setting != self.setting:
+            return True
+        members, plan = self._planned(ready, factors, setting)
+        return members != generation.members or shares_of(plan) != shares_of(generation.plan)
+
+    def _fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
+        """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""
+        asked = self._prepared.setting._replace(precision=self.setting.precision)
+        profile_of = partial(self._profile, ranks=ready, factors=factors)
+        try:
+            return fitted_setting(self._prepared, self._cluster.part(ready), profile_of, asked, step_s=self._tolerated_s)
+        except PlanError:
+            return self.setting  # the plan's own error says more
+
+    @cached_property
+    def _tolerated_s(self) -> float | None:
+        """Return the seconds that a step of an adapting run may take: from what all devices together need at the profile's pace."""
+        if not self._prepared.options.adapt:
+            return None
+        first = self._history.changes[0].setting
+        return TOLERATED * plan_queries(self._run.profile_of(first.precision), self._cluster, self._prepared.size(first)).total_s
+
+    def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Predictor:
+        """Return what predicts the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
+        profile = self._profile(change.setting.precision, ranks, factors)
+        return Predictor(self._prepared, profile, self._cluster.part(ranks), plan, change.setting, partial(self._shape, change))
+
+    def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor, change: Change) -> RankJob:
+        """Return the message that starts every rank."""
+        prepared, history, setting = self._prepared, self._history, change.setting
+        longest = Shape(setting, setting.batch_size, prepared.longest, max(len(row.decoder_ids) for row in prepared.train.rows))
+        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.timeline(longest).makespan_s)
+        return RankJob(
+            job=prepared.job,
+            cluster=self._cluster.part(ranks),
+            plan=plan,
+            passings=predictor.passings,
+            profile=self._profile(setting.precision, ranks, {}),
+            prepared=replace(prepared, task=prepared.task.limited(1, 1, 1)),
+            change=change,
+            records=tuple(history.records),
+            folder=self._run.folder,
+            timeout_s=REAL_TIMEOUT_S if self._run.is_real else patience_s,
+        )
+
+    def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> tuple[tuple[int, ...], Plan]:
+        """Return the members of a plan of the devices that are ready, and the plan, which numbers the members."""
+        profile = self._profile(setting.precision, ready, factors)
+        places, plan = renumbered(plan_queries(profile, self._cluster.part(ready), self._prepared.size(setting)))
+        return tuple(ready[place] for place in places), plan
+
+    def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
+        """Return the profile of some devices, as slow as they were found to be."""
+        return self._run.profile_of(precision).part(ranks, factors)
+
+
+def renumbered(plan: Plan) -> tuple[tuple[int, ...], Plan]:
+    """Return the devices of a plan in the order in which it names them, and the plan with the devices numbered in this order."""
+    ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
+    stages = []
+    for stage in plan.stages:
+        shares = tuple(Share(rank=ranks.index(share.rank), queries=share.queries) for share in stage.shares)
+        stages.append(Stage(start=stage.start, stop=stage.stop, shares=shares))
+    return ranks, replace(plan, stages=tuple(stages))
+
+
+class Run(AbstractContextManager["Run"]):
+    """One run in its folder; use it as a context manager.  model: the whole model as it is before the first step.
+
+    profile_of: what every layer costs on every device of the cluster, with weights of a precision.  is_real: devices that are not
+    emulated are not slowed down, and get REAL_TIMEOUT_S.  notes: what a user should know of the settings.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedJob,
+        cluster: Cluster,
+        *,
+        folder: Path,
+        setting: Setting,
+        profile_of: ProfileOf,
+        is_real: bool,
+        resume: bool,
+        notify: Notify,
+    ) -> None:
+        """Open the folder.  setting: with which a new run begins.  Raises CacheError for another run's, ConfigError for files of none."""
+        self.prepared, self.cluster, self.folder, self.notify = prepared, cluster, folder, notify
+        self.profile_of, self.is_real = profile_of, is_real
+        self.model = load_model(prepared)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            warn_of_rounding(self.model, prepared.options.epsilon)
+        self.notes = tuple(str(one.message) for one in told)
+        self.history = History(folder, prepared, self.model, resume=resume)
+        if not self.history.records and setting != self.history.changes[-1].setting:
+            self.history.change(self.history.changed(setting))
+
+    def __exit__(self, *exc: object) -> None:
+        self.history.close()
+
+    def coordinated(self, plan: Plan, engines: EngineCluster) -> Done:
+        """Do the steps that are left on emulated devices, any of which may die, leave, come back or change its pace."""
+        with engines.service() as service:
+            model, address = self.prepared.job.model, service.address
+            return self.on_devices(plan, EngineDevices(service, serve_rank, lambda rank: (model, address), engines.now_s))
+
+    def on_devices(self, plan: Plan, devices: Devices) -> Done:
+        """Do the steps that are left on devices that take commands."""
+        policy = QueryPolicy(self, plan)
+        fleet = fleet_of(devices, self.cluster, self.prepared.job)
+        adapts = self.prepared.options.adapt
+        coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, show=partial(show_device, self.notify), adapts=adapts)
+        coordinator.run()
+        policy.done.recoveries = coordinator.recoveries
+        return policy.done
+
+    def together(self, plan: Plan, engines: Engines) -> Done:
+        """Do the steps that are left as one job of all devices, which ends with the first that dies; the log is there to go on from."""
+        policy, history, total = QueryPolicy(self, plan), self.history, self.prepared.num_steps
+        done = policy.done
+        if len(history.records) >= total:
+            return done
+        everyone = tuple(range(self.cluster.world_size))
+        predictor = policy.predictor(everyone, {}, plan, history.changes[-1])
+        job = policy.rank_job(everyone, plan, predictor, history.changes[-1])
+        done.predicted_s = {step: predictor.seconds(step) for step in range(len(history.records), total)}
+        progress = Progress(plan, self.notify)
+
+        def take(rank: int, event: Any) -> None:
+            if isinstance(event, Logged):
+                history.add(event.record)
+            else:
+                progress(rank, event)
+
+        parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
+        for record in max(parts, key=lambda part: len(part.records)).records:  # the last may be under way still
+            history.add(record)
+        done.parts.append((Generation(0, everyone, plan, job, predictor), dict(enumerate(parts))))
+        return done

@@ -15,6 +15,7 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
+from workbench.methods.p_rge.layout import PAD_TO_MULTIPLE, Change, Shape, shape_of
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization import FloatType
@@ -32,8 +33,6 @@ from workbench.tasks.prompts import (
     unknown_prompt_task,
 )
 from workbench.tasks.tokenize import padded_length
-
-PAD_TO_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +79,17 @@ class PRGEOptions:
                 raise ConfigError(f"The precision '{name}' was asked for.", found, did_you_mean(name, PRECISIONS))
         return tuple(precision for precision in PRECISIONS if precision in named)
 
+    @property
+    def adapts(self) -> bool:
+        """Return whether the run may use other settings than those that were asked for."""
+        return self.adapt or self.step_s is not None or bool(self.precisions)
+
 
 def activation_type(precision: Precision, compute_dtype: FloatType | None) -> FloatType:
     """Return the dtype of activations over weights of a precision (see PRGEOptions.compute_dtype)."""
-    match precision:
-        case "int8" | "nf4":
-            return compute_dtype or "float32"
-        case _:
-            return compute_dtype or precision
+    if precision == "int8" or precision == "nf4":  # apart, so that mypy knows the others
+        return compute_dtype or "float32"
+    return compute_dtype or precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,10 @@ class PreparedJob:
         """Return the steps of the whole run."""
         return self.job.epochs * self.steps_per_epoch if self.options.steps is None else self.options.steps
 
+    def shape(self, change: Change, step: int) -> Shape:
+        """Return the shape of a step's batch."""
+        return shape_of(self.train, self.job.seed, change, step, width=self.packing_width)
+
     def size(self, setting: Setting) -> StepSize:
         """Return a step of typical length, for the planner."""
         return StepSize(
@@ -198,13 +204,8 @@ def prepare(job: Job) -> PreparedJob:
     options = require_known(job)
     facts = model_facts(job.model)
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
-    task = load_prompt_task(
-        job.task,
-        data=job.data,
-        train_samples=job.train_samples,
-        validation_samples=job.validation_samples,
-        test_samples=job.test_samples,
-    )
+    counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
+    task = load_prompt_task(job.task, data=job.data, **counts)
     if options.words:
         task = task.reworded(tuple(options.words.split("/")))
     max_length = min(job.max_length, facts.max_length)
@@ -227,26 +228,17 @@ def prepare(job: Job) -> PreparedJob:
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
+    idle = any(share.queries < 1 for stage in plan.stages for share in stage.shares)
+    wide = len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages)
+    found = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}."
     others = (
         (
             set(counts) != {setting.queries},
             f"Its stages have {counts} queries; a step has {setting.queries}.",
             "Give every stage all queries.",
         ),
-        (
-            any(share.queries < 1 for stage in plan.stages for share in stage.shares),
-            "A device of it has no query.",
-            "Leave that device out of the plan.",
-        ),
-        (
-            len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages),
-            "A stage of its chain has several devices.",
-            "Give each stage of a chain one device, or each device the whole model.",
-        ),
-        (
-            plan.micro_batch_size != setting.batch_size,
-            f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}.",
-            "Plan for the job's batch_size.",
-        ),
+        (idle, "A device of it has no query.", "Leave that device out of the plan."),
+        (wide, "A stage of its chain has several devices.", "Give each stage of a chain one device, or each device the whole model."),
+        (plan.micro_batch_size != setting.batch_size, found, "Plan for the job's batch_size."),
     )
     require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

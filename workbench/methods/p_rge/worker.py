@@ -8,15 +8,11 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
-from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP
 from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, trace_of
-from workbench.methods.p_rge.compute import StageCompute
-from workbench.methods.p_rge.handlers import QueryHandlers
-from workbench.methods.p_rge.layout import QueryStep, samples_of, shape_of
-from workbench.methods.p_rge.prices import step_program
+from workbench.methods.p_rge.compute import QueryHandlers, StageCompute
 from workbench.methods.p_rge.session import Logged, RankJob, RankPart
 from workbench.models.loading import import_family
 from workbench.models.zeroth_order import StepLog
@@ -24,14 +20,15 @@ from workbench.planners.query_costs import Passing
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
-from workbench.runtime.executor import Execution
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
-from workbench.tasks.prompts import PromptBatch, collate_prompts
 
 TRAINING = "training"
+
+Told = Callable[[StepLog, float], None]
+"""Takes each step that is made, whose record is enough to repeat it, and the seconds spent computing (0: unknown)."""
 
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
@@ -42,13 +39,8 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         group(context, rank_job.timeout_s) as process_group,
         RankSession(context, rank_job, process_group, budget) as session,
     ):
-        index = rank_job.plan.stage_of(session.rank)
-        session.progress.phase(LOADING)
-        compute = None if index is None else ready_compute(rank_job, index, None)
-        session.progress.phase(WAITING)
-        training = Training(session, rank_job, compute, wants_pause=context.should_stop, told=lambda log, _: context.publish(Logged(log)))
-        session.barrier(training.program(rank_job.first_step))
-        part = training.steps()
+        worker = QueryWorker(budget, context.dilation)
+        part = worker.steps(session, wants_pause=context.should_stop, told=lambda log, _: context.publish(Logged(log)))
         if part.error:
             raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
         session.progress.phase(WAITING)
@@ -76,34 +68,34 @@ class QueryWorker:
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
         """Do the steps of a job (see Worker)."""
+
+        def told(record: StepLog, busy_s: float) -> None:
+            context.publish(StepDone(record.step, busy_s, record))
+
         with RankSession(context, job, process_group, self._budget) as session:
             controls.watch(session.executor, session.pacer if session.slows_down else None)
-            session.progress.phase(LOADING)
-            self.prepare(job, session.rank)
-            session.progress.phase(WAITING)
-
-            def told(record: StepLog, busy_s: float) -> None:
-                context.publish(StepDone(record.step, busy_s, record))
-
-            training = Training(session, job, self._compute, wants_pause=controls.wants_pause, told=told)
-            session.barrier(training.program(job.first_step))
-            part = training.steps()
+            part = self.steps(session, wants_pause=controls.wants_pause, told=told)
             return part.end, part
 
     def prepare(self, job: RankJob, place: int) -> None:
-        """Load a member's layers, and make the steps of the log."""
+        """Load a member's layers, unless they are loaded, and make the steps of the log; an idle rank has none."""
         index = job.plan.stage_of(place)
-        assert index is not None, "only members of the plan are told to train"
         self._job, self._place = job, place
-        self._compute = ready_compute(job, index, self._compute)
+        if index is None:
+            return
+        stage = job.plan.stages[index]
+        if self._compute is None or not self._compute.suits(job, stage.start, stage.stop):
+            self._compute = None  # its memory is free before the others are loaded
+            self._compute = StageCompute(job, stage.start, stage.stop)
+        self._compute.catch_up(job.records)
 
     def slowness(self, factor: float, detail: None) -> float | None:
         """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
         job, compute = self._job, self._compute
         if job is None or compute is None:
             return None
-        passing, batch = Passing(1, "both"), batch_of(job, job.change.step)
-        shape = shape_of(job.train, job.job.seed, job.change, job.change.step, width=job.packing_width)
+        step = job.change.step
+        batch, shape = job.batch(step), job.shape(step)
         incoming = None
         if not compute.model.is_first:
             incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
@@ -112,95 +104,65 @@ class QueryWorker:
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)
-        paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, job.change.step, [0]), expected_s)
+        paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
 
+    def steps(self, session: RankSession[RankJob], *, wants_pause: Callable[[], bool], told: Told) -> RankPart:
+        """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
 
-def ready_compute(rank_job: RankJob, index: int, former: StageCompute | None) -> StageCompute:
-    """Return a stage's layers with all steps of the job's log made; those that are there already, if they will do."""
-    stage = rank_job.plan.stages[index]
-    compute = former
-    if compute is None or not compute.suits(rank_job, stage.start, stage.stop):
-        del former, compute
-        compute = StageCompute(rank_job, stage.start, stage.stop)
-    compute.catch_up(rank_job.records)
-    return compute
-
-
-class Training:
-    """The steps of one RankJob on one rank.
-
-    wants_pause: whether to end after the step under way, together with the others.  told: takes each step that is made, whose record is
-    enough to make it anew, and the seconds spent computing (0: unknown).
-    """
-
-    def __init__(
-        self,
-        session: RankSession[RankJob],
-        rank_job: RankJob,
-        compute: StageCompute | None,
-        *,
-        wants_pause: Callable[[], bool],
-        told: Callable[[StepLog, float], None],
-    ) -> None:
-        self._session, self._job, self._compute, self._wants_pause, self._tell = session, rank_job, compute, wants_pause, told
-        self._part = RankPart(rank=session.rank, end="finished")
-        self._sent = 0
-        self._step = QueryStep.build(rank_job.plan, rank_job.passings, session.context.world_size)
-        self._stage = rank_job.plan.stage_of(session.rank)
-        self._loss_share = 1 / len(rank_job.plan.stages[-1].shares)  # of those whose losses progress adds up; all ranks know all losses
-
-    def steps(self) -> RankPart:
-        """Do them until the last, a pause, or the loss of a device; an idle rank returns at once."""
-        session, job, part = self._session, self._job, self._part
-        if self._compute is None or self._stage is None:
+        wants_pause: whether to end after the step under way, together with the others.
+        """
+        job, part = session.rank_job, RankPart(rank=session.rank)
+        session.progress.phase(LOADING)
+        self.prepare(job, session.rank)
+        session.progress.phase(WAITING)
+        step_of_all, compute = job.query_step(), self._compute
+        session.barrier(job.program(step_of_all, job.first_step))
+        if compute is None:
             session.progress.phase(IDLE)
             return part
-        for step in range(job.first_step, job.last_step):
-            epoch = step // job.steps_per_epoch
-            if step == job.first_step or step % job.steps_per_epoch == 0:
+
+        def made(record: StepLog, busy_s: float) -> None:
+            part.records.append(record)
+            told(record, busy_s)
+
+        sent, per_epoch = 0, job.prepared.steps_per_epoch
+        for number in range(job.first_step, job.last_step):
+            epoch, at = divmod(number, per_epoch)
+            if number == job.first_step or at == 0:
                 session.progress.phase(TRAINING, epoch)
-            batch = batch_of(job, step)
-            handlers = QueryHandlers(session.rank, job, self._step, self._compute, batch, step, wants_pause=self._wants_pause)
+            batch = job.batch(number)
+            handlers = QueryHandlers(
+                rank=session.rank,
+                rank_job=job,
+                query_step=step_of_all,
+                compute=compute,
+                batch=batch,
+                step=number,
+                wants_pause=wants_pause,
+            )
             try:
-                done = session.run(self.program(step), handlers.table())
+                done = session.run(job.program(step_of_all, number), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
                 if not tells_of_peer(error):
                     raise
                 part.end, part.error = "lost", str(error).splitlines()[0]
-                part.losses = handlers.losses if handlers.record is None else {}
-                if handlers.record is not None:
-                    self._told(handlers.record, 0.0)
+                if handlers.record is None:
+                    part.losses = handlers.losses
+                else:
+                    made(handlers.record, 0.0)
                 break
             assert handlers.record is not None
-            self._told(handlers.record, sum(span.end_s - span.start_s - span.late_s for span in done.spans if not span.op.is_communication))
-            self._note(step, epoch, done, len(batch), handlers)
-            if handlers.pauses and step + 1 < job.last_step:
+            # All ranks know all losses; progress adds up those of the last stage's.
+            loss = sum(handlers.losses.values()) / len(handlers.losses) / len(job.plan.stages[-1].shares)
+            trace = trace_of(session, done, epoch, at, per_epoch, len(batch), loss)
+            made(handlers.record, trace.busy_s)
+            sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
+            session.progress.step(trace, min(per_epoch, job.last_step - epoch * per_epoch), cached=False)
+            part.steps.append(trace)
+            if handlers.pauses and number + 1 < job.last_step:
                 part.end = "paused"
                 break
         part.late_s, part.paced_s = session.pacer.late_s, session.pacer.paced_s
-        part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": self._sent}
+        part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": sent}
         return part
-
-    def program(self, step: int) -> Program:
-        """Return the program of a step, the same on every rank."""
-        job = self._job
-        shape = shape_of(job.train, job.job.seed, job.change, step, width=job.packing_width)
-        return step_program(job.profile, job.cluster, self._step, shape, job.crossing)
-
-    def _told(self, record: StepLog, busy_s: float) -> None:
-        self._part.records.append(record)
-        self._tell(record, busy_s)
-
-    def _note(self, step: int, epoch: int, done: Execution, samples: int, handlers: QueryHandlers) -> None:
-        session, per_epoch = self._session, self._job.steps_per_epoch
-        self._sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
-        loss = self._loss_share * sum(handlers.losses.values()) / len(handlers.losses)
-        trace = trace_of(session, done, epoch, step - epoch * per_epoch, per_epoch, samples, loss)
-        session.progress.step(trace, min(per_epoch, self._job.last_step - epoch * per_epoch), cached=False)
-        self._part.steps.append(trace)
-
-
-def batch_of(rank_job: RankJob, step: int) -> PromptBatch:
-    """Return the batch of a step."""
-    return collate_prompts(rank_job.train, samples_of(len(rank_job.train), rank_job.job.seed, rank_job.change, step))
