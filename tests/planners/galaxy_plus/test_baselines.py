@@ -15,7 +15,7 @@ from workbench.planners.galaxy_plus import (
     price_plan,
     sequence_parallel,
 )
-from workbench.planners.galaxy_plus.edgeshard import _Problem
+from workbench.planners.galaxy_plus.baselines import _Problem
 from workbench.planners.galaxy_plus.memory import HELD
 
 STACK = shape(4, 8, unit_width=16)
@@ -37,7 +37,7 @@ def test_every_system_plans_prices_and_fits(name, stacks):
 def test_local_takes_the_fastest_device_that_fits():
     profile, cluster = instance([4e9, 2e9, 1e9], (STACK,), memory_bytes=[WHOLE - 1, WHOLE, 10 * WHOLE])
     assert local(profile, cluster, length=32).ranks == (1,)
-    assert local(profile, cluster, length=32, check_memory=False).ranks == (0,)
+    assert local(*instance([4e9, 2e9, 1e9], (STACK,)), length=32).ranks == (0,)
     with pytest.raises(PlanError, match="'d0'"):
         local(profile, cluster, length=32, ranks=(0,))
 
@@ -46,7 +46,7 @@ def test_megatron_cuts_equally_or_not_at_all():
     profile, cluster = instance([4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[WHOLE, WHOLE, WHOLE, WHOLE // 4])
     with pytest.raises(PlanError, match=r"'d3'.*missing"):  # oblivious of memory: out of memory
         megatron_lm(profile, cluster, length=32)
-    made = megatron_lm(profile, cluster, length=32, check_memory=False)
+    made = megatron_lm(*instance([4e9, 2e9, 1e9, 1e9], (STACK,)), length=32)
     assert (made.units, made.columns) == ((2, 2, 2, 2), (128, 128, 128, 128))
     with pytest.raises(PlanError, match=r"8 units, which 3 does not divide.*Use 2 of the devices"):
         megatron_lm(profile, cluster, length=32, ranks=(0, 1, 2))
@@ -56,7 +56,7 @@ def test_sequence_parallelism_holds_all_weights_everywhere():
     profile, cluster = instance([4e9, 2e9], (STACK,), memory_bytes=[WHOLE, WHOLE - 1])
     with pytest.raises(PlanError, match="'d1'"):
         sequence_parallel(profile, cluster, length=32)
-    assert sequence_parallel(profile, cluster, length=33, check_memory=False).tokens(33) == (17, 16)
+    assert sequence_parallel(*instance([4e9, 2e9], (STACK,)), length=33).tokens(33) == (17, 16)
     with pytest.raises(PlanError, match="1 tokens on 2 devices"):
         sequence_parallel(profile, cluster, length=1)
 

@@ -4,9 +4,8 @@ from galaxy_plus_builders import instance, shape, unequal
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import PAPER, algorithm_1, candidates, check_inference, oracle, plan, price_plan
-from workbench.planners.galaxy_plus.improve import improve
-from workbench.planners.galaxy_plus.memory import HELD
+from workbench.planners.galaxy_plus import HELD, PAPER, algorithm_1, check_inference, oracle, plan, price_plan
+from workbench.planners.galaxy_plus.search import Search
 
 
 @pytest.mark.parametrize("first", range(0, 12, 3))
@@ -55,12 +54,12 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
         return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
 
     options = {"length": 64, "overlap": None, "both_ways": None}
-    chosen = plan(profile, cluster, **options, price=price, most_steps=0, tile_tokens=lambda one: 16 * one.num_positions)
+    chosen = plan(profile, cluster, **options, price=price, most_steps=0, tile_tokens=16)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
     assert len(set(asked)) == len(asked) <= 12 + 3 * 2
     assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
-    assert all(one.tile_tokens == 16 * one.num_positions for one in asked)
+    assert all(one.tile_tokens == 16 for one in asked)
     cheapest = plan(profile, cluster, length=64, price=lambda one: 1.0 + one.overlap, overlap=None)
     assert not cheapest.overlap
 
@@ -89,7 +88,8 @@ def test_steps_follow_the_price_and_stay_within_memory():
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
     profile, cluster = instance([2e11, 1e11, 5e10, 4e10], (shape(12, 12),), mbit_per_s=125.0)
-    found = candidates(profile, cluster, length=128)
+    found = []
+    plan(profile, cluster, length=128, price=lambda one: found.append(one) or 1.0, most_steps=0)
     assert {(0, 12), (12, 0)} <= {one.configuration for one in found}
     assert len({one.shares for one in found}) > 3
     seconds = [price_plan(one, profile, cluster).layers_s for one in found]
@@ -202,9 +202,9 @@ def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory
         asked.append(one)
         return 0.9 - 0.01 * one.tokens(96)[one.ranks.index(2)] if 2 in one.ranks else 1.0
 
-    found, seconds = improve(
-        start, 1.0, price, profile, cluster, most=30, length=96, decoder_length=None, memory=HELD, allowed=(0, 1, 2), schemes_free=False
-    )
+    settings = {"method": "galaxy_plus", "memory": HELD, "portal": None, "schemes": None, "is_ring": False}
+    search = Search(profile, cluster, lengths=(96,), longest=(96,), ranks=(0, 1, 2), **settings)
+    found, seconds = search.climb(start, price, most=30)
     if memory_bytes < 10**9:
         assert sorted(found.ranks) == [0, 1]
         return

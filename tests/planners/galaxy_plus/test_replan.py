@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from galaxy_plus_builders import instance, shape
 
@@ -14,11 +16,11 @@ def made():
 
 def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
     profile, cluster, old = made()
-    new = replan(old, profile, cluster, lost=[1], excluded=[3])
+    new = replan(old, profile, cluster, excluded=[1, 3])
     assert set(new.ranks) == {0, 2}
     assert (new.method, new.length, new.overlap) == ("galaxy_plus", 48, True)
     check_inference(new, profile, cluster)
-    gone = replan(old, profile, cluster, lost=[old.ranks[0]])
+    gone = replan(old, profile, cluster, excluded=[old.ranks[0]])
     assert old.ranks[0] not in gone.ranks
     assert set(replan(new, profile, cluster).ranks) == set(old.ranks)  # both are back
 
@@ -26,8 +28,9 @@ def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
 def test_the_portal_stays_first():
     profile, cluster, old = made()
     for portal in (0, 2):
-        assert replan(old, profile, cluster, portal=portal, lost=[1]).ranks[0] == portal
-    assert replan(old, profile, cluster, lost=[3]).ranks[0] == old.ranks[0]
+        first = replace(old, ranks=(portal, *[rank for rank in (0, 1, 2, 3) if rank != portal][: old.num_positions - 1]))
+        assert replan(first, profile, cluster, excluded=[1]).ranks[0] == portal
+    assert replan(old, profile, cluster, excluded=[3]).ranks[0] == old.ranks[0]
 
 
 def test_a_slow_device_gets_less_or_nothing():
@@ -46,7 +49,7 @@ def test_a_slow_device_gets_less_or_nothing():
 def test_every_system_is_planned_anew_by_its_own_planner(name):
     profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,))
     old = INFERENCE_SYSTEMS[name].plan(profile, cluster, length=48)
-    new = replan(old, profile, cluster, lost=[0])
+    new = replan(old, profile, cluster, excluded=[0])
     assert new.method == name
     assert 0 not in new.ranks
 
@@ -54,6 +57,6 @@ def test_every_system_is_planned_anew_by_its_own_planner(name):
 def test_what_is_left_may_be_too_little():
     profile, cluster, old = made()
     with pytest.raises(PlanError, match="missing in all"):
-        replan(old, profile, cluster, lost=[0, 1, 2])
+        replan(old, profile, cluster, excluded=[0, 1, 2])
     with pytest.raises(PlanError, match="no other device"):
-        replan(old, profile, cluster, lost=[0, 1], excluded=[2, 3])
+        replan(old, profile, cluster, excluded=[0, 1, 2, 3])

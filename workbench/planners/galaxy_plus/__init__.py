@@ -1,15 +1,12 @@
 """Where one sequence is computed: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
 
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.baselines import galaxy, local, megatron_lm, sequence_parallel
-from workbench.planners.galaxy_plus.brute_force import brute_force
-from workbench.planners.galaxy_plus.edgeshard import edgeshard
+from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard, galaxy, local, megatron_lm, sequence_parallel
 from workbench.planners.galaxy_plus.memory import HELD, PAPER, InferenceNeed, MemoryRule, check_inference, inference_needs
-from workbench.planners.galaxy_plus.oracle import Optimum, oracle
-from workbench.planners.galaxy_plus.planner import candidates, plan
+from workbench.planners.galaxy_plus.planner import plan
 from workbench.planners.galaxy_plus.pricing import InferencePrice, price_plan
-from workbench.planners.galaxy_plus.replan import replan, slowed
-from workbench.planners.galaxy_plus.systems import INFERENCE_SYSTEMS, InferencePlanner, InferenceSystem
+from workbench.planners.galaxy_plus.programme import Optimum, oracle
+from workbench.planners.galaxy_plus.systems import INFERENCE_SYSTEMS, InferenceSystem, replan, slowed
 from workbench.planners.galaxy_plus.times import (
     all_gather_s,
     capacity,
@@ -33,8 +30,6 @@ __all__ = [
     "Optimum",
     "algorithm_1",
     "all_gather_s",
-    "brute_force",
-    "candidates",
     "capacity",
     "check_inference",
     "con_s",

@@ -1,57 +1,86 @@
-"""Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy.  EdgeShard's is edgeshard.py.
+"""Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy, EdgeShard.
 
-Each returns a plan or raises PlanError; check_memory=False returns a plan that does not fit too, as the first two would make it.
+Each returns a plan, or raises PlanError if it does not fit.
+
+EdgeShard's programme (Zhang et al. 2024, the latency objective) asks for each layer and device which device held the layer before.  A
+device's memory depends on what it already holds, so up to MOST_EXACT devices the set of those used is part of the state here, which makes
+it exact; beyond, each state remembers the path that led to it, as published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial, wraps
+from typing import Protocol
+
+import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference
-from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
+from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, least_missing
+from workbench.planners.galaxy_plus.pricing import boundary_bytes, price_plan
+from workbench.planners.galaxy_plus.times import checked_ranks, ends_s, layer_s, stack_lengths
+
+Ranks = tuple[int, ...]
+Lengths = tuple[int, ...]
+Make = Callable[[InferenceProfile, Cluster, Ranks, Lengths, MemoryRule], InferencePlan]
 
 
-def finished(
-    made: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None,
-    memory: MemoryRule,
-    check_memory: bool,
-) -> InferencePlan:
-    """Return the plan with its predicted seconds.  Raises PlanError if it does not fit and that is to be checked."""
-    if check_memory:
-        check_inference(made, profile, cluster, length=length, decoder_length=decoder_length, memory=memory)
-    return replace(made, predicted_s=price_plan(made, profile, cluster, length=length, decoder_length=decoder_length).total_s)
+class InferencePlanner(Protocol):
+    """Returns a plan for one sequence of `length` tokens on all or some ranks.  Raises PlanError, naming device and bytes, if none fits."""
+
+    def __call__(
+        self,
+        profile: InferenceProfile,
+        cluster: Cluster,
+        *,
+        length: int,
+        decoder_length: int | None = None,
+        ranks: Sequence[int] | None = None,
+        memory: MemoryRule = HELD,
+    ) -> InferencePlan:
+        """Plan for `length` tokens, and `decoder_length` (default: the same) in a decoder behind an encoder."""
+        ...
 
 
-def local(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-    check_memory: bool = True,
-) -> InferencePlan:
+def checked(make: Make) -> InferencePlanner:
+    """Return a planner that checks what it is asked for, and that its plan fits, and prices it."""
+
+    @wraps(make)
+    def planner(
+        profile: InferenceProfile,
+        cluster: Cluster,
+        *,
+        length: int,
+        decoder_length: int | None = None,
+        ranks: Sequence[int] | None = None,
+        memory: MemoryRule = HELD,
+    ) -> InferencePlan:
+        lengths = stack_lengths(profile, length, decoder_length)
+        made = make(profile, cluster, checked_ranks(profile, cluster, ranks), lengths, memory)
+        return _finished(made, profile, cluster, lengths, memory)
+
+    return planner
+
+
+def _finished(made: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+    check_inference(made, profile, cluster, length=lengths[0], decoder_length=lengths[-1], memory=memory)
+    return replace(made, predicted_s=price_plan(made, profile, cluster, length=lengths[0], decoder_length=lengths[-1]).total_s)
+
+
+@checked
+def local(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError, of the largest device, if it fits on none."""
-    stack_lengths(profile, length, decoder_length)
     made, refusals = [], []
-    for rank in checked_ranks(profile, cluster, ranks):
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), length=length)
+    for rank in ranks:
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), length=lengths[0])
         try:
-            made.append(
-                finished(one, profile, cluster, length=length, decoder_length=decoder_length, memory=memory, check_memory=check_memory)
-            )
+            made.append(_finished(one, profile, cluster, lengths, memory))
         except PlanError as error:
             refusals.append((cluster.devices[rank].memory_bytes, error))
     if not made:
@@ -59,23 +88,13 @@ def local(
     return min(made, key=lambda plan: plan.predicted_s)
 
 
-def megatron_lm(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-    check_memory: bool = True,
-) -> InferencePlan:
+@checked
+def megatron_lm(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
     """Return tensor parallelism with equal heads and columns on every device, whatever its speed and memory (Megatron-LM).
 
     Raises PlanError if the heads do not divide by the devices, or if a device cannot hold its part: out of memory.
     """
-    stack_lengths(profile, length, decoder_length)
-    chosen = checked_ranks(profile, cluster, ranks)
-    count, units = len(chosen), profile.stacks[0].num_units
+    count, units = len(ranks), profile.stacks[0].num_units
     if any(shape.num_units % count for shape in profile.stacks):
         able = max(number for number in range(1, count) if all(shape.num_units % number == 0 for shape in profile.stacks))
         raise PlanError(
@@ -83,53 +102,128 @@ def megatron_lm(
             f"Its attention has {units} units, which {count} does not divide.",
             f"Use {able} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
-    made = InferencePlan(
-        method="megatron_lm",
-        paradigm="tensor",
-        ranks=chosen,
-        units=(units // count,) * count,
-        columns=proportional_parts(profile.stacks[0].columns, (1,) * count),
-        length=length,
-    )
-    return finished(made, profile, cluster, length=length, decoder_length=decoder_length, memory=memory, check_memory=check_memory)
+    columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
+    parts = (units // count,) * count
+    return InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=lengths[0])
 
 
-def sequence_parallel(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-    check_memory: bool = True,
-) -> InferencePlan:
+@checked
+def sequence_parallel(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
     """Return sequence parallelism: equal parts of the sequence, and the whole model on every device.
 
     Raises PlanError if the sequence has fewer tokens than there are devices, or if a device cannot hold the model: out of memory.
     """
-    lengths = stack_lengths(profile, length, decoder_length)
-    chosen = checked_ranks(profile, cluster, ranks)
-    if min(lengths) < len(chosen):
+    if min(lengths) < len(ranks):
         raise PlanError(
-            f"Equal parts of {min(lengths)} tokens on {len(chosen)} devices were asked for (sequence parallelism).",
+            f"Equal parts of {min(lengths)} tokens on {len(ranks)} devices were asked for (sequence parallelism).",
             "That leaves a device without a token.",
             f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
-    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=chosen, shares=(1.0,) * len(chosen), length=length)
-    return finished(made, profile, cluster, length=length, decoder_length=decoder_length, memory=memory, check_memory=check_memory)
+    return InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=(1.0,) * len(ranks), length=lengths[0])
 
 
-def galaxy(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-) -> InferencePlan:
-    """Return the conference version's plan: Algorithm 1, scheme 1 in every layer, overlapped (Galaxy).  Raises PlanError if it fails."""
-    return algorithm_1(
-        profile, cluster, length=length, decoder_length=decoder_length, ranks=ranks, memory=memory, substitute=False, method="galaxy"
-    )
+galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
+"""The conference version: Algorithm 1, scheme 1 in every layer, overlapped (Galaxy)."""
+
+MOST_EXACT = 8
+Path = tuple[tuple[int, int], ...]
+"""(rank, layers) one after the other."""
+
+
+@checked
+def edgeshard(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+    """Return the sequential pipeline of least latency; devices that do not help are left out.
+
+    The first device holds embedding and head, and the result travels back to it.
+    Raises PlanError, saying how much memory is missing, if no pipeline fits.
+    """
+    problem = _Problem(profile, cluster, ranks, lengths, memory)
+    path = problem.exact() if len(ranks) <= MOST_EXACT else problem.published()
+    if path is None:
+        raise least_missing(profile, cluster, ranks, length=lengths[0], decoder_length=lengths[-1], memory=memory)
+    path_ranks, layers = tuple(rank for rank, _ in path), tuple(count for _, count in path)
+    return InferencePlan(method="edgeshard", paradigm="pipeline", ranks=path_ranks, layers=layers, length=lengths[0])
+
+
+class _Problem:
+    """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are done."""
+
+    def __init__(
+        self, profile: InferenceProfile, cluster: Cluster, ranks: tuple[int, ...], lengths: tuple[int, ...], memory: MemoryRule
+    ) -> None:
+        self.ranks, self.layers = ranks, profile.num_layers
+        stacks = [profile.stack_of(layer) for layer in range(self.layers)]
+        shapes = [profile.stacks[stack] for stack in stacks]
+        sizes = [shape.attention_bytes + shape.feed_forward_bytes + memory.layers * shape.layer_bytes for shape in shapes]
+        held = np.concatenate([[0], np.cumsum(sizes)])
+        self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
+        crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]
+        self.hop = {
+            (a, b): np.array([cluster.link(ranks[a], ranks[b]).transfer_s(nbytes) for nbytes in crossing])
+            for a, b in itertools.permutations(range(len(ranks)), 2)
+        }
+        working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
+        self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
+        nbytes = held[None, :] - held[:, None]
+        for rank in ranks:
+            done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
+            seconds, budget = done[None, :] - done[:, None], memory.budget_bytes(cluster, rank) - working
+            rooms = {first: budget - memory.ends_bytes(profile, 1 - first) for first in (True, False)}
+            self.cost.append({first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()})
+
+    def exact(self) -> Path | None:
+        """Return the best path over all sets and orders of devices."""
+        n, best, best_path = len(self.ranks), math.inf, None
+        for first in range(n):
+            state = {(1 << first, first): self.cost[first][True][0] + self.ends[first]}
+            paths: dict[tuple[int, int], list[Path | None]] = {(1 << first, first): [((first, i),) for i in range(self.layers + 1)]}
+            for size in range(1, n + 1):
+                for (used, last), seconds in [item for item in state.items() if item[0][0].bit_count() == size]:
+                    back = 0.0 if last == first else float(self.hop[last, first][-1])
+                    if seconds[-1] + back < best:
+                        best, best_path = float(seconds[-1] + back), paths[used, last][-1]
+                    if not (seconds[:-1] < best).any():
+                        continue
+                    for d in range(n):
+                        if used >> d & 1:
+                            continue
+                        found = (seconds + self.hop[last, d])[:, None] + self.cost[d][False]
+                        at = found.argmin(axis=0)
+                        value = found[at, np.arange(self.layers + 1)]
+                        key = (used | 1 << d, d)
+                        old = state.get(key)
+                        better = value < (np.full_like(value, np.inf) if old is None else old)
+                        if not better.any():
+                            continue
+                        state[key] = value if old is None else np.minimum(old, value)
+                        kept = paths.setdefault(key, [None] * (self.layers + 1))
+                        for j in np.flatnonzero(better):
+                            before = paths[used, last][at[j]]
+                            assert before is not None
+                            kept[j] = (*before, (d, int(j - at[j])))
+        return None if best_path is None else tuple((self.ranks[d], count) for d, count in best_path)
+
+    def published(self) -> Path | None:
+        """Return EdgeShard's path: state (layers done, device), memory and devices used along the path kept for each state."""
+        n, best, best_path = len(self.ranks), math.inf, None
+        states: list[dict[int, tuple[float, Path]]] = [{} for _ in range(self.layers + 1)]
+        for d in range(n):
+            for i in range(1, self.layers + 1):
+                seconds = float(self.cost[d][True][0, i]) + self.ends[d]
+                if math.isfinite(seconds):
+                    states[i][d] = seconds, ((d, i),)
+        for i in range(1, self.layers + 1):
+            for last, (seconds, path) in list(states[i].items()):
+                for d in range(n):
+                    if any(d == one for one, _ in path):
+                        continue
+                    for j in range(i + 1, self.layers + 1):
+                        value = seconds + float(self.hop[last, d][i]) + float(self.cost[d][False][i, j])
+                        if value < states[j].get(d, (math.inf, ()))[0]:
+                            states[j][d] = value, (*path, (d, j - i))
+        for last, (seconds, path) in states[self.layers].items():
+            first = path[0][0]
+            value = seconds + (0.0 if last == first else float(self.hop[last, first][-1]))
+            if value < best:
+                best, best_path = value, path
+        return None if best_path is None else tuple((self.ranks[d], count) for d, count in best_path)

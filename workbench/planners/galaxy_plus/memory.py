@@ -120,6 +120,26 @@ def inference_needs(
     }
 
 
+def room_bytes(profile: InferenceProfile, cluster: Cluster, memory: MemoryRule, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Return the bytes that each position has for attention and feed-forward weights beside what it holds anyway."""
+    anyway = profile.working_bytes_per_token * max(lengths) if memory.working else 0
+    anyway += sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0
+    return [memory.budget_bytes(cluster, rank) - anyway - memory.ends_bytes(profile, i) for i, rank in enumerate(ranks)]
+
+
+def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
+    """Return the bytes of a unit in all layers, of a column in those of scheme 1, and of one in those of scheme 2.
+
+    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is cut in proportion.
+    """
+    first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
+    return (
+        sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) / first.num_units,
+        sum((shape.num_layers - q) * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
+        sum(q * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
+    )
+
+
 def check_inference(
     plan: InferencePlan,
     profile: InferenceProfile,

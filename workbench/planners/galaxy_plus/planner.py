@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.improve import improve
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, least_missing
-from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.rings import rings
-from workbench.planners.galaxy_plus.search import Found, refine, search_ring, variety
-from workbench.planners.galaxy_plus.tables import Tables
+from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, least_missing
+from workbench.planners.galaxy_plus.pricing import second_layers
+from workbench.planners.galaxy_plus.programme import hybrid_plan
+from workbench.planners.galaxy_plus.search import Price, Search, is_split
+from workbench.planners.galaxy_plus.starts import near, numbers, rings, starts
 from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
 
-Price = Callable[[InferencePlan], float]
-Tiles = int | Callable[[InferencePlan], int]
+MOST_CANDIDATES = 12
 
 
 def plan(
@@ -37,15 +36,14 @@ def plan(
     price: Price | None = None,
     overlap: bool | None = True,
     both_ways: bool | None = False,
-    tile_tokens: Tiles = 0,
+    tile_tokens: int = 0,
     ranks: Sequence[int] | None = None,
     ring: Sequence[int] | None = None,
     portal: int | None = None,
     schemes: int | None = None,
     memory: MemoryRule = HELD,
     memory_length: int | None = None,
-    most_candidates: int = 12,
-    most_steps: int = 40,
+    most_steps: int = 80,
     effort: int = 2,
     method: str = "galaxy_plus",
 ) -> InferencePlan:
@@ -54,30 +52,38 @@ def plan(
     By Eq. 9, or by price(plan), seconds of a sequence by simulation say: asked of `candidates`, of the best ones' variants, and of
     `most_steps` changes of the best.  Algorithm 1's plan is always among them, so the result is never slower by the same measure.
     overlap, both_ways: as in InferencePlan; None: whatever the price prefers (without a price: True, False).
-    tile_tokens: of the plan, or a rule that gives it for a plan.  Other arguments: see `candidates`.
+    tile_tokens: of the plan.  ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: stands
+    first and holds embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all to one device of several.
+    memory_length: tokens that must fit (default: `length`).  effort: 0 looks at few rings, 2 at more.
     Raises PlanError, saying how much memory is missing and where, if no plan fits.
     """
-    found = candidates(
+    lengths = stack_lengths(profile, length, decoder_length)
+    chosen = checked_ranks(profile, cluster, ring if ring is not None else ranks)
+    if portal is not None and portal not in chosen:
+        raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
+    if schemes not in (None, 1, 2):
+        raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
+    longest = stack_lengths(profile, max(length, memory_length or 0), decoder_length)
+    search = Search(
         profile,
         cluster,
-        length=length,
-        decoder_length=decoder_length,
-        ranks=ranks,
-        ring=ring,
+        method=method,
+        lengths=lengths,
+        longest=longest,
+        memory=memory,
+        ranks=chosen,
         portal=portal,
         schemes=schemes,
-        memory=memory,
-        memory_length=memory_length,
-        most_candidates=most_candidates,
-        effort=effort,
-        method=method,
+        is_ring=ring is not None,
     )
+    found = candidates(search, effort)
+    if not found:
+        raise least_missing(profile, cluster, chosen, length=longest[0], decoder_length=decoder_length, memory=memory, schemes=schemes)
     first_way = (overlap is not False, both_ways is True)
     made = [_variant(one, *first_way, tile_tokens) for one in found]
     if price is None:
         return made[0]
-    if schemes is not None and made[0].num_positions > 1:
-        price = of_split(price)
+    price = cache(price)
     priced = {one: price(one) for one in made}
     ways = list(itertools.product((True, False) if overlap is None else (overlap,), (False, True) if both_ways is None else (both_ways,)))
     # What goes round both ways may prefer another plan: each of the best is asked in every way.
@@ -90,114 +96,51 @@ def plan(
     best = ordered[0]
     # A plan that differs in schemes or ways may become better than the best one: both are improved.
     second = next((one for one in ordered if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), None)
-    starts = [one for one in (best, second) if one is not None and one.num_positions > 1 and most_steps > 0]
-    improved = [
-        improve(
-            one,
-            priced[one],
-            price,
-            profile,
-            cluster,
-            most=most_steps // len(starts),
-            length=max(length, memory_length or 0),
-            decoder_length=decoder_length,
-            memory=memory,
-            schemes_free=schemes is None,
-            ring_free=ring is None,
-            portal_free=portal is None,
-            allowed=checked_ranks(profile, cluster, ranks),
-            tiles=None if isinstance(tile_tokens, int) else tile_tokens,
-        )
-        for one in starts
-    ]
-    chosen, seconds = min([(best, priced[best]), *improved], key=lambda pair: pair[1])
-    return replace(chosen, predicted_s=seconds)
+    firsts = [one for one in (best, second) if one is not None and one.num_positions > 1 and most_steps > 0]
+    improved = [search.climb(one, price, most=most_steps // len(firsts)) for one in firsts]
+    chosen_plan, seconds = min([(best, priced[best]), *improved], key=lambda pair: pair[1])
+    return replace(chosen_plan, predicted_s=seconds)
 
 
-def candidates(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    ring: Sequence[int] | None = None,
-    portal: int | None = None,
-    schemes: int | None = None,
-    memory: MemoryRule = HELD,
-    memory_length: int | None = None,
-    most_candidates: int = 12,
-    effort: int = 2,
-    method: str = "galaxy_plus",
-) -> list[InferencePlan]:
-    """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one.
-
-    ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: the device that stands first and
-    holds embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all to one device of several.
-    memory_length: tokens that must fit (default: `length`).
-    effort: 0 looks at few rings (a re-plan in milliseconds), 2 at more.
-    """
-    lengths = stack_lengths(profile, length, decoder_length)
-    chosen = checked_ranks(profile, cluster, ring if ring is not None else ranks)
-    if portal is not None and portal not in chosen:
-        raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
-    if schemes not in (None, 1, 2):
-        raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
-    longest = max(length, memory_length or 0)
-    tables = Tables(profile, cluster, lengths, memory, stack_lengths(profile, longest, decoder_length))
-    looked: list[Found] = []
-    tried = [tuple(chosen)] if ring is not None else rings(tables, chosen, portal=portal, effort=effort)
-    grid = 12 if effort < 2 else 20
-    for order in tried:
-        looked += search_ring(tables, order, most=grid, schemes=schemes, keep=1)
-    looked.sort()
-    for order in list(dict.fromkeys(found.ranks for found in looked[: 1 + effort])) or tried[:4]:
-        known_s = min(looked).seconds if looked else math.inf
-        looked += search_ring(tables, order, most=24, schemes=schemes, every=True, keep=2, known_s=known_s)
-    looked.sort()
-    refined = [refine(tables, found, schemes=schemes, holders=False) for found in looked[: 1 + effort]]
-    printed = _algorithm_1(profile, cluster, tables, chosen, portal, ring is not None, schemes, longest, decoder_length)
-    if printed is not None:
-        refined += [printed, refine(tables, printed, schemes=schemes, holders=False)]
-    refined.sort()
+def candidates(search: Search, effort: int) -> list[InferencePlan]:
+    """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one."""
+    tried = rings(search, 8 + 4 * effort)
+    looked = [plan for ring in tried for plan in starts(search, ring, numbers(search, 3))]
+    looked.sort(key=search.seconds)
+    for ring in list(dict.fromkeys([*(plan.ranks for plan in looked), *tried]))[: 1 + effort]:
+        looked += starts(search, ring, numbers(search, 4 + 4 * effort), every=True)
+    looked = sorted(dict.fromkeys(looked), key=search.seconds)
+    firsts = sorted({plan.ranks: plan for plan in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
+    refined = [search.climb(plan, last_step=0.5**9)[0] for plan in firsts[: 3 + effort]]
     if refined:
-        refined.insert(0, refine(tables, refined[0], schemes=schemes))
+        best = min(refined, key=search.seconds)
+        again = sorted(starts(search, best.ranks, near(search, second_layers(best, search.profile))), key=search.seconds)
+        refined += [search.climb(plan, last_step=0.5**9)[0] for plan in again[: 1 + effort]]
+    printed = _algorithm_1(search)
+    if printed is not None:
+        refined += [printed, search.climb(printed, last_step=0.5**9)[0]]
+    refined.sort(key=search.seconds)
     # Whatever Eq. 9 thinks of them, a price is asked about Algorithm 1's plan and about one device alone.
-    alone = [] if ring is not None else [_alone(tables, rank, schemes) for rank in (chosen if portal is None else (portal,))]
-    asked_anyway = [found for found in (printed, min((one for one in alone if one is not None), default=None)) if found is not None]
-    pool = refined + asked_anyway + (variety(tables, refined[0], schemes) if refined else []) + looked
-    made: dict[InferencePlan, float] = {}
-    always = []
-    for found in pool:
-        one = tables.plan(method, found.ranks, found.units, found.columns, found.tokens, found.second)
-        if schemes is not None and len(chosen) > 1 and not is_split(one):
-            continue
-        if found in asked_anyway:
-            always.append(one)
-        if one in made or len(made) >= most_candidates + 4:
-            continue
-        try:
-            check_inference(one, profile, cluster, length=longest, decoder_length=decoder_length, memory=memory)
-        except PlanError:
-            continue
-        made[one] = price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).layers_s
-    if not made:
-        raise least_missing(profile, cluster, chosen, length=longest, decoder_length=decoder_length, memory=memory, schemes=schemes)
-    forced = [one for one in dict.fromkeys(always) if one in made]
-    ordered = sorted(made, key=lambda one: made[one])
-    first = [one for one in ordered if one not in forced][: max(1, most_candidates - len(forced))]
-    kept = sorted([*first, *forced], key=lambda one: made[one])
-    return [
-        replace(one, predicted_s=price_plan(one, profile, cluster, length=length, decoder_length=decoder_length).total_s) for one in kept
-    ]
+    singles = [(rank,) for rank in search.ranks if search.portal in (None, rank) and not search.is_ring]
+    alone = [plan for ring in singles for plan in starts(search, ring, numbers(search, 2))]
+    forced = [plan for plan in (printed, min(alone, key=search.seconds, default=None)) if plan is not None]
+    of_sizes = {len(plan.ranks): plan for plan in reversed(firsts)}
+    pool = [*refined[:1], *forced, *sorted(of_sizes.values(), key=search.seconds)[:4]]
+    pool += _variety(search, refined[0]) if refined else []
+    made = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
+    return [replace(plan, predicted_s=search.total_s(plan)) for plan in sorted(made, key=search.seconds)]
 
 
-def is_split(plan: InferencePlan) -> bool:
-    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some tokens."""
-    shares = plan.shares or (0.0,) * plan.num_positions
-    first, second = 1 in plan.schemes, 2 in plan.schemes
-    parts = zip(plan.units, plan.columns, shares, strict=True)
-    return sum(bool(units or (first and columns) or (second and share)) for units, columns, share in parts) > 1
+def _variety(search: Search, best: InferencePlan) -> list[InferencePlan]:
+    """Return plans on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
+    same = list(starts(search, best.ranks, numbers(search, 5)))
+    found = []
+    for plan in dict.fromkeys((best, *same[:1], *same[-1:])):
+        for part in (1.0, 0.5, 0.0):
+            equal = part * sum(plan.shares) / sum(share > 0 for share in plan.shares)
+            shares = tuple((1 - part) * share + equal if share else 0.0 for share in plan.shares)
+            found.append(replace(plan, shares=tuple(map(float, replace(plan, shares=shares).tokens(plan.length)))))
+    return found
 
 
 def of_split(price: Price) -> Price:
@@ -205,50 +148,30 @@ def of_split(price: Price) -> Price:
     return lambda plan: price(plan) if is_split(plan) else math.inf
 
 
-def _alone(tables: Tables, rank: int, schemes: int | None) -> Found | None:
-    """Return the plan of one device, None if the model does not fit."""
-    found = search_ring(tables, (rank,), most=2, schemes=schemes, keep=1)
-    return found[0] if found else None
+def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: int) -> InferencePlan:
+    count = one.num_positions
+    return replace(one, overlap=overlap and count > 1, both_ways=both_ways and count > 2, tile_tokens=tile_tokens)
 
 
-def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: Tiles) -> InferencePlan:
-    single = one.num_positions < 2
-    made = replace(one, overlap=overlap and not single, both_ways=both_ways and one.num_positions > 2)
-    return replace(made, tile_tokens=tile_tokens if isinstance(tile_tokens, int) else tile_tokens(made))
-
-
-def _algorithm_1(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    tables: Tables,
-    chosen: tuple[int, ...],
-    portal: int | None,
-    is_ring: bool,
-    schemes: int | None,
-    longest: int,
-    decoder_length: int | None,
-) -> Found | None:
-    """Return Algorithm 1's plan as numbers, None if it fails or must not be as printed."""
-    order = chosen if portal is None or is_ring else (portal, *(rank for rank in chosen if rank != portal))
+def _algorithm_1(search: Search) -> InferencePlan | None:
+    """Return Algorithm 1's plan, None if it fails or must not be as printed."""
+    order = search.ranks
+    if search.portal is not None and not search.is_ring:
+        order = (search.portal, *(rank for rank in order if rank != search.portal))
     try:
         printed = algorithm_1(
-            profile,
-            cluster,
-            length=tables.lengths[0],
-            decoder_length=decoder_length,
+            search.profile,
+            search.cluster,
+            length=search.lengths[0],
+            decoder_length=search.lengths[-1] if len(search.lengths) > 1 else None,
             ranks=order,
-            memory=tables.memory,
-            memory_length=longest,
-            substitute=schemes != 1,
+            memory=search.memory,
+            memory_length=search.longest[0],
+            substitute=search.schemes != 1,
         )
     except PlanError:
         return None
-    if schemes == 2 and printed.schemes.count(1):
+    if search.schemes == 2 and printed.schemes.count(1):
         return None
-    second, first = [], 0
-    for layers in tables.layers:
-        second.append(printed.schemes[first : first + layers].count(2))
-        first += layers
-    tokens = printed.tokens(tables.lengths[0])
-    value = tables.seconds(printed.ranks, printed.units, printed.columns, tokens, second)
-    return Found(value, printed.ranks, printed.units, printed.columns, tokens, tuple(second)) if math.isfinite(value) else None
+    parts = printed.units, printed.columns, printed.tokens(printed.length)
+    return hybrid_plan(search.method, search.profile, order, *parts, second_layers(printed, search.profile))

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import ring_allreduce_s
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.times import (
     all_gather_s,
     attention_s,
     con_s,
     ends_s,
-    layer_s,
     mlp_sequence_s,
     mlp_tensor_s,
     num_blocks,
     reduce_scatter_s,
     stack_lengths,
 )
+
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,50 +69,94 @@ def price_plan(
 ) -> InferencePrice:
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), whatever the plan's paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
-    found = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}[plan.paradigm](
-        plan, profile, cluster, lengths
-    )
+    if plan.paradigm == "hybrid":
+        found = HybridPricer(profile, cluster, lengths)(plan)
+    else:
+        found = {"tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}[plan.paradigm](plan, profile, cluster, lengths)
     return replace(found, ends_s=found.ends_s + ends_s(profile, plan.ranks[0], lengths))
 
 
-def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
-    """Return Eq. 6 + Eq. 7, summed over the stacks."""
-    total, first = InferencePrice(), 0
-    schemes = plan.schemes or (1,) * profile.num_layers
-    for stack, shape in enumerate(profile.stacks):
-        units, columns = plan.cut(shape)
-        tokens = plan.tokens(lengths[stack])
-        q = schemes[first : first + shape.num_layers].count(2)
-        p, first = shape.num_layers - q, first + shape.num_layers
-        each = [attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)]
-        mha = sum(max(block) for block in zip(*each, strict=True))
-        tensor = max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
-        sequence = max(mlp_sequence_s(profile, rank, stack, count) for rank, count in zip(plan.ranks, tokens, strict=True))
-        con = max(con_s(profile, rank, stack, count) for rank, count in zip(plan.ranks, tokens, strict=True))
-        gather = all_gather_s(cluster, plan.ranks, tokens, shape.hidden_bytes)
-        scatter = reduce_scatter_s(cluster, plan.ranks, tokens, shape.hidden_bytes, profile, stack)
-        blocks = num_blocks(shape)
-        rings = p * blocks + q * (blocks - 1)
-        ends = _star_s(plan, cluster, tokens, shape.hidden_bytes)
-        if shape.has_cross_attention:  # the first stack's output is gathered once
-            ends += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
-        total = InferencePrice(
-            mha_s=total.mha_s + (p + q) * mha,
-            mlp_s=total.mlp_s + p * tensor + q * sequence,
-            con_s=total.con_s + (p + q) * con,
-            all_gather_s=total.all_gather_s + rings * gather,
-            reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
-            ends_s=total.ends_s + ends,
-            scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
-            scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
+class HybridPricer:
+    """Prices hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; remembers each partition, as a move changes one of them."""
+
+    def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
+        self.profile, self.cluster, self.lengths = profile, cluster, tuple(lengths)
+        self._mha_s, self._tensor_s, self._tokens_s = cache(self._of_units), cache(self._of_columns), cache(self._of_tokens)
+
+    def __call__(self, plan: InferencePlan) -> InferencePrice:
+        """Return the price, summed over the stacks; embedding and head left out."""
+        total, profile = InferencePrice(), self.profile
+        seconds = second_layers(plan, profile)
+        rows = zip(
+            self._mha_s(plan.ranks, plan.units),
+            self._tensor_s(plan.ranks, plan.columns),
+            self._tokens_s(plan.ranks, plan.shares),
+            strict=True,
         )
-    return total
+        for shape, q, (mha, tensor, (sequence, con, gather, scatter, ends)) in zip(profile.stacks, seconds, rows, strict=True):
+            p, blocks = shape.num_layers - q, num_blocks(shape)
+            rings = p * blocks + q * (blocks - 1)
+            total = InferencePrice(
+                mha_s=total.mha_s + (p + q) * mha,
+                mlp_s=total.mlp_s + p * tensor + q * sequence,
+                con_s=total.con_s + (p + q) * con,
+                all_gather_s=total.all_gather_s + rings * gather,
+                reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
+                ends_s=total.ends_s + ends,
+                scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
+                scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
+            )
+        return total
+
+    def _of_units(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
+        """Return T(MHA) of a layer of each stack."""
+        found = []
+        for stack, shape in enumerate(self.profile.stacks):
+            units = parts if sum(parts) == shape.num_units else proportional_parts(shape.num_units, parts)
+            each = [attention_s(self.profile, rank, stack, count, self.lengths) for rank, count in zip(ranks, units, strict=True)]
+            found.append(sum(max(block) for block in zip(*each, strict=True)))
+        return found
+
+    def _of_columns(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
+        """Return T(MLP), tensor parallel, of a layer of each stack."""
+        found = []
+        for stack, shape in enumerate(self.profile.stacks):
+            columns = parts if sum(parts) == shape.columns else proportional_parts(shape.columns, parts)
+            pairs = zip(ranks, columns, strict=True)
+            found.append(max(mlp_tensor_s(self.profile, rank, stack, count, self.lengths) for rank, count in pairs))
+        return found
+
+    def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float, float]]:
+        """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack, and the tokens' way there and back."""
+        found = []
+        profile, cluster = self.profile, self.cluster
+        first = proportional_parts(self.lengths[0], shares)
+        for stack, shape in enumerate(profile.stacks):
+            tokens = first if stack == 0 else proportional_parts(self.lengths[stack], shares)
+            sequence = max(mlp_sequence_s(profile, rank, stack, count) for rank, count in zip(ranks, tokens, strict=True))
+            con = max(con_s(profile, rank, stack, count) for rank, count in zip(ranks, tokens, strict=True))
+            gather = all_gather_s(cluster, ranks, tokens, shape.hidden_bytes)
+            scatter = reduce_scatter_s(cluster, ranks, tokens, shape.hidden_bytes, profile, stack)
+            ends = _star_s(ranks, cluster, tokens, shape.hidden_bytes)
+            if shape.has_cross_attention:  # the first stack's output is gathered once
+                ends += all_gather_s(cluster, ranks, first, profile.stacks[0].hidden_bytes)
+            found.append((sequence, con, gather, scatter, ends))
+        return found
 
 
-def _star_s(plan: InferencePlan, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
+def second_layers(plan: InferencePlan, profile: InferenceProfile) -> tuple[int, ...]:
+    """Return the layers of scheme 2 in each stack."""
+    found, at = [], 0
+    for shape in profile.stacks:
+        found.append(plan.schemes[at : at + shape.num_layers].count(2))
+        at += shape.num_layers
+    return tuple(found)
+
+
+def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
     """Return the seconds in which position 0 hands every other position its tokens and gets them back."""
-    first, total = plan.ranks[0], 0.0
-    for rank, count in list(zip(plan.ranks, tokens, strict=True))[1:]:
+    first, total = ranks[0], 0.0
+    for rank, count in list(zip(ranks, tokens, strict=True))[1:]:
         if count:
             total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(count * token_bytes)
     return total
@@ -155,7 +201,7 @@ def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
         # One message holds a token's keys and values.
         width = shape.num_units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
         gather = all_gather_s(cluster, plan.ranks, tokens, width)
-        ends = _star_s(plan, cluster, tokens, shape.hidden_bytes)
+        ends = _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
         if shape.has_cross_attention:
             ends += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
         total = InferencePrice(
@@ -194,8 +240,3 @@ def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]
     if profile.stacks[stack].has_cross_attention and layer < last:
         hidden += lengths[0] * profile.stacks[0].hidden_bytes
     return hidden
-
-
-def whole_layer_s(profile: InferenceProfile, rank: int, layer: int, lengths: Sequence[int]) -> float:
-    """Return the seconds of a layer, counted through all stacks, on one device."""
-    return layer_s(profile, rank, profile.stack_of(layer), lengths)

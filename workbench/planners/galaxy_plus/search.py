@@ -1,299 +1,301 @@
-"""Search of one ring's best plan by Galaxy+ Eq. 9: schemes, tokens, heads and columns together, then step by step."""
+"""The search for hybrid plans (Galaxy+ Eq. 9): one neighbourhood, and one climber for any price."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 
-from workbench.core.inference import proportional_parts
-from workbench.planners.galaxy_plus.cuts import best_columns, columns_line, cuts, water_level
-from workbench.planners.galaxy_plus.tables import Parts, Ranks, Tables
-from workbench.planners.galaxy_plus.tokens import MOST_IN_PROGRAMME, moves, polish_tokens, programmed_cuts, token_cuts
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.planners.galaxy_plus.memory import MemoryRule, inference_needs, part_bytes, room_bytes
+from workbench.planners.galaxy_plus.pricing import HybridPricer, second_layers
+from workbench.planners.galaxy_plus.times import Line, block_lines, capacity, ends_s
 
-MOST_PROGRAMMED = 4
-"""Of the sets of devices with tokens on one ring so many, the best by simple cuts, are given to the linear programme."""
-PROGRAMME_GAINS = 1.25
-"""Sets whose simple cuts take more than so many times the best plan known are not given to it: it would have to gain too much."""
+Ranks = tuple[int, ...]
+Price = Callable[[InferencePlan], float]
+Move = Callable[[InferencePlan, float], Iterator[InferencePlan]]
 
-
-class Found(NamedTuple):
-    """A plan as numbers, and its seconds by Eq. 9."""
-
-    seconds: float
-    ranks: Ranks
-    units: Parts
-    columns: Parts
-    tokens: Parts
-    second: tuple[int, ...]
+MOST_POSITIONS = 10
+"""Rings of more devices are not given to the linear programme, whose size is their square, and of their neighbours few are looked at."""
+FIRST_STEP = 0.125
+NEAR = 1.03
+"""A plan of other devices, or of another order, whose seconds by Eq. 9 are higher by this factor is not given to another price."""
+GAIN = 1e-4
+"""The least share by which a step must be faster by another price than Eq. 9."""
 
 
-def scheme_numbers(layers: Sequence[int], most: int, schemes: int | None) -> list[tuple[int, ...]]:
-    """Return numbers of scheme-2 layers in each stack, at most about `most` of them, evenly; schemes: all layers 1 or 2."""
-    if schemes is not None:
-        return [tuple(0 if schemes == 1 else count for count in layers)]
-    each = max(2, round(most ** (1 / len(layers))))
-    axes = []
-    for count in layers:
-        steps = min(count, each - 1)
-        axes.append(sorted({round(count * step / steps) for step in range(steps + 1)}) if steps else [0])
-    return list(itertools.product(*axes))
+class Search:
+    """One model, cluster and sequence.  lengths, longest: tokens of each stack, timed and held in memory.
 
-
-def holder_sets(tables: Tables, room: Sequence[float], *, every: bool) -> list[tuple[bool, ...]]:
-    """Return who may get tokens: all, and (`every`) all but those with least memory, or all but one.
-
-    Who has no tokens need not hold a scheme-2 layer in full.
+    ranks: the devices that may take part; is_ring: all of them, in this order.  portal: stands first.
+    schemes: of all layers, which at least two devices then split; None: free.
     """
-    n = len(room)
-    sets = [(True,) * n]
-    if every and not tables.memory.full_everywhere:
-        by_room = sorted(range(n), key=lambda d: room[d])
-        sets += [tuple(d not in by_room[:count] for d in range(n)) for count in range(1, n)]
-        sets += [tuple(d != without for d in range(n)) for without in by_room[1:]] if n > 2 else []
-    return sets
+
+    def __init__(
+        self,
+        profile: InferenceProfile,
+        cluster: Cluster,
+        *,
+        method: str,
+        lengths: Sequence[int],
+        longest: Sequence[int],
+        memory: MemoryRule,
+        ranks: Ranks,
+        portal: int | None,
+        schemes: int | None,
+        is_ring: bool,
+    ) -> None:
+        self.profile, self.cluster, self.method, self.lengths, self.longest = profile, cluster, method, tuple(lengths), tuple(longest)
+        self.memory, self.ranks, self.portal, self.schemes, self.is_ring = memory, ranks, portal, schemes, is_ring
+        self.layers = tuple(shape.num_layers for shape in profile.stacks)
+        self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
+        self._pricer = HybridPricer(profile, cluster, lengths)
+        self.room = cache(lambda ring: room_bytes(profile, cluster, memory, ring, longest))
+        self.part_bytes = cache(lambda second: part_bytes(profile, second))
+        self._columns_line = cache(self._line_of_columns)
+
+    def seconds(self, plan: InferencePlan) -> float:
+        """Return Eq. 9."""
+        return self._pricer(plan).layers_s
+
+    def total_s(self, plan: InferencePlan) -> float:
+        """Return the seconds with both ends."""
+        return self._pricer(plan).total_s + ends_s(self.profile, plan.ranks[0], self.lengths)
+
+    def fitted(self, plan: InferencePlan | None) -> InferencePlan | None:
+        """Return the plan if it fits, with other columns if need be; None if no columns fit."""
+        if plan is None or self._fits(plan):
+            return plan
+        plan = self.leveled(plan)
+        return plan if plan is not None and self._fits(plan) else None
+
+    def _fits(self, plan: InferencePlan) -> bool:
+        if self.schemes is not None and len(self.ranks) > 1 and not is_split(plan):
+            return False
+        needs = inference_needs(
+            plan,
+            self.profile,
+            length=self.longest[0],
+            decoder_length=self.longest[-1] if len(self.longest) > 1 else None,
+            memory=self.memory,
+        )
+        return all(need.total_bytes <= self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items())
+
+    def leveled(self, plan: InferencePlan) -> InferencePlan | None:
+        """Return the plan with the columns whose slowest device is fastest and that memory holds; None if there are none."""
+        second, shape = second_layers(plan, self.profile), self.profile.stacks[0]
+        unit, own, other = self.part_bytes(second)
+        # Rounding a second stack's cut may cost a unit and a column more.
+        slack = unit + own + other if len(self.layers) > 1 else 0.0
+        caps = []
+        for nbytes, units, share in zip(self.room(plan.ranks), plan.units, plan.shares, strict=True):
+            is_full = share > 0 or self.memory.full_everywhere
+            left = nbytes - slack - units * unit - is_full * other * shape.columns
+            if left < 0:
+                return None
+            each = own if is_full else own + other
+            caps.append(min(shape.columns, int(left / each)) if each > 0 else shape.columns)
+        if sum(caps) < shape.columns:
+            return None
+        lines = [self._columns_line(rank, second) for rank in plan.ranks]
+        return replace(plan, columns=water_level(lines, caps, shape.columns))
+
+    def _line_of_columns(self, rank: int, second: tuple[int, ...]) -> Line:
+        """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there is none."""
+        weights = [layers - q for layers, q in zip(self.layers, second, strict=True)]
+        fixed = slope = 0.0
+        for stack, weight in enumerate(weights if any(weights) else self.layers):
+            line, shape = block_lines(self.profile, rank, stack, self.lengths)["tensor"], self.profile.stacks[stack]
+            fixed, slope = fixed + weight * line[0], slope + weight * line[1] * shape.columns / self.profile.stacks[0].columns
+        return fixed, slope
+
+    def climb(
+        self,
+        plan: InferencePlan,
+        price: Price | None = None,
+        *,
+        most: int = 10_000,
+        last_step: float = 0.01,
+    ) -> tuple[InferencePlan, float]:
+        """Return the plan and its price (default: Eq. 9) after at most `most` others were priced; each faster one is the next start.
+
+        Moves go coarse before fine.
+        """
+        judge, gain = price or self.seconds, GAIN if price else 1e-6
+        best_s, seen, step = judge(plan), {plan}, FIRST_STEP
+        guided = (self._left, self._exchanged, self._swapped)
+        while step >= last_step and most > 0:
+            improved = False
+            for kind in self._neighbours(step):
+                for moved in kind(plan, step):
+                    if moved in seen:
+                        continue
+                    seen.add(moved)
+                    limit_s = best_s if price is None else NEAR * self.seconds(plan) if kind in guided else math.inf
+                    if self.seconds(moved) >= limit_s or (one := self.fitted(moved)) is None:
+                        continue
+                    if most <= 0:
+                        return plan, best_s
+                    value, most = judge(one), most - 1
+                    if value < best_s * (1 - gain):
+                        plan, best_s, improved = one, value, True
+                        break
+            if not improved:
+                step /= 2
+        return plan, best_s
+
+    def _neighbours(self, step: float) -> list[Move]:
+        """Return the kinds of moves: devices that join or leave, schemes, order of the ring, tokens, columns, units."""
+        kinds: list[Move] = [_tokens, _columns, self._units]
+        if self.schemes is None:
+            kinds.insert(0, self._schemes)
+        if not self.is_ring and step >= FIRST_STEP:
+            kinds = [self._joined, *kinds[:-3], self._swapped, *kinds[-3:], self._left, self._exchanged]
+        return kinds
+
+    def _joined(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield the ring with one device more, which gets tokens and columns by its speed, or half of that, and no heads.
+
+        A slow device may be worth its part of the feed-forward networks while its part of the heads, a whole one, is too much for it.
+        """
+        in_ring = sum(self.speed[rank] for rank in plan.ranks)
+        places = range(0 if self.portal is None else 1, plan.num_positions + 1)
+        for rank in (rank for rank in self.ranks if rank not in plan.ranks):
+            for part in (1.0, 0.5):
+                share = part * self.speed[rank] / (in_ring + self.speed[rank])
+                columns = round(share * sum(plan.columns))
+                rest = proportional_parts(sum(plan.columns) - columns, plan.columns)
+                shares = [(1 - share) * own for own in plan.shares]
+                for at in places if plan.num_positions < MOST_POSITIONS else places[-1:]:
+                    yield replace(
+                        plan,
+                        ranks=(*plan.ranks[:at], rank, *plan.ranks[at:]),
+                        units=(*plan.units[:at], 0, *plan.units[at:]),
+                        columns=(*rest[:at], columns, *rest[at:]),
+                        shares=(*shares[:at], share * sum(plan.shares), *shares[at:]),
+                    )
+
+    def _left(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield the ring without one of its devices, whose parts the others take."""
+        for at in range(0 if self.portal is None else 1, plan.num_positions if plan.num_positions > 1 else 0):
+            keep = [other for other in range(plan.num_positions) if other != at]
+            speed = [self.speed[plan.ranks[other]] for other in keep]
+
+            def given(parts: Sequence[float], at: int = at, keep: list[int] = keep, speed: list[float] = speed) -> list[float]:
+                more = proportional_parts(int(parts[at]), speed)
+                return [parts[other] + one for other, one in zip(keep, more, strict=True)]
+
+            yield replace(
+                plan,
+                ranks=tuple(plan.ranks[other] for other in keep),
+                units=tuple(map(int, given(plan.units))),
+                columns=tuple(map(int, given(plan.columns))),
+                shares=tuple(map(float, given(plan.tokens(plan.length)))),
+                overlap=plan.overlap and len(keep) > 1,
+                both_ways=plan.both_ways and len(keep) > 2,
+            )
+
+    def _exchanged(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield the ring with one of its devices replaced by another, which takes over its work."""
+        for at in range(0 if self.portal is None else 1, plan.num_positions):
+            for rank in self.ranks:
+                if rank not in plan.ranks:
+                    yield replace(plan, ranks=(*plan.ranks[:at], rank, *plan.ranks[at + 1 :]))
+
+    def _swapped(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield the plan with two devices exchanged in the ring, with their tokens or without; of a large ring neighbours only."""
+        for i, j in itertools.combinations(range(0 if self.portal is None else 1, plan.num_positions), 2):
+            if j == i + 1 or plan.num_positions <= MOST_POSITIONS:
+                order = list(range(plan.num_positions))
+                order[i], order[j] = order[j], order[i]
+                names = ("ranks", "units", "columns", "shares")
+                moved = replace(plan, **{name: tuple(getattr(plan, name)[at] for at in order) for name in names})  # type: ignore[arg-type]
+                yield moved
+                yield replace(moved, shares=plan.shares)
+
+    def _units(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield the plan with units moved from position to position, and with columns that suit them."""
+        for parts in _shifts(plan.units, max(1, round(step * sum(plan.units)))):
+            moved = replace(plan, units=parts)
+            yield moved
+            if (leveled := self.leveled(moved)) is not None:
+                yield leveled
+
+    def _schemes(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+        """Yield other numbers of scheme-2 layers in each stack, the first layers of each."""
+        numbers = second_layers(plan, self.profile)
+        for at, layers in enumerate(self.layers):
+            few = max(1, round(step * layers))
+            for q in dict.fromkeys((layers, 0, numbers[at] + few, numbers[at] - few)):
+                if 0 <= q <= layers and q != numbers[at]:
+                    second = (*numbers[:at], q, *numbers[at + 1 :])
+                    schemes = [
+                        2 if layer < count else 1 for count, all_of in zip(second, self.layers, strict=True) for layer in range(all_of)
+                    ]
+                    yield replace(plan, schemes=tuple(schemes))
 
 
-def search_ring(
-    tables: Tables,
-    ranks: Ranks,
-    *,
-    most: int,
-    schemes: int | None = None,
-    every: bool = False,
-    keep: int = 3,
-    known_s: float = math.inf,
-) -> list[Found]:
-    """Return good plans on this ring, best first; empty if nothing fits.
+def is_split(plan: InferencePlan) -> bool:
+    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some tokens."""
+    shares = plan.shares or (0.0,) * plan.num_positions
+    first, second = 1 in plan.schemes, 2 in plan.schemes
+    parts = zip(plan.units, plan.columns, shares, strict=True)
+    return sum(bool(units or (first and columns) or (second and share)) for units, columns, share in parts) > 1
 
-    most: numbers of scheme-2 layers that are tried at first.  every: also leave devices without tokens.  keep: starts that are refined.
-    known_s: seconds of the best plan known, on any ring.
+
+def _tokens(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    tokens, count = plan.tokens(plan.length), plan.num_positions
+    whole = [plan.length * (position + 1) // count - plan.length * position // count for position in range(count)]
+    for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, as rings like them
+        mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
+        mixed[0] += plan.length - sum(mixed)
+        if min(mixed) >= 0:
+            yield replace(plan, shares=tuple(map(float, mixed)))
+    for parts in _shifts(tokens, max(1, round(step * plan.length))):
+        yield replace(plan, shares=tuple(map(float, parts)))
+
+
+def _columns(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    if 1 in plan.schemes:
+        for parts in _shifts(plan.columns, max(1, round(step * sum(plan.columns)))):
+            yield replace(plan, columns=parts)
+
+
+def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:
+    """Yield the parts with `step` moved between two positions, from the largest part first and to the smallest first."""
+    by_size = sorted(range(len(parts)), key=lambda position: -parts[position])
+    givers, takers = (by_size, by_size) if len(parts) <= MOST_POSITIONS else (by_size[:2], by_size[-8:])
+    for giver, taker in itertools.product(givers, reversed(takers)):
+        if giver != taker and parts[giver] >= step:
+            moved = list(parts)
+            moved[giver] -= step
+            moved[taker] += step
+            yield tuple(moved)
+
+
+def water_level(lines: Sequence[Line], caps: Sequence[int], total: int) -> tuple[int, ...]:
+    """Return whole numbers of that sum, at most `caps`, whose slowest line is fastest; a line counts only where its number is not 0.
+
+    As water finds its level: between two of the levels at which a device begins or is full their sum is linear.
     """
-    room = tables.room(ranks)
-    if min(room) < 0:
-        return []
-    numbers = scheme_numbers(tables.layers, most, schemes)
-    sets = []
-    for holders in holder_sets(tables, room, every=every):
-        holds = tuple(tables.memory.full_everywhere or holder for holder in holders)
-        found = cuts(tables, ranks, holds, room, numbers)
-        if found:
-            pool = token_cuts(tables, ranks, holders)
-            cheapest = {second: _fastest(tables, ranks, pool, second) for second in found}
-            sets.append((min(cut.seconds + cheapest[second][0] for second, cut in found.items()), holders, found, cheapest))
-    starts = []
-    for place, (seconds, holders, found, cheapest) in enumerate(sorted(sets, key=lambda one: one[0])):
-        if place < MOST_PROGRAMMED and seconds < PROGRAMME_GAINS * known_s:
-            # At both ends of the schemes where there is but one set.
-            ends = (max(found),) if len(sets) > 1 or not every else (min(found), max(found))
-            if pool := programmed_cuts(tables, ranks, holders, ends):
-                cheapest = {second: min(best, _fastest(tables, ranks, pool, second)) for second, best in cheapest.items()}
-            known_s = min(known_s, *(cut.seconds + cheapest[second][0] for second, cut in found.items()))
-        starts += [(cut.seconds + cheapest[second][0], second, cut.units, cheapest[second][1]) for second, cut in found.items()]
-    starts.sort(key=lambda start: start[0])
-    made: dict[tuple[int, ...], Found] = {}
-    for _, second, units, tokens in starts[: 4 * keep]:
-        if len(made) < keep and second not in made:
-            one = _complete(tables, ranks, units(), tokens, second, room)
-            if one is not None:
-                made[second] = one
-    return sorted(made.values())
-
-
-def _fastest(tables: Tables, ranks: Ranks, pool: Sequence[Parts], second: tuple[int, ...]) -> tuple[float, Parts]:
-    return min((tables.tokens_s(ranks, tokens, second), tokens) for tokens in pool)
-
-
-def _complete(tables: Tables, ranks: Ranks, units: Parts, tokens: Parts, second: tuple[int, ...], room: Sequence[float]) -> Found | None:
-    holds = tables.holds(tokens)
-    columns = best_columns(tables, ranks, units, holds, room, second)
-    if columns is None:
-        return None
-    return Found(tables.seconds(ranks, units, columns, tokens, second), ranks, units, columns, tokens, second)
-
-
-def refine(tables: Tables, found: Found, *, schemes: int | None = None, holders: bool = True, rounds: int = 12) -> Found:
-    """Return the plan after moves of tokens, units and schemes, one at a time, while they save time.
-
-    holders: other positions may get tokens, or lose all.
-    """
-    room = tables.room(found.ranks)
-    step = max(1, max(found.tokens) // 8)
-    for _ in range(rounds):
-        better = _with_tokens(tables, found, polish_tokens(tables, found.ranks, found.tokens, found.second, first_step=step))
-        step = 1
-        if holders:
-            better = _refine_holders(tables, better, room, schemes)
-        better = _refine_units(tables, better, room)
-        if schemes is None:
-            better = _refine_schemes(tables, better, room)
-        if better.seconds >= found.seconds * (1 - 1e-9):
-            return min(found, better)
-        found = better
-    return found
-
-
-def _with_tokens(tables: Tables, found: Found, tokens: Parts) -> Found:
-    return found._replace(tokens=tokens, seconds=tables.seconds(found.ranks, found.units, found.columns, tokens, found.second))
-
-
-def _refine_holders(tables: Tables, found: Found, room: Sequence[float], schemes: int | None) -> Found:
-    """Return the plan with other positions holding tokens, where that saves time and their memory allows it.
-
-    A position without tokens leaves memory for more layers of scheme 2, which are tried with it.
-    """
-    if len(found.ranks) > MOST_IN_PROGRAMME:
-        return found
-    moved = True
-    while moved:
-        moved = False
-        for tokens in _other_holders(tables, found):
-            more = schemes is None and tokens.count(0) > found.tokens.count(0)
-            for second in _more_layers(tables, found.second, 3 if more else 0):
-                if tables.tokens_s(found.ranks, tokens, second) + tables.units_s(found.ranks, found.units) >= found.seconds:
-                    continue
-                columns = best_columns(tables, found.ranks, found.units, tables.holds(tokens), room, second)
-                if columns is None:
-                    break
-                value = tables.seconds(found.ranks, found.units, columns, tokens, second)
-                if value < found.seconds * (1 - 1e-12):
-                    found, moved = Found(value, found.ranks, found.units, columns, tokens, second), True
-            if moved:
-                break
-    return found
-
-
-def _more_layers(tables: Tables, second: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of scheme-2 layers, and up to `most` more of them in the first stack that has others left."""
-    yield second
-    for _ in range(most):
-        at = next((stack for stack, layers in enumerate(tables.layers) if second[stack] < layers), None)
-        if at is None:
-            return
-        second = (*second[:at], second[at] + 1, *second[at + 1 :])
-        yield second
-
-
-def _other_holders(tables: Tables, found: Found) -> Iterator[Parts]:
-    """Yield tokens with one position relieved, one that had none given its part, or two that change places."""
-    ranks, tokens, n = found.ranks, found.tokens, len(found.ranks)
-    with_tokens = sum(1 for count in tokens if count)
-    now_s = tables.tokens_s(ranks, tokens, found.second)
-    for position in sorted(range(n), key=lambda at: tokens[at]):
-        if tokens[position] and with_tokens > 1:
-            rough = proportional_parts(sum(tokens), [0 if at == position else count for at, count in enumerate(tokens)])
-        elif tokens[position]:
-            continue
-        else:
-            part = max(1, sum(tokens) // (with_tokens + 1))
-            rest = proportional_parts(sum(tokens) - part, tokens)
-            rough = tuple(part if at == position else count for at, count in enumerate(rest))
-        # Polishing gains some percent; a cut beyond that can only pay by the memory that it leaves.
-        is_close = tables.tokens_bound_s(ranks, rough, found.second) < 1.2 * now_s
-        yield polish_tokens(tables, ranks, rough, found.second) if is_close else rough
-    for first, other in itertools.combinations(range(n), 2):
-        if tokens[first] != tokens[other]:
-            swapped = list(tokens)
-            swapped[first], swapped[other] = swapped[other], swapped[first]
-            yield tuple(swapped)
-
-
-def _refine_units(tables: Tables, found: Found, room: Sequence[float]) -> Found:
-    holds = tables.holds(found.tokens)
-    fixed = tables.tokens_s(found.ranks, found.tokens, found.second)
-    # As if memory held any columns: where it does, which units hold what is no matter to the feed-forward networks.
-    lines = [columns_line(tables, rank, found.second) for rank in found.ranks]
-    free = water_level(lines, [tables.num_columns] * len(lines), tables.num_columns)
-    least = fixed + (1 - 1e-3) * tables.columns_s(found.ranks, free, found.second)
-    moved = True
-    while moved:
-        moved = False
-        for giver, taker in moves(found.units):
-            if not found.units[giver]:
-                continue
-            parts = list(found.units)
-            parts[giver] -= 1
-            parts[taker] += 1
-            units = tuple(parts)
-            attention = tables.units_s(found.ranks, units)
-            if attention + least >= found.seconds:
-                continue
-            columns = best_columns(tables, found.ranks, units, holds, room, found.second)
-            if columns is None:
-                continue
-            value = attention + tables.columns_s(found.ranks, columns, found.second) + fixed
-            if value < found.seconds * (1 - 1e-12):
-                found, moved = found._replace(seconds=value, units=units, columns=columns), True
-    return found
-
-
-def _refine_schemes(tables: Tables, found: Found, room: Sequence[float]) -> Found:
-    holds = tables.holds(found.tokens)
-    moved = True
-    while moved:
-        moved = False
-        for change in itertools.product((-1, 0, 1), repeat=len(found.second)):
-            second = tuple(q + one for q, one in zip(found.second, change, strict=True))
-            if not any(change) or not all(0 <= q <= layers for q, layers in zip(second, tables.layers, strict=True)):
-                continue
-            columns = best_columns(tables, found.ranks, found.units, holds, room, second)
-            if columns is None:
-                continue
-            value = tables.seconds(found.ranks, found.units, columns, found.tokens, second)
-            if value < found.seconds * (1 - 1e-12):
-                found, moved = found._replace(seconds=value, columns=columns, second=second), True
-    return found
-
-
-def best_order(tables: Tables, ranks: Ranks, *, portal: int | None = None) -> Ranks:
-    """Return the ring order, by swaps, in which equal and speed-proportional cuts travel fastest; `portal` stands first."""
-    n = len(ranks)
-    pairs = {(i, j): tables.cluster.link(i, j) for i in ranks for j in ranks if i != j}
-    if n < 3 or len(set(pairs.values())) == 1:
-        return ranks
-    bytes_each = tables.stacks[0].hidden_bytes * max(1, tables.num_tokens // n)
-    cost = {pair: link.transfer_s(bytes_each) for pair, link in pairs.items()}
-
-    def slow(order: Ranks) -> tuple[float, float]:
-        hops = [cost[order[i], order[(i + 1) % n]] for i in range(n)]
-        return max(hops), math.fsum(hops)
-
-    order = list(ranks)
-    fixed = 1 if portal is not None else 0
-    best = slow(tuple(order))
-    moved = True
-    while moved:
-        moved = False
-        for i, j in itertools.combinations(range(fixed, n), 2):
-            for candidate in (
-                [*order[:i], order[j], *order[i + 1 : j], order[i], *order[j + 1 :]],
-                [*order[:i], *reversed(order[i : j + 1]), *order[j + 1 :]],
-            ):
-                value = slow(tuple(candidate))
-                if value < best:
-                    order, best, moved = candidate, value, True
-    return tuple(order)
-
-
-def variety(tables: Tables, found: Found, schemes: int | None) -> list[Found]:
-    """Return plans on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
-    room, n = tables.room(found.ranks), len(found.ranks)
-    holders = tuple(count > 0 for count in found.tokens)
-    holds = tables.holds(found.tokens)
-    numbers = scheme_numbers(tables.layers, 24, schemes)
-    by_number = cuts(tables, found.ranks, holds, room, numbers)
-    if not by_number:
-        return []
-    ordered = sorted(by_number)
-    ends = dict.fromkeys((ordered[-1], ordered[0], found.second))
-    pool = [*token_cuts(tables, found.ranks, holders), *programmed_cuts(tables, found.ranks, holders, ends)] if n > 1 else [found.tokens]
-    made = []
-    for second in ends:
-        units = by_number[second].units() if second in by_number else found.units
-        seconds = sorted((tables.tokens_s(found.ranks, tokens, second), tokens) for tokens in pool)
-        for tokens in dict.fromkeys((seconds[0][1], pool[0], pool[min(4, len(pool) - 1)])):
-            one = _complete(tables, found.ranks, units, tokens, second, room)
-            if one is not None:
-                made.append(one)
-    return made
+    least = 1e-9 * max(1e-30, *(fixed + slope * total for fixed, slope in lines)) / total
+    lines = [(fixed, max(slope, least)) for fixed, slope in lines]
+    bends = [(fixed, 1.0 / slope) for (fixed, slope), cap in zip(lines, caps, strict=True) if cap]
+    bends += [(fixed + slope * cap, -1.0 / slope) for (fixed, slope), cap in zip(lines, caps, strict=True) if cap]
+    bends.sort()
+    level, number, rate = bends[0][0], 0.0, 0.0
+    for bend, change in bends:
+        more = rate * (bend - level)
+        if number + more >= total:
+            break
+        level, number, rate = bend, number + more, rate + change
+    if rate > 0:
+        level += max(0.0, total - number) / rate
+    parts = [max(0, min(cap, int((level - fixed) / slope - 1e-9))) for (fixed, slope), cap in zip(lines, caps, strict=True)]
+    for _ in range(total - sum(parts)):
+        able = [d for d, part in enumerate(parts) if part < caps[d]]
+        parts[min(able, key=lambda d: lines[d][0] + lines[d][1] * (parts[d] + 1))] += 1
+    return tuple(parts)

@@ -1,35 +1,16 @@
-"""Every planner of single-shot inference by name: Galaxy+, Algorithm 1 as printed, and the baselines of section IV-A."""
+"""Every planner of single-shot inference by name (Galaxy+, section IV-A), and re-planning on the devices that are left (III-E, step 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, Paradigm
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.baselines import galaxy, local, megatron_lm, sequence_parallel
-from workbench.planners.galaxy_plus.edgeshard import edgeshard
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule
-from workbench.planners.galaxy_plus.planner import plan
-
-
-class InferencePlanner(Protocol):
-    """Returns a plan for one sequence of `length` tokens on all or some ranks.  Raises PlanError, naming device and bytes, if none fits."""
-
-    def __call__(
-        self,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        *,
-        length: int,
-        decoder_length: int | None = None,
-        ranks: Sequence[int] | None = None,
-        memory: MemoryRule = HELD,
-    ) -> InferencePlan:
-        """Plan for `length` tokens, and `decoder_length` (default: the same) in a decoder behind an encoder."""
-        ...
+from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard, galaxy, local, megatron_lm, sequence_parallel
+from workbench.planners.galaxy_plus.planner import Price, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +31,63 @@ INFERENCE_SYSTEMS: dict[str, InferenceSystem] = {
     "edgeshard": InferenceSystem(label="EdgeShard", paradigm="pipeline", plan=edgeshard),
     "local": InferenceSystem(label="Local", paradigm="pipeline", plan=local),
 }
+
+
+def slowed(profile: InferenceProfile, slowdowns: Mapping[int, float]) -> InferenceProfile:
+    """Return the profile with each rank as many times slower as was measured."""
+    for rank, factor in slowdowns.items():
+        if not (0 <= rank < profile.world_size and factor > 0):
+            raise ConfigError(
+                f"Rank {rank} {factor} times slower was asked for.",
+                f"There are ranks 0 to {profile.world_size - 1}.",
+                "Name one of them and a factor above 0.",
+            )
+        profile = profile.slowed(rank, factor)
+    return profile
+
+
+def replan(
+    old: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int | None = None,
+    decoder_length: int | None = None,
+    excluded: Collection[int] = (),
+    slowdowns: Mapping[int, float] | None = None,
+    price: Price | None = None,
+) -> InferencePlan:
+    """Return a plan of the same method on all devices of the cluster but the excluded ones.
+
+    profile, cluster: of all devices; the plan's ranks are theirs, nothing is renumbered.  slowdowns: by rank, against the profile.
+    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring, if it is
+    left; any other method plans by its own planner.  Raises PlanError if none is left or nothing fits.
+    """
+    left = [rank for rank in range(cluster.world_size) if rank not in excluded]
+    if not left:
+        raise PlanError(
+            f"A plan of '{profile.model}' without {sorted(excluded)} was asked for.",
+            f"Cluster '{cluster.name}' has no other device.",
+            "Wait until a device is back.",
+        )
+    seen = slowed(profile, slowdowns or {})
+    tokens = length or old.length or 1
+    system = INFERENCE_SYSTEMS.get(old.method)
+    if old.method == "galaxy_plus" or system is None:
+        return plan(
+            seen,
+            cluster,
+            length=tokens,
+            decoder_length=decoder_length,
+            price=price,
+            overlap=old.overlap if old.num_positions > 1 else True,
+            both_ways=old.both_ways,
+            tile_tokens=old.tile_tokens,
+            ranks=left,
+            portal=old.ranks[0] if old.ranks[0] in left else None,
+            effort=1,
+            most_steps=20,
+            method=old.method,
+        )
+    made = system.plan(seen, cluster, length=tokens, decoder_length=decoder_length, ranks=left)
+    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, StackShape
 
-MOST_IN_LISTS = 16
-"""Rings of more devices are summed as arrays, which is slower for few."""
+Line = tuple[float, float]
+"""Fixed seconds and seconds for each more, of a time that is 0 for nothing."""
 
 
 def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
@@ -86,6 +86,29 @@ def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> floa
     return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
 
 
+def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> dict[str, Line]:
+    """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the others) of a layer.
+
+    Every time is affine from 1 on, and 0 for nothing.
+    """
+    shape = profile.stacks[stack]
+    times: dict[str, tuple[Callable[[int], float], int]] = {
+        "own": (lambda count: attention_s(profile, rank, stack, count, lengths)[0], shape.num_units),
+        "tensor": (lambda count: mlp_tensor_s(profile, rank, stack, count, lengths), shape.columns),
+        "sequence": (lambda count: mlp_sequence_s(profile, rank, stack, count), lengths[stack]),
+        "con": (lambda count: con_s(profile, rank, stack, count), lengths[stack]),
+        "add": (lambda count: profile.costs[rank][stack].seconds("ADD", count), lengths[stack]),
+    }
+    if shape.has_cross_attention:
+        times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
+    found = {}
+    for what, (seconds, most) in times.items():
+        low, high = seconds(1), seconds(most)
+        slope = (high - low) / (most - 1) if most > 1 else 0.0
+        found[what] = low - slope, slope
+    return found
+
+
 def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
     """Return the seconds of one whole layer on one device."""
     shape, n = profile.stacks[stack], lengths[stack]
@@ -146,20 +169,10 @@ def ring_chain_s(hops: Sequence[Sequence[float]], shift: int) -> float:
 
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
-    n = len(hops)
-    if n > MOST_IN_LISTS:
-        return _wide_ring_chain_s(np.asarray(hops), shift)
-    done = [0.0] * n
-    for step in range(n - 1):
-        # What goes out now came in during the step before, over the link that was busy until then.
-        done = [max(done[i], done[i - 1] if step else 0.0) + hops[i][(i - step - shift) % n] for i in range(n)]
-    return max(done, default=0.0)
-
-
-def _wide_ring_chain_s(hops: np.ndarray, shift: int) -> float:
-    n = len(hops)
+    n, table = len(hops), np.asarray(hops)
     at, done = np.arange(n), np.zeros(n)
     for step in range(n - 1):
+        # What goes out now came in during the step before, over the link that was busy until then.
         before = np.maximum(done, np.roll(done, 1)) if step else done
-        done = before + hops[at, (at - step - shift) % n]
-    return float(done.max())
+        done = before + table[at, (at - step - shift) % n]
+    return float(done.max(initial=0.0))
