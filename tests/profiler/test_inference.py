@@ -12,8 +12,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import PieceCost
 from workbench.profiler.descriptions import MODELS, ModelDescription
-from workbench.profiler.inference import analytic_costs, analytic_inference, scaled_to
-from workbench.profiler.inference_sizes import end_bytes, sizes_of_shape, stack_sizes
+from workbench.profiler.inference import analytic_costs, analytic_inference, end_bytes, scaled_to, sizes_of_shape, stack_sizes
 from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference, plain_makers
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)

@@ -10,8 +10,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from workbench.core.errors import ConfigError
 from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.profiler.zeroth_order import MemoryRule, adapter_params, first_order_memory, forward_memory, parts_at_once
-from workbench.profiler.zeroth_order_times import Machine, first_order_step_s, free_rows, pass_flops, pass_s, step_s
+from workbench.profiler.zeroth_order import (
+    Machine,
+    MemoryRule,
+    adapter_params,
+    first_order_memory,
+    first_order_step_s,
+    forward_memory,
+    free_rows,
+    parts_at_once,
+    pass_flops,
+    pass_s,
+    step_s,
+)
 from workbench.tasks.prompts import PromptBatch
 
 LLAMA = describe("Llama2-7B")

@@ -31,7 +31,6 @@ from workbench.models.tokenizer import tiny_tokenizer
 from workbench.planners import galaxy_plus
 from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, scaled_to
-from workbench.profiler.inference_sizes import end_bytes, stack_sizes
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 from workbench.runtime.engines import EngineCluster
 from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
 
 FP32_BYTES = 4
+Kind = Literal["encoder", "decoder", "encoder-decoder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class ModelDescription:
     """
 
     name: str
-    kind: Literal["encoder", "decoder", "encoder-decoder"]
+    kind: Kind
     num_layers: int
     hidden: int
     heads: int
@@ -117,117 +118,41 @@ class ModelDescription:
         return self.embedding_params + sum(map(self.layer_params, range(self.stack_layers))) + self.head_params
 
 
-def _t5(name: str, num_layers: int, hidden: int, heads: int, feed_forward: int) -> ModelDescription:
-    return ModelDescription(
-        name=name,
-        kind="encoder-decoder",
-        num_layers=num_layers,
-        hidden=hidden,
-        heads=heads,
-        feed_forward=feed_forward,
-        vocab=32128,
-        biases=False,
-        norm_vectors=1,
-        final_norm=True,
-        relative_buckets=32,
-    )
-
-
-def _bert(name: str, num_layers: int, hidden: int, heads: int, *, distilled: bool = False) -> ModelDescription:
-    return ModelDescription(
-        name=name,
-        kind="encoder",
-        num_layers=num_layers,
-        hidden=hidden,
-        heads=heads,
-        feed_forward=4 * hidden,
-        vocab=30522,
-        positions=512,
-        segments=0 if distilled else 2,
-        pooler=not distilled,
-        embedding_norm=True,
-    )
-
-
-def _gpt(name: str, num_layers: int, hidden: int, heads: int, *, vocab: int = 50257, positions: int = 1024) -> ModelDescription:
-    return ModelDescription(
-        name=name,
-        kind="decoder",
-        num_layers=num_layers,
-        hidden=hidden,
-        heads=heads,
-        feed_forward=4 * hidden,
-        vocab=vocab,
-        positions=positions,
-        final_norm=True,
-    )
-
-
-# ViT-H/14 at 224 x 224.  In front of its layers no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class token.
-_VIT_HUGE = ModelDescription(
-    name="ViT-Huge",
-    kind="encoder",
-    num_layers=32,
-    hidden=1280,
-    heads=16,
-    feed_forward=5120,
-    vocab=14 * 14 * 3 + 2,
-    positions=257,
-    pooler=True,
-    final_norm=True,
-)
-
-
-def _llama(
-    name: str, num_layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int, vocab: int, *, tied_head: bool
+def _described(
+    name: str, kind: Kind, num_layers: int, hidden: int, heads: int, feed_forward: int, vocab: int, **more: Any
 ) -> ModelDescription:
     return ModelDescription(
-        name=name,
-        kind="decoder",
-        num_layers=num_layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        feed_forward=feed_forward,
-        vocab=vocab,
-        gated=True,
-        biases=False,
-        norm_vectors=1,
-        final_norm=True,
-        tied_head=tied_head,
+        name=name, kind=kind, num_layers=num_layers, hidden=hidden, heads=heads, feed_forward=feed_forward, vocab=vocab, **more
     )
 
 
-_BART_LARGE = ModelDescription(
-    name="BART-Large",
-    kind="encoder-decoder",
-    num_layers=12,
-    hidden=1024,
-    heads=16,
-    feed_forward=4096,
-    vocab=50265,
-    positions=1026,
-    embedding_norm=True,
-)
+_T5 = {"biases": False, "norm_vectors": 1, "final_norm": True, "relative_buckets": 32}
+_BERT = {"positions": 512, "segments": 2, "pooler": True, "embedding_norm": True}
+_DISTILLED = _BERT | {"segments": 0, "pooler": False}
+_GPT = {"positions": 1024, "final_norm": True}
+_OPT = _GPT | {"positions": 2050}
+_LLAMA = {"gated": True, "biases": False, "norm_vectors": 1, "final_norm": True, "tied_head": False}
 
 MODELS: dict[str, ModelDescription] = {
     model.name: model
     for model in (
-        _t5("T5-Base", 12, 768, 12, 3072),
-        _t5("T5-Large", 24, 1024, 16, 4096),
-        _BART_LARGE,
-        _bert("BERT-Base", 12, 768, 12),
-        _bert("BERT-Large", 24, 1024, 16),
-        _bert("DistilBERT", 6, 768, 12, distilled=True),
-        _VIT_HUGE,
-        _bert("all-MiniLM-L6-v2", 6, 384, 12),
-        _gpt("GPT2", 12, 768, 12),
-        _gpt("GPT2-Large", 36, 1280, 20),
-        _gpt("OPT-1.3B", 24, 2048, 32, vocab=50272, positions=2050),
-        _gpt("OPT-2.7B", 32, 2560, 32, vocab=50272, positions=2050),
-        _llama("SmolLM2-135M", 30, 576, 9, 3, 1536, 49152, tied_head=True),
-        _llama("TinyLlama-1.1B", 22, 2048, 32, 4, 5632, 32000, tied_head=False),
-        _llama("Llama2-7B", 32, 4096, 32, 32, 11008, 32000, tied_head=False),
+        _described("T5-Base", "encoder-decoder", 12, 768, 12, 3072, 32128, **_T5),
+        _described("T5-Large", "encoder-decoder", 24, 1024, 16, 4096, 32128, **_T5),
+        _described("BART-Large", "encoder-decoder", 12, 1024, 16, 4096, 50265, positions=1026, embedding_norm=True),
+        _described("BERT-Base", "encoder", 12, 768, 12, 3072, 30522, **_BERT),
+        _described("BERT-Large", "encoder", 24, 1024, 16, 4096, 30522, **_BERT),
+        _described("DistilBERT", "encoder", 6, 768, 12, 3072, 30522, **_DISTILLED),
+        # ViT-H/14 at 224 x 224.  In front of its layers no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class
+        # token.
+        _described("ViT-Huge", "encoder", 32, 1280, 16, 5120, 14 * 14 * 3 + 2, positions=257, pooler=True, final_norm=True),
+        _described("all-MiniLM-L6-v2", "encoder", 6, 384, 12, 1536, 30522, **_BERT),
+        _described("GPT2", "decoder", 12, 768, 12, 3072, 50257, **_GPT),
+        _described("GPT2-Large", "decoder", 36, 1280, 20, 5120, 50257, **_GPT),
+        _described("OPT-1.3B", "decoder", 24, 2048, 32, 8192, 50272, **_OPT),
+        _described("OPT-2.7B", "decoder", 32, 2560, 32, 10240, 50272, **_OPT),
+        _described("SmolLM2-135M", "decoder", 30, 576, 9, 1536, 49152, kv_heads=3, **(_LLAMA | {"tied_head": True})),
+        _described("TinyLlama-1.1B", "decoder", 22, 2048, 32, 5632, 32000, kv_heads=4, **_LLAMA),
+        _described("Llama2-7B", "decoder", 32, 4096, 32, 11008, 32000, kv_heads=32, **_LLAMA),
     )
 }
 

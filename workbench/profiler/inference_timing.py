@@ -20,8 +20,7 @@ from torch.nn import functional
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts
 from workbench.profiler.cache import cached
-from workbench.profiler.inference import working_bytes
-from workbench.profiler.inference_sizes import StackSizes
+from workbench.profiler.inference import StackSizes, working_bytes
 from workbench.profiler.timing import Call, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]

@@ -176,7 +176,9 @@ def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reductio
 
 
 def _cost(one: _Sum, batch: int) -> LayerCost:
-    workspace = one.shape.workspace()
+    sizes = {"output": one.output, "gradient": one.gradient, "context": one.context, "tap": one.tap, "workspace": one.shape.workspace()}
+    per_token = {f"{what}_bytes_per_token": round(nbytes.per_token) for what, nbytes in sizes.items()}
+    per_sample = {f"{what}_bytes_per_sample": round(nbytes.per_sample) for what, nbytes in sizes.items()}
     return LayerCost(
         forward_flops=batch * one.forward,
         backward_flops=batch * one.backward,
@@ -184,16 +186,8 @@ def _cost(one: _Sum, batch: int) -> LayerCost:
         side_backward_flops=batch * one.side_backward,
         frozen_params=one.frozen,
         trainable_params=one.trained,
-        output_bytes_per_token=round(one.output.per_token),
-        gradient_bytes_per_token=round(one.gradient.per_token),
-        context_bytes_per_token=round(one.context.per_token),
-        tap_bytes_per_token=round(one.tap.per_token),
-        workspace_bytes_per_token=round(workspace.per_token),
-        output_bytes_per_sample=round(one.output.per_sample),
-        gradient_bytes_per_sample=round(one.gradient.per_sample),
-        context_bytes_per_sample=round(one.context.per_sample),
-        tap_bytes_per_sample=round(one.tap.per_sample),
-        workspace_bytes_per_sample=round(workspace.per_sample),
+        **per_token,
+        **per_sample,
     )
 
 

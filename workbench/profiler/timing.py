@@ -68,13 +68,9 @@ def time_grids(
     make_calls: Mapping[str, Callable[[int, int], Call]],
     batch_sizes: Sequence[int],
     sequence_lengths: Sequence[int],
-    *,
-    repeats: int = 9,
-    budget_s: float = 30.0,
-    clock: Callable[[], float] = time.perf_counter,
-    threads: int | None = 1,
+    **settings: Any,
 ) -> dict[str, Grid]:
-    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns what to time.
+    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns what to time, with time_calls' settings.
 
     All kinds and sizes are timed in turn.  Small dents are ironed out: more samples or tokens never cost less.
     """
@@ -84,7 +80,7 @@ def time_grids(
         for batch in batch_sizes
         for length in sequence_lengths
     }
-    timings = time_calls(calls, repeats=repeats, budget_s=budget_s, clock=clock, threads=threads)
+    timings = time_calls(calls, **settings)
     return {
         kind: Grid(
             batch_sizes=tuple(batch_sizes),

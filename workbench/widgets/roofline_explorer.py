@@ -10,8 +10,7 @@ import ipywidgets as widgets
 from workbench.plots.style import time_unit
 from workbench.plots.zeroth_order_roofline import Pass, roofline
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import Execution, parts_at_once
-from workbench.profiler.zeroth_order_times import Machine, matrix_params, pass_flops, pass_s, step_s
+from workbench.profiler.zeroth_order import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
 from workbench.reproduce.p_rge.testbed import load_constants
 from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
 from workbench.widgets.tables import Table

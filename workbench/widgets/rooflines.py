@@ -14,7 +14,7 @@ from workbench.models.zeroth_order import CausalModel, PromptLike
 from workbench.plots.zeroth_order_roofline import Pass
 from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls
-from workbench.profiler.zeroth_order_times import Machine
+from workbench.profiler.zeroth_order import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

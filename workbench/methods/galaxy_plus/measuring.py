@@ -19,7 +19,7 @@ from workbench.models.sharding import (
     load_shard,
     stack_shapes,
 )
-from workbench.profiler.inference_sizes import StackSizes, sizes_of_shape
+from workbench.profiler.inference import StackSizes, sizes_of_shape
 from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, MeasuredInference, measure_inference
 from workbench.profiler.timing import Call
 

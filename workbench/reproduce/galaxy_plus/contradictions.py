@@ -8,7 +8,7 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.planners.galaxy_plus import algorithm_1
-from workbench.profiler.inference_sizes import stack_sizes
+from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.galaxy_plus.systems import EDGESHARD, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, GIB, MODELS, PAPER, TABLE_V, Constants, cluster, profile
 from workbench.reproduce.result import OOM, Number, Table

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.profiler.inference_sizes import stack_sizes
+from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.galaxy_plus.latency import sequence_s
 from workbench.reproduce.galaxy_plus.printed import printed_s
 from workbench.reproduce.galaxy_plus.systems import GALAXY, MEGATRON, OURS, SEQUENCE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench.profiler.inference import working_bytes
-from workbench.profiler.inference_sizes import stack_sizes
+from workbench.profiler.inference import stack_sizes, working_bytes
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.galaxy_plus.sensitivity import sensitivity
 from workbench.reproduce.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants

@@ -6,7 +6,7 @@ from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
 from workbench.planners.galaxy_plus import inference_needs
 from workbench.plots.export import Captioned
-from workbench.profiler.inference_sizes import stack_sizes
+from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.drawing import lines
 from workbench.reproduce.galaxy_plus.testbed import MODELS, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.result import Check, Comparison, Result, Settings

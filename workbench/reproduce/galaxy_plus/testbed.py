@@ -12,8 +12,7 @@ from workbench.core.serial import read_toml
 from workbench.planners.galaxy_plus import PAPER as EQUATION_8
 from workbench.planners.galaxy_plus import MemoryRule
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.profiler.inference import analytic_from
-from workbench.profiler.inference_sizes import end_bytes, stack_sizes
+from workbench.profiler.inference import analytic_from, end_bytes, stack_sizes
 from workbench.reproduce.values import paper_folder
 
 PAPER = "galaxy_plus"

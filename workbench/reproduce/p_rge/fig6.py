@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order_times import step_s
+from workbench.profiler.zeroth_order import step_s
 from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.p_rge.testbed import LLAMA, MODELS, PAPER, TINY, Constants, Precision, load_constants
 from workbench.reproduce.result import Check, Comparison, Number, Result, Settings, Table

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import Execution
-from workbench.profiler.zeroth_order_times import step_s
+from workbench.profiler.zeroth_order import Execution, step_s
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.p_rge.testbed import LLAMA, PAPER, Constants, load_constants
 from workbench.reproduce.result import Check, Comparison, Number, Result, Settings, Table

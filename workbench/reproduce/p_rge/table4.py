@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order_times import free_rows, step_s
+from workbench.profiler.zeroth_order import free_rows, step_s
 from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.p_rge.sensitivity import sensitivity
 from workbench.reproduce.p_rge.testbed import MODELS, PAPER, Constants, load_constants, median_deviation, worst

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import FP16_BYTES
-from workbench.profiler.zeroth_order_times import pass_s
+from workbench.profiler.zeroth_order import FP16_BYTES, pass_s
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.p_rge.sensitivity import sensitivity
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, PAPER, TINY, Constants, load_constants, median_deviation, worst

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order_times import SWEEPS, first_order_step_s, step_s
+from workbench.profiler.zeroth_order import SWEEPS, first_order_step_s, step_s
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.p_rge.sensitivity import sensitivity
 from workbench.reproduce.p_rge.testbed import LLAMA, PAPER, Constants, load_constants, median_deviation, worst

@@ -9,8 +9,7 @@ from scipy.optimize import brentq
 
 from workbench.plots.export import Captioned
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import Execution
-from workbench.profiler.zeroth_order_times import SWEEPS, step_s
+from workbench.profiler.zeroth_order import SWEEPS, Execution, step_s
 from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.p_rge.sensitivity import sensitivity
 from workbench.reproduce.p_rge.testbed import LLAMA, PAPER, TINY, Constants, load_constants, median_deviation, worst

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.core.serial import read_toml
-from workbench.profiler.zeroth_order import MemoryRule
-from workbench.profiler.zeroth_order_times import Machine
+from workbench.profiler.zeroth_order import Machine, MemoryRule
 from workbench.reproduce.result import Comparison
 from workbench.reproduce.values import paper_folder
 
