@@ -22,7 +22,7 @@ def test_a_rank_without_samples_has_no_piece() -> None:
     """One sample among shares of 3 and 1 goes to the first rank alone."""
     plan = plan_of((3, 1), (4,))
     assert boundary_pieces(*plan.stages, 1) == (Piece(0, 0, 1, 0, 2),)
-    assert [portion.rank for portion in divide(plan.stages, 1).portions[0]] == [0]
+    assert [portion.rank for portion in divide(plan.stages, 1)[0]] == [0]
 
 
 groups = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(lambda shares: sum(shares) > 0)

@@ -14,7 +14,7 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
 from workbench.schedules import PlanCosts, VirtualWorkerCosts, hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b
-from workbench.schedules.backpropagation import backpropagation
+from workbench.schedules.pipeline import backpropagation
 from workbench.simulator import simulate
 
 LENGTH = 4

@@ -1,4 +1,4 @@
-"""A timeline says what happened: spans per rank, bytes moved, memory over time, energy."""
+"""A timeline says what happened: spans per rank, bytes moved, memory over time."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """Plan -> Schedule: the orders of the five papers and their baselines, lowering passes, checks."""
 
 from workbench.schedules.asynchronous import asynchronous_1f1b
-from workbench.schedules.backpropagation import backpropagation
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
-from workbench.schedules.checks import check
 from workbench.schedules.heads import split_heads
 from workbench.schedules.hetpipe import hetpipe
-from workbench.schedules.hybrid import hybrid_1f1b
-from workbench.schedules.lowering import insert_allreduce, insert_transfers
+from workbench.schedules.lowering import check, insert_allreduce, insert_transfers
 from workbench.schedules.pieces import Piece, boundary_pieces
-from workbench.schedules.pipeline import gpipe, one_f_one_b
+from workbench.schedules.pipeline import backpropagation, gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.plan_costs import PlanCosts, VirtualWorkerCosts
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
 from workbench.schedules.ring import ring

@@ -27,6 +27,11 @@ SERVER = "server"
 
 def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None = None) -> Schedule:
     """Return `num_waves` waves of every virtual worker, without their transfers.  A single virtual worker needs no PUSH, MERGE or PULL."""
+    return mini_batches(workers, num_waves * workers.in_flight, world_size=world_size)
+
+
+def mini_batches(workers: VirtualWorkers, count: int, *, world_size: int | None = None) -> Schedule:
+    """Return the first `count` mini-batches of every virtual worker, whole waves if there are several."""
     world_size = enclosing_world(workers.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
     inputs: list[tuple[Value, ...]] = [()] * world_size
@@ -38,9 +43,9 @@ def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None =
             rank = stage.ranks[0]
             own = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
             listing = _Listing(workers, worker, first_stage, index, rank, own)
-            ops[rank] = listing.waves(num_waves)
-            inputs[rank] = listing.inputs(num_waves)
-            outputs[rank] = listing.outputs(num_waves)
+            ops[rank] = listing.mini_batches(count)
+            inputs[rank] = listing.inputs(count)
+            outputs[rank] = listing.outputs(count)
         first_stage += len(plan.stages)
     return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs))
 
@@ -66,12 +71,12 @@ class _Listing:
         self._version, self._merged = 0, 0
         self._listed: list[Op] = []
 
-    def waves(self, num_waves: int) -> tuple[Op, ...]:
-        """Return the operations of some waves, then a PULL of the last one."""
+    def mini_batches(self, count: int) -> tuple[Op, ...]:
+        """Return the operations of some mini-batches, then a PULL of the last wave."""
         size = self._workers.in_flight
         version_of: dict[int, int] = {}
         pulled = 0
-        for phase, p in in_flight_order(self._num_stages, self._index, size, num_waves * size):
+        for phase, p in in_flight_order(self._num_stages, self._index, size, count):
             if phase == FORWARD:
                 if self._shards and self._workers.waves_needed(p) > pulled:
                     pulled = self._workers.waves_needed(p)
@@ -83,19 +88,19 @@ class _Listing:
             if self._shards and (p + 1) % size == 0:
                 pushes = tuple(Value("push", number, p // size, self._worker) for number, _ in self._shards)
                 self._listed.append(Op(PUSH, self._stage, p // size, NONE, (self._weight(),), pushes))
-        if self._shards and num_waves > pulled:
-            self._pull(num_waves)
+        if self._shards and count // size > pulled:
+            self._pull(count // size)
         return tuple(self._listed)
 
-    def inputs(self, num_waves: int) -> tuple[Value, ...]:
+    def inputs(self, count: int) -> tuple[Value, ...]:
         """Return the first weights, the shards that this rank serves, and its mini-batches."""
-        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(num_waves * self._workers.in_flight))
+        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(count))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
         return (Value("weight", self._stage, NONE, 0), *served, *tokens)
 
-    def outputs(self, num_waves: int) -> tuple[Value, ...]:
+    def outputs(self, count: int) -> tuple[Value, ...]:
         """Return the losses, on the last stage, and the last weights."""
-        batches = range(num_waves * self._workers.in_flight if self._index == self._num_stages - 1 else 0)
+        batches = range(count if self._index == self._num_stages - 1 else 0)
         return (*(Value("loss", self._stage, self._batch(p)) for p in batches), self._weight())
 
     def _batch(self, p: int) -> int:

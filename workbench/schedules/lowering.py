@@ -1,9 +1,10 @@
-"""Lowering passes: from a schedule that only computes to a complete one, with one generic rule each."""
+"""Lowering passes: from a schedule that only computes to a complete one, with one generic rule each; and a dry run that names a fault."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core.activities import activities, require_progress
 from workbench.core.collector import paused_collector
 from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, recv, send
 
@@ -108,3 +109,14 @@ def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int
             if value in wanted:
                 homes.setdefault(value, (rank, -1))
     return homes
+
+
+def check(schedule: Schedule) -> Schedule:
+    """Return the schedule if it can run, in O(operations + values).
+
+    Raises ScheduleError naming the fault and showing the grid with the wrong operation marked: an unmatched send or receive, a channel
+    whose sides disagree on the order, a collective whose members disagree, a value never written or written twice, a cycle, a deadlock
+    (who waits for what from whom).  A schedule that passes cannot hang: network interfaces add waiting, but no circular waiting.
+    """
+    require_progress(schedule, activities(schedule))
+    return schedule

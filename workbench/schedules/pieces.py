@@ -32,13 +32,6 @@ class Portion(NamedTuple):
     pieces_out: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """portions[stage]: the ranks that have samples of a micro-batch of one size."""
-
-    portions: tuple[tuple[Portion, ...], ...]
-
-
 def boundary_pieces(stage_a: Stage, stage_b: Stage, size: int) -> tuple[Piece, ...]:
     """Return the pieces of a micro-batch of `size` samples between consecutive stages, numbered from 0 in sample order.
 
@@ -99,8 +92,8 @@ def boundary_of(value: Value) -> int:
     return value.stage - 1 if value.name in ("grad", "sgrad") else value.stage
 
 
-def divide(stages: tuple[Stage, ...], size: int) -> Division:
-    """Return who does what with a micro-batch of `size` samples, on every stage."""
+def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
+    """Return, for each stage, the ranks that have samples of a micro-batch of `size` samples."""
     taken: list[dict[int, list[int]]] = [{} for _ in stages]
     given: list[dict[int, list[int]]] = [{} for _ in stages]
     for number, (stage, following) in enumerate(pairwise(stages)):
@@ -117,7 +110,7 @@ def divide(stages: tuple[Stage, ...], size: int) -> Division:
                 if end > first
             )
         )
-    return Division(portions=tuple(portions))
+    return portions
 
 
 def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[int, ...]) -> int:

@@ -1,17 +1,28 @@
-"""Synchronous pipelines for full fine-tuning: GPipe (Huang et al., 2019) and 1F1B (PipeDream-flush; Narayanan et al., 2021).
+"""Synchronous pipelines: GPipe (Huang et al., 2019), 1F1B (PipeDream-flush; Narayanan et al., 2021), and PAC+'s with device groups.
 
 Operations: F forward (on the last stage with the loss), B backward, STEP; ALLREDUCE where a stage has several ranks.
 Values: act:s.m.p a piece of stage s's output; grad:s.m.p a piece of the gradient with respect to stage s's input; ctx:s.m.r the
 autograd context on rank r; gacc:s.m.r the token of an accumulated gradient; loss:s.m.r; weight:s._.r the new weights.
+
+hybrid_1f1b, PAC+'s first epoch, is 1F1B of device groups with data parallelism inside (section V-A, Fig. 10): F backbone forward, SF
+side-network forward (on the last stage with head and loss), SB side-network backward, ALLREDUCE of the adapters' gradients inside a
+group, STEP.  The frozen backbone has no backward.  Other values: side:s.m.p side output, sgrad:s.m.p the gradient with respect to the
+side input of stage s (p: the piece at the boundary); on rank r: tap:s.m.r the backbone activations that the side network reads, ctx
+without the tap, gsum:s._.r the sum of gradients, adapter:s._.r the new adapters.
+
+backpropagation (PAC+, section VI-A) goes back through the backbone.  Where stages hold copies of one parameter (an encoder-decoder's
+word embedding, T5's position tables) the first rank of each such stage SHAREs the gradient that its group has summed with every other
+rank that holds a copy, and their STEP adds them up: shared:s._.p is stage s's gradient of the shared parameter p.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from workbench.core.collector import paused_collector
 from workbench.core.plan import Plan
-from workbench.core.schedule import NONE, Op, Schedule, Value
+from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
 from workbench.schedules.lowering import insert_allreduce
 from workbench.schedules.pieces import Portion, divide, world_size_of
 
@@ -91,7 +102,7 @@ def assemble(
     for number, stage in enumerate(plan.stages):
         portions: dict[int, list[Portion | None]] = {rank: [None] * len(sizes) for rank in stage.ranks}
         for m, size in enumerate(sizes):
-            for portion in divisions[size].portions[number]:
+            for portion in divisions[size][number]:
                 portions[portion.rank][m] = portion
         slots = order(len(plan.stages), number, len(sizes))
         for rank in stage.ranks:
@@ -108,3 +119,65 @@ def assemble(
             losses = tuple(Value("loss", number, m, rank) for m in taken) if number == last else ()
             outputs[rank] = (*losses, stepped)
     return insert_allreduce(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+
+
+SHARE = "SHARE"
+
+
+def backpropagation(
+    plan: Plan, micro_batch_sizes: Sequence[int], *, shared: Sequence[Sequence[int]] = (), world_size: int | None = None
+) -> Schedule:
+    """Return one mini-batch without its transfers.  shared[p]: the stages, two or more, that hold copies of parameter p.
+
+    Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
+    """
+    schedule = one_f_one_b(plan, micro_batch_sizes, world_size=world_size)
+    if not shared:
+        return schedule
+    complete = list(schedule.ops)
+    for number, stage in enumerate(plan.stages):
+        held = [(parameter, stages) for parameter, stages in enumerate(shared) if number in stages]
+        given = [Value("shared", number, NONE, parameter) for parameter, _ in held]
+        taken = tuple(Value("shared", other, NONE, parameter) for parameter, stages in held for other in stages if other != number)
+        for rank in stage.ranks:
+            *before, step = complete[rank]
+            assert step.kind == STEP, f"{step.label} ends rank {rank}"
+            shares = [Op(SHARE, number, NONE, value.part, step.reads, (value,)) for value in given] if rank == stage.ranks[0] else []
+            complete[rank] = (*before, *shares, step._replace(reads=(*step.reads, *taken)))
+    return replace(schedule, ops=tuple(complete))
+
+
+def hybrid_1f1b(
+    plan: Plan,
+    micro_batch_sizes: Sequence[int],
+    *,
+    world_size: int | None = None,
+    order: Callable[[int, int, int], list[Slot]] = one_f_one_b_order,
+) -> Schedule:
+    """Return one mini-batch of the first epoch, without its transfers.
+
+    order: of the slots; gpipe_order is what section VI-D calls 1F1B disabled.
+    A tap lives until SB, which needs it for the gradient of the down-projections.
+    Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
+    """
+    last = len(plan.stages) - 1
+
+    def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        tokens, tap = Value("tokens", NONE, m), Value("tap", stage, m, portion.rank)
+        backbone_in = (Value("act", stage - 1, m, p) for p in portion.pieces_in)
+        backbone_out = (Value("act", stage, m, p) for p in portion.pieces_out)
+        side_in = (Value("side", stage - 1, m, p) for p in portion.pieces_in)
+        side_out = (Value("side", stage, m, p) for p in portion.pieces_out)
+        loss = (Value("loss", stage, m, portion.rank),) if stage == last else ()
+        return (
+            Op("F", stage, m, NONE, (tokens, *backbone_in), (*backbone_out, tap)),
+            Op("SF", stage, m, NONE, (tokens, tap, *side_in), (*side_out, *loss, Value("ctx", stage, m, portion.rank))),
+        )
+
+    def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        gradients_in = (Value("sgrad", stage + 1, m, p) for p in portion.pieces_out)
+        gradients_out = (Value("sgrad", stage, m, p) for p in portion.pieces_in)
+        reads = (Value("ctx", stage, m, portion.rank), Value("tap", stage, m, portion.rank), *gradients_in)
+        return (Op("SB", stage, m, NONE, reads, (*gradients_out, Value("gacc", stage, m, portion.rank))),)
+
+    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="adapter", world_size=world_size)

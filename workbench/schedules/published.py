@@ -13,9 +13,8 @@ from workbench.schedules.asynchronous import asynchronous_1f1b
 from workbench.schedules.cached import cached_step
 from workbench.schedules.heads import split_heads
 from workbench.schedules.hetpipe import hetpipe
-from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import gpipe, one_f_one_b
+from workbench.schedules.pipeline import gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
 from workbench.schedules.ring import ring
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter

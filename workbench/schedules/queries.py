@@ -27,22 +27,8 @@ def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Sch
     num_queries = sum(share.queries for share in shares)
     if num_queries == 0:
         raise ScheduleError("A step of queries was asked for.", "The shares have none.", "Give a rank at least one query.")
-    world_size = enclosing_world((share.rank for share in shares), world_size)
-    ops: list[tuple[Op, ...]] = [()] * world_size
-    inputs: list[tuple[Value, ...]] = [()] * world_size
-    outputs: list[tuple[Value, ...]] = [()] * world_size
-    losses = tuple(Value("loss", NONE, 0, part) for part in range(2 * num_queries))
-    first = 0
-    for share in shares:
-        adapter, updated = Value("adapter", NONE, NONE, share.rank), Value("update", NONE, NONE, share.rank)
-        tokens = Value("tokens", NONE, 0)
-        parts = range(2 * first, 2 * (first + share.queries))
-        forwards = tuple(Op("F", NONE, 0, part, (tokens, adapter), (losses[part],)) for part in parts)
-        ops[share.rank] = (*forwards, Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
-        inputs[share.rank] = (tokens, adapter)
-        outputs[share.rank] = (*(losses[part] for part in parts), updated)
-        first += share.queries
-    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs))
+    stage = Stage(start=0, stop=1, shares=tuple(shares))
+    return staged_query_step((stage,), [(part,) for part in range(2 * num_queries)], world_size=world_size)
 
 
 Group = tuple[int, ...]

@@ -1,7 +1,6 @@
-"""Schedule x Costs -> Timeline: replay in virtual time, memory from liveness, energy."""
+"""Schedule x Costs -> Timeline: replay in virtual time, memory from liveness."""
 
-from workbench.simulator.energy import Energy, energy
 from workbench.simulator.memory import live_counts, memory_over_time
 from workbench.simulator.simulate import simulate
 
-__all__ = ["Energy", "energy", "live_counts", "memory_over_time", "simulate"]
+__all__ = ["live_counts", "memory_over_time", "simulate"]

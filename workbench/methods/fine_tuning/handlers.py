@@ -13,7 +13,7 @@ from workbench.methods.fine_tuning.compute import StageContext
 from workbench.methods.fine_tuning.programs import SharedParameter
 from workbench.methods.training.handlers import StepHandlers, joined, named
 from workbench.runtime.executor import Handler
-from workbench.schedules.backpropagation import SHARE
+from workbench.schedules.pipeline import SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from workbench.core.schedule import Schedule
 from workbench.methods.training.steps import StepShape
 from workbench.models.facts import ModelFacts
 from workbench.models.families import FAMILIES
-from workbench.schedules.backpropagation import backpropagation
 from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import backpropagation
 from workbench.schedules.plan_costs import Crossing, PlanCosts
 
 TARGET_LENGTH = 1

@@ -15,8 +15,8 @@ from workbench.methods.common.layers import layers_seconds
 from workbench.methods.training.steps import StepShape
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.schedules.cached import cached_step
-from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
 
 

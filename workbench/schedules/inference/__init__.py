@@ -19,8 +19,7 @@ from workbench.schedules.inference.baselines import Exchange, pipeline_inference
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.hybrid import hybrid_inference
 from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
-from workbench.schedules.inference.prices import InferencePrices
-from workbench.schedules.inference.tuning import choose_tiles, smallest_tile, tile_options, tune
+from workbench.schedules.inference.tuning import InferencePrices, choose_tiles, smallest_tile, tile_options, tune
 
 __all__ = [
     "MESSAGE_S",
