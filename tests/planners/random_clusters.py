@@ -17,7 +17,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import candidates, refine
-from workbench.planners.dispatch import StageTimes
+from workbench.planners.balance import StageTimes
 from workbench.planners.memory import in_flight
 from workbench.planners.pricing import Pricer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workbench.planners import dispatch as dispatch_module
-from workbench.planners.dispatch import StageTimes, dispatch
+from workbench.planners.balance import StageTimes, dispatch
 from workbench.planners.memory import rank_need
 
 from .builders import SEQUENCE_LENGTH, rough, unequal

@@ -13,8 +13,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.planners.queries import chosen_passings, plan_queries, smallest_maximum, step_s
-from workbench.planners.query_chain import chain_s
+from workbench.planners.queries import chain_s, chosen_passings, plan_queries, smallest_maximum, step_s
 from workbench.planners.query_costs import Passing, RankCosts, StepSize
 
 LENGTH = 16

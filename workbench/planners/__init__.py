@@ -1,13 +1,12 @@
-"""Profile and cluster in, plan out: PAC+'s Algorithm 1, fixed plans, the baselines' planners and exhaustive oracles."""
+"""Profile and cluster in, plan out: PAC+'s Algorithm 1, fixed plans and the baselines' planners."""
 
-from workbench.planners.baselines import asteroid, homogeneous
 from workbench.planners.cached import cached_step_s, plan_cached
 from workbench.planners.fixed import data_parallel, fixed_plan, pipeline_parallel, standalone
 from workbench.planners.hetpipe import hetpipe
 from workbench.planners.order_study import OrderRow, OrderStudy, order_study
 from workbench.planners.pac_plus import candidates, plan
 from workbench.planners.refine import refine
-from workbench.planners.systems import PARADIGMS, SYSTEMS, Planner, System
+from workbench.planners.systems import PARADIGMS, SYSTEMS, Planner, System, asteroid, homogeneous
 
 __all__ = [
     "PARADIGMS",

@@ -1,10 +1,12 @@
-"""Cut a pipeline into stages whose slowest is fastest, for every number of stages (PAC+, section V-A, Eq. 3).
+"""Cut a pipeline into stages whose slowest is fastest, for every number of stages (PAC+, section V-A, Eq. 3 and 4).
 
 Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y; for
 s = 1 it is T(1 -> y, D_n), which Eq. 3's 1 <= m < n leaves out and Algorithm 1's m = n brings back; for s > 1 no stage is
 empty of layers or devices (q >= s - 1 and n - m >= s - 1).  The maximum does not care from which end the pipeline is cut, so
 we build it from the back: the front stage of a suffix of s stages holds exactly min(s, M) micro-batches under 1F1B,
 so that the memory test is exact instead of a guess, and W(0 -> L, D, s) is the same.
+
+StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is fastest (Eq. 4).
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.core.cluster import Cluster
 from workbench.core.plan import Share, Stage
-from workbench.planners.dispatch import StageTimes
+from workbench.core.profile import Profile
+from workbench.planners.memory import FootprintTable
 
 TIE = 1e-12
 """Bottlenecks that differ by no more than this share are equally good."""
@@ -81,3 +85,186 @@ def _stages(
         stages.append(Stage(start=start, stop=stop, shares=shares))
         start, first = stop, end
     return tuple(stages)
+
+
+ROUNDING = 1e-9
+"""A cost that falls by less than this share when a sample is added is constant up to rounding."""
+COLUMNS_AT_ONCE = 4096
+"""So many ranges of layers are joined at a time that the tables stay in the processor's cache."""
+
+
+def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
+    """Return H(samples, group) of Eq. 4 and each device's samples, from costs[device][i] of i samples (0 to `samples`).
+
+    An infinite cost is an out-of-memory; the result is infinite, and its shares all 0, if the group cannot take them.
+    Of equally good shares, the one that loads the later devices least unevenly is taken.
+    """
+    tables = [list(costs[0][: samples + 1])]
+    for row in costs[1:]:
+        before = tables[-1]
+        tables.append([min(max(before[b - i], row[i]) for i in range(b + 1)) for b in range(samples + 1)])
+    best = tables[-1][samples]
+    if not math.isfinite(best):
+        return best, (0,) * len(costs)
+    shares, left = [], samples
+    for device in range(len(costs) - 1, 0, -1):
+        row, before = costs[device], tables[device - 1]
+        take = min(range(left + 1), key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i))
+        shares.append(take)
+        left -= take
+    return best, (left, *reversed(shares))
+
+
+class StageTimes:
+    """T(x -> y, group) of Eq. 3 for every range of layers at once, by Eq. 4 vectorised over ranges.
+
+    Memory depends on how many micro-batches are in flight (1 to `max_in_flight`), and so do the times; where the devices can take
+    the same samples with one more in flight, both share a column.  A rank that gets no sample costs and holds nothing.
+    memory_length: the sequence length that memory must hold, if not the one that is timed.
+    copies[i]: what memory holds of the trainable parameters besides themselves with i + 1 in flight (memory.rank_need).
+    excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        micro_batch_size: int,
+        sequence_length: int,
+        max_in_flight: int,
+        memory_length: int | None = None,
+        copies: Sequence[int] | None = None,
+        excess: bool = False,
+    ) -> None:
+        count, size = profile.num_layers, micro_batch_size
+        self.micro_batch_size = size
+        starts, stops = np.triu_indices(count)
+        ranges = np.full((count, count), -1)  # of layers [x, y): at [x, y - 1]
+        ranges[starts, stops] = np.arange(len(starts))
+        ranks = range(profile.world_size)
+        held = (0,) * max_in_flight if copies is None else copies
+        footprints = [
+            FootprintTable(profile, rank, starts, stops + 1, sequence_length=memory_length or sequence_length, copies=held)
+            for rank in ranks
+        ]
+        budgets = [device.memory_bytes for device in cluster.devices]
+        most = np.stack([table.most_samples(budget, size) for table, budget in zip(footprints, budgets, strict=True)])
+        differs = (most[:, 1:] != most[:, :-1]).any(axis=0) | excess  # (in flight - 1, ranges)
+        opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): where a column begins
+        at, live = np.nonzero(opens)
+        columns = np.cumsum(opens).reshape(opens.shape).T - 1
+        # The last column is that of the ranges which do not exist; it is infinite.
+        self._columns = np.where(ranges >= 0, columns[:, ranges], len(at))
+        samples = np.arange(1, size + 1)[:, None]
+        self._costs = []
+        for rank in ranks:
+            if excess:
+                over = footprints[rank].nbytes(samples, live, at) - budgets[rank]
+                cost = np.maximum(over, 0).astype(float)
+            else:
+                seconds = _seconds(profile, rank, size, sequence_length)[:, starts, stops]
+                cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
+            self._costs.append(cost)
+        self._rising = all(_raise_to_monotone(cost) for cost in self._costs)
+        if self._rising:
+            self._costs = [_padded(cost) for cost in self._costs]
+        self._slowest: dict[frozenset[int], np.ndarray] = {}
+        self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
+
+    def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
+        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite where it runs out of memory or x >= y."""
+        return self._row(tuple(ranks))[self._columns[in_flight - 1]]
+
+    def prefetch(self, ranks: Sequence[int], widest: int) -> None:
+        """Compute T of every group of at most `widest` consecutive devices of an order, each from the one before."""
+        for first in range(len(ranks)):
+            group = tuple(ranks[first : first + widest])
+            missing = [end for end in range(1, len(group) + 1) if frozenset(group[:end]) not in self._slowest]
+            if missing:
+                for end, row in enumerate(self._rows(group[: missing[-1]]), start=1):
+                    self._slowest.setdefault(frozenset(group[:end]), row)
+
+    def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:
+        """Return the samples of each rank that reach T."""
+        key = (start, stop, tuple(ranks), in_flight)
+        if key not in self._shares:
+            column = self._columns[in_flight - 1, start, stop - 1]
+            costs = [[0.0, *self._costs[rank][: self.micro_batch_size, column].tolist()] for rank in ranks]
+            self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
+        return self._shares[key]
+
+    def _row(self, ranks: tuple[int, ...]) -> np.ndarray:
+        key = frozenset(ranks)
+        if key not in self._slowest:
+            self._slowest[key] = self._rows(ranks)[-1]
+        return self._slowest[key]
+
+    def _rows(self, ranks: tuple[int, ...]) -> np.ndarray:
+        """Return (ranks, columns + 1): H(B, first n of ranks) for n = 1, 2, ..."""
+        width = self._costs[0].shape[1]
+        rows = np.full((len(ranks), width + 1), np.inf)
+        join = _merge if self._rising else _extend
+        for first in range(0, width, COLUMNS_AT_ONCE):
+            block = slice(first, min(width, first + COLUMNS_AT_ONCE))
+            table = self._costs[ranks[0]][:, block]
+            rows[0, block] = table[self.micro_batch_size - 1]
+            for number, rank in enumerate(ranks[1:], start=1):
+                table = join(table, self._costs[rank][:, block])
+                rows[number, block] = table[self.micro_batch_size - 1]
+        return rows
+
+
+def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np.ndarray:
+    """Return (B, L, L): t_f + t_b of 1 to B samples in layers [x, y), at [:, x, y - 1], summed from x on."""
+    layers = profile.layers[rank]
+    rows = np.array(
+        [[layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for layer in layers] for b in range(1, size + 1)]
+    )
+    summed = np.zeros((size, len(layers), len(layers)))
+    for start in range(len(layers)):
+        summed[:, start, start:] = np.cumsum(rows[:, start:], axis=1)
+    return summed
+
+
+def _raise_to_monotone(cost: np.ndarray) -> bool:
+    """Return whether more samples never cost less; what falls by rounding alone is raised to what comes before it."""
+    highest = np.maximum.accumulate(cost, axis=0)
+    rises = bool(np.all(highest <= cost * (1 + ROUNDING)))
+    if rises:
+        cost[:] = highest
+    return rises
+
+
+def _padded(cost: np.ndarray) -> np.ndarray:
+    """Return the rows padded to a power of two with infinity."""
+    rows = 1 << (len(cost) - 1).bit_length()
+    return np.concatenate([cost, np.full((rows - len(cost), cost.shape[1]), np.inf)])
+
+
+def _merge(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Return Eq. 4's next table if costs rise with samples, where H(b) is the b-th smallest of all the devices' costs.
+
+    Both tables have 2^k rows in rising order.  The smallest half of the two is the element-wise minimum of one and the other
+    reversed, which rises and then falls; a bitonic merge (Batcher, 1968) sorts it in k passes.
+    """
+    merged = np.minimum(table, cost[::-1])
+    rows, columns = merged.shape
+    while rows > 1:
+        rows //= 2
+        halves = merged.reshape(-1, 2, rows, columns)
+        lower = np.minimum(halves[:, 0], halves[:, 1])
+        np.maximum(halves[:, 0], halves[:, 1], out=halves[:, 1])
+        halves[:, 0] = lower
+    return merged
+
+
+def _extend(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Return Eq. 4's next table whatever the costs: of b samples, b - i for the group before and i for the device that joins."""
+    result = np.minimum(table, cost)  # i = 0 and i = b
+    scratch = np.empty_like(table)
+    for i in range(1, len(table)):
+        part = scratch[: len(table) - i]
+        np.maximum(table[: len(table) - i], cost[i - 1], out=part)
+        np.minimum(result[i:], part, out=result[i:])
+    return result

@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
-from workbench.planners.dispatch import dispatch
+from workbench.planners.balance import dispatch
 from workbench.planners.memory import cached_need, readable
 from workbench.planners.pricing import allreduce_s, stage_trainable_bytes
 

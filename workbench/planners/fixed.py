@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage, proportional_ranges
 from workbench.core.profile import Profile
 from workbench.planners import memory
-from workbench.planners.dispatch import dispatch as best_dispatch
+from workbench.planners.balance import dispatch as best_dispatch
 from workbench.planners.pac_plus import candidates, micro_batch_size
 from workbench.planners.pricing import price
 
@@ -69,34 +69,16 @@ def fixed_plan(
     return made
 
 
-def standalone(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    rank: int | None = None,
-    micro_batches: int = 1,
-) -> Plan:
-    """Return the plan of one device: `rank`, or the fastest on which the model fits.  Raises PlanError if it fits on none."""
-    ranks = range(cluster.world_size) if rank is None else (rank,)
+def standalone(profile: Profile, cluster: Cluster, *, rank: int | None = None, micro_batches: int = 1, **job: Any) -> Plan:
+    """Return the plan of one device: `rank`, or the fastest on which the model fits.  Raises PlanError if it fits on none.
+
+    job: batch_size, sequence_length and memory_length of fixed_plan.
+    """
     made, refusals = [], []
-    for candidate in ranks:
+    for candidate in range(cluster.world_size) if rank is None else (rank,):
+        form: dict[str, Any] = {"layers": (profile.num_layers,), "groups": ((candidate,),), "micro_batches": micro_batches}
         try:
-            made.append(
-                fixed_plan(
-                    profile,
-                    cluster,
-                    layers=(profile.num_layers,),
-                    groups=((candidate,),),
-                    batch_size=batch_size,
-                    micro_batches=micro_batches,
-                    sequence_length=sequence_length,
-                    memory_length=memory_length,
-                    method="standalone",
-                )
-            )
+            made.append(fixed_plan(profile, cluster, **form, **job, method="standalone"))
         except PlanError as error:
             refusals.append((cluster.devices[candidate].memory_bytes, error))
     if not made:
@@ -104,54 +86,23 @@ def standalone(
     return min(made, key=lambda plan: plan.total_s)
 
 
-def data_parallel(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    micro_batches: int = 1,
-) -> Plan:
-    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
-    return fixed_plan(
-        profile,
-        cluster,
-        layers=(profile.num_layers,),
-        groups=(tuple(range(cluster.world_size)),),
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=sequence_length,
-        memory_length=memory_length,
-        method="data_parallel",
-    )
+def data_parallel(profile: Profile, cluster: Cluster, *, micro_batches: int = 1, **job: Any) -> Plan:
+    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit.
+
+    job: batch_size, sequence_length and memory_length of fixed_plan.
+    """
+    everyone = (tuple(range(cluster.world_size)),)
+    form: dict[str, Any] = {"layers": (profile.num_layers,), "groups": everyone, "micro_batches": micro_batches}
+    return fixed_plan(profile, cluster, **form, **job, method="data_parallel")
 
 
-def pipeline_parallel(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    micro_batches: int = 4,
-) -> Plan:
+def pipeline_parallel(profile: Profile, cluster: Cluster, *, micro_batches: int = 4, **job: Any) -> Plan:
     """Return the balanced pipeline with one device for each stage (Eco-FL).  Raises PlanError if it does not fit.
 
-    With more devices than layers, the first num_layers devices take part.
+    job: batch_size, sequence_length and memory_length of fixed_plan.  With more devices than layers, the first num_layers take part.
     """
     ranks = tuple(range(min(cluster.world_size, profile.num_layers)))
-    return candidates(
-        profile,
-        cluster,
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=sequence_length,
-        memory_length=memory_length,
-        order=ranks,
-        method="pipeline_parallel",
-        max_group=1,
-    )[0]
+    return candidates(profile, cluster, micro_batches=micro_batches, **job, order=ranks, method="pipeline_parallel", max_group=1)[0]
 
 
 def _samples(

@@ -1,7 +1,7 @@
 """HetPipe's planner: devices into virtual workers, each virtual worker's layers into a pipeline (Park et al., USENIX ATC 2020; PAC+, VI-A).
 
-What the paper leaves open, and our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch unless one says
-otherwise, so that as many samples are at work; N_m is at most the longest pipeline, as more only wait; the shards' servers are devices of
+What the paper leaves open, and our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch, so that as many
+samples are at work; N_m is at most the longest pipeline, as more only wait; the shards' servers are devices of
 the virtual workers.  One virtual worker alone would be an asynchronous pipeline without data parallelism: that is what is left where two
 do not fit.
 """
@@ -12,21 +12,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
-from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners.balance import Balanced, balance
-from workbench.planners.dispatch import StageTimes
+from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
 from workbench.planners.pac_plus import candidates, micro_batch_size
 from workbench.planners.pricing import Pricer
 
-Allocation = Literal["best", "node", "equal", "hybrid"]
 Groups = tuple[tuple[int, ...], ...]
 MOST_IN_EVERY_ORDER = 4
 """A virtual worker of so many devices is planned in every order of them; a larger one by speed and by memory."""
@@ -40,32 +37,18 @@ def hetpipe(
     micro_batches: int,
     sequence_length: int,
     memory_length: int | None = None,
-    mini_batch_size: int | None = None,
-    allocation: Allocation = "best",
-    num_workers: int | None = None,
     clock_distance: int = 0,
 ) -> VirtualWorkers:
     """Return the virtual workers that train the most samples a second, as `wave_seconds` predicts it; several of them if they fit.
 
-    profile: of full fine-tuning.  allocation: "node" (devices of one make together), "equal" (a device of every make in each), "hybrid"
-    (any number of virtual workers of about equal speed) or the "best" of them.  num_workers: so many virtual workers and no others.
-    mini_batch_size: samples of each update of a virtual worker (default: batch_size / micro_batches).
-    Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time,
-    or saying so if it fits as one but not as was asked.
+    profile: of full fine-tuning.  The devices of one make together, a device of every make in each, or any number of virtual workers of
+    about equal speed, whichever is fastest.
+    Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
-    if mini_batch_size is not None:
-        if mini_batch_size < 1:
-            raise ConfigError(f"Mini-batches of {mini_batch_size} samples were asked for.", "That is none.", "Raise mini_batch_size.")
-        size = mini_batch_size
-    if allocation not in get_args(Allocation):
-        known = ", ".join(get_args(Allocation))
-        raise ConfigError(f"The allocation '{allocation}' was asked for.", f"Known: {known}.", "Choose one of them.")
     found: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
     times: dict[bool, StageTimes] = {}
-    for groups in _allocations(profile, cluster, allocation, sequence_length):
-        if num_workers not in (None, len(groups)):
-            continue
+    for groups in allocations(profile, cluster, sequence_length):
         longest = max(map(len, groups))
         several = len(groups) > 1
         if several not in times:
@@ -96,8 +79,7 @@ def hetpipe(
             found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
     if not found:
         _refuse(profile, cluster, size, sequence_length, memory_length)
-        asked = f"HetPipe with the allocation '{allocation}' and {num_workers or 'any number of'} virtual workers was asked for."
-        raise PlanError(asked, "The model fits on all devices together, but not so.", "Leave the allocation and the number open.")
+        raise PlanError("HetPipe was asked for.", "The model fits on all devices together, but with no virtual workers.", "Add memory.")
     *_, workers, parts = min(found, key=lambda one: one[:3])
     return replace(workers, predicted_s=parts)
 
@@ -187,27 +169,23 @@ def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorke
     return total
 
 
-def _allocations(profile: Profile, cluster: Cluster, allocation: Allocation, sequence_length: int) -> list[Groups]:
-    """Return the devices' divisions into virtual workers that a policy allows, without repetitions."""
+def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Groups]:
+    """Return the devices' divisions into virtual workers by node, equal and hybrid, without repetitions."""
     count = cluster.world_size
     speeds = [1 / max(_whole_s(profile, rank, sequence_length), 1e-12) for rank in range(count)]
     makes: dict[str, list[int]] = {}
     for rank, device in enumerate(cluster.devices):
         makes.setdefault(device.model or f"{speeds[rank]:.3g}/s", []).append(rank)
-    divisions: list[list[list[int]]] = []
-    if allocation in ("best", "node"):
-        divisions.append([list(ranks) for ranks in makes.values()])
+    divisions: list[list[list[int]]] = [list(makes.values())]
     shared = math.gcd(*(len(ranks) for ranks in makes.values()))
-    if allocation in ("best", "equal"):
-        for workers in (workers for workers in range(1, shared + 1) if shared % workers == 0):
-            divisions.append([[rank for ranks in makes.values() for rank in ranks[worker::workers]] for worker in range(workers)])
-    if allocation in ("best", "hybrid"):
-        fastest = sorted(range(count), key=lambda rank: (-speeds[rank], rank))
-        for workers in range(1, count + 1):
-            groups: list[list[int]] = [[] for _ in range(workers)]
-            for rank in fastest:
-                min(groups, key=lambda group: (sum(speeds[member] for member in group), len(group))).append(rank)
-            divisions.append(groups)
+    for workers in (workers for workers in range(1, shared + 1) if shared % workers == 0):
+        divisions.append([[rank for ranks in makes.values() for rank in ranks[worker::workers]] for worker in range(workers)])
+    fastest = sorted(range(count), key=lambda rank: (-speeds[rank], rank))
+    for workers in range(1, count + 1):
+        groups: list[list[int]] = [[] for _ in range(workers)]
+        for rank in fastest:
+            min(groups, key=lambda group: (sum(speeds[member] for member in group), len(group))).append(rank)
+        divisions.append(groups)
     fits = [[sorted(group) for group in groups] for groups in divisions if max(map(len, groups)) <= profile.num_layers]
     return list(dict.fromkeys(tuple(sorted(map(tuple, groups))) for groups in fits))
 

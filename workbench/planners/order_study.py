@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.planners.balance import balance
-from workbench.planners.dispatch import StageTimes
+from workbench.planners.balance import StageTimes, balance
 from workbench.planners.orders import Order, device_types, search_orders, sorted_orders
 from workbench.planners.pac_plus import Objective, candidates, micro_batch_size, objective_s
 from workbench.planners.pricing import Pricer

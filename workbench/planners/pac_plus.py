@@ -1,6 +1,6 @@
 """Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
 
-Eq. 3 and its reading are in balance.py, Eq. 4 in dispatch.py, Eq. 5-6 in pricing.py.
+Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
-from workbench.planners.balance import Balanced, balance
+from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.cached import plan_cached
-from workbench.planners.dispatch import StageTimes
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.pricing import Price, Pricer
 
@@ -37,13 +36,12 @@ def plan(
     cluster: Cluster,
     *,
     batch_size: int,
-    micro_batches: int,
     sequence_length: int,
     order: Sequence[int] | Literal["all"] | None = None,
-    objective: Objective = "paper",
     method: str = "pac_plus",
     cached: bool = True,
     memory_length: int | None = None,
+    **settings: Any,
 ) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
@@ -51,23 +49,15 @@ def plan(
     allows, else a local search).  Default: as the cluster lists them; if nothing fits so, as for "all", and a note says it.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
     sequence_length: of a typical batch, which is timed.  memory_length: of the longest, which must fit (default: the same).
-    Raises PlanError, naming device, stage and bytes, if no plan fits.
+    settings: micro_batches and others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
-    best = candidates(
-        profile,
-        cluster,
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=sequence_length,
-        order=order,
-        objective=objective,
-        method=method,
-        memory_length=memory_length,
-    )[0]
+    lengths: dict[str, Any] = {"sequence_length": sequence_length, "memory_length": memory_length}
+    settings |= {"batch_size": batch_size, "order": order, "method": method}
+    best = candidates(profile, cluster, **lengths, **settings)[0]
     if not cached:
         return best
     ranks = None if order is None or isinstance(order, str) else order
-    stage = plan_cached(profile, cluster, batch_size=batch_size, sequence_length=sequence_length, ranks=ranks, memory_length=memory_length)
+    stage = plan_cached(profile, cluster, batch_size=batch_size, ranks=ranks, **lengths)
     return replace(best, cached=stage)
 
 
@@ -91,14 +81,12 @@ def candidates(
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
     longest = sequence_length if memory_length is None else memory_length
-    times = StageTimes(
-        profile,
-        cluster,
-        micro_batch_size=size,
-        sequence_length=sequence_length,
-        memory_length=longest,
-        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
-    )
+
+    def stage_times(length: int, **settings: Any) -> StageTimes:
+        live = min(cluster.world_size, profile.num_layers, micro_batches)
+        return StageTimes(profile, cluster, micro_batch_size=size, sequence_length=length, max_in_flight=live, **settings)
+
+    times = stage_times(sequence_length, memory_length=longest)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
     if max_group is not None and max_group * profile.num_layers < len(given):
@@ -138,14 +126,7 @@ def candidates(
         look(given)
     if not best:
         is_fixed = order is not None and not isinstance(order, str)
-        over = StageTimes(
-            profile,
-            cluster,
-            micro_batch_size=size,
-            sequence_length=longest,
-            max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
-            excess=True,
-        )
+        over = stage_times(longest, excess=True)
         nearest: dict[tuple[int, ...], Balanced] = {}
 
         def missing(ranks: tuple[int, ...]) -> float:

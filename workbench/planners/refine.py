@@ -17,7 +17,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
-from workbench.planners.dispatch import StageTimes
+from workbench.planners.balance import StageTimes
 from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.pricing import Pricer
 

@@ -16,8 +16,8 @@ from workbench.planners import candidates, data_parallel, fixed_plan, homogeneou
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.profiler.analytic import analytic_profile
-from workbench.schedules.hybrid import hybrid_1f1b
 from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import hybrid_1f1b
 from workbench.schedules.plan_costs import PlanCosts
 from workbench.simulator import simulate
 

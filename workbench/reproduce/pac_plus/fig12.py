@@ -10,8 +10,8 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners.baselines import asteroid, homogeneous
 from workbench.planners.hetpipe import hetpipe as plan_hetpipe
+from workbench.planners.systems import asteroid, homogeneous
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import stacked
 from workbench.reproduce.pac_plus.fig3 import flops
