@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from workbench.planners import dispatch as dispatch_module
+from workbench.planners import balance as dispatch_module
 from workbench.planners.balance import StageTimes, dispatch
 from workbench.planners.memory import rank_need
 
