@@ -30,7 +30,7 @@ from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer
 from workbench.planners import galaxy_plus
 from workbench.profiler.descriptions import describe
-from workbench.profiler.inference import analytic_from, scaled_to
+from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 from workbench.runtime.engines import EngineCluster
 from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune
