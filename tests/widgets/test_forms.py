@@ -9,10 +9,12 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
+from workbench.methods.galaxy_plus.prepare import InferenceOptions
 from workbench.methods.options import read_options
+from workbench.methods.p_rge.prepare import PRGEOptions
 from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.widgets import ClusterForm, JobForm
-from workbench.widgets.job_form import CHOICES
+from workbench.widgets.job_form import FIELDS, PLANNED, TRAINING
 
 JOB = Job(model="tiny-gpt2", task="mrpc", learning_rate=1e-3, train_samples=None, test_samples=7, options={"reduction": 4, "dropout": 0.0})
 
@@ -44,12 +46,18 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
     form.controls["technique"].value = "full"
     assert form.job.options == {"technique": "full"}
     assert form.controls["reduction"].disabled and form.controls["backbone_dtype"].disabled and not form.controls["technique"].disabled
-    for method, settings in (("pac_plus", PacPlusOptions), ("fine_tuning", FineTuningOptions)):
-        for name, choice in CHOICES.items():
-            for value in choice.values if method in choice.methods else ():
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("pac_plus", PacPlusOptions), ("fine_tuning", FineTuningOptions), ("p_rge", PRGEOptions), ("galaxy_plus", InferenceOptions)],
+)
+def test_every_option_of_a_form_is_one_of_its_method(method: str, settings: type) -> None:
+    for name, field in FIELDS.get(method, TRAINING).items():
+        if field.is_option and method in field.needs.get("method", (method,)):
+            for value in {*field.values.values(), field.first or 1} - {PLANNED}:
                 assert getattr(read_options(method, settings, {name: value}), name) == value
-            if method in choice.methods:
-                assert getattr(settings(), name) == choice.values[0]
+            assert getattr(settings(), name) in (field.first, None)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from workbench.plots.layer_cut import sent_bytes
 from workbench.tasks import load_task
 from workbench.widgets import (
     InferenceExplorer,
-    InferenceForm,
     InferenceProblem,
+    JobForm,
     LayerCutter,
     SchedulePlayer,
     SchemeEditor,
@@ -167,13 +167,14 @@ def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: I
 
 def test_the_form_describes_a_job_and_refuses_what_is_none() -> None:
     job = Job(method="galaxy_plus", model="tiny-bert", test_samples=5, max_length=32, options={"compare": 2})
-    form = InferenceForm(job)
+    form = JobForm(job)
+    at = form.controls
     assert form.job == job
-    form.system.value = "edgeshard"
-    assert form.job.options == {"compare": 2, "system": "edgeshard"} and form.scheme.disabled and form.overlap.disabled
-    form.system.value, form.scheme.value, form.overlap.value, form.tokens.value = "galaxy_plus", 2, False, 16
+    at["system"].value = "edgeshard"
+    assert form.job.options == {"compare": 2, "system": "edgeshard"} and at["scheme"].disabled and at["overlap"].disabled
+    at["system"].value, at["scheme"].value, at["overlap"].value, at["max_length"].value = "galaxy_plus", 2, False, 16
     assert form.job == replace(job, max_length=16, options={"compare": 2, "scheme": 2, "overlap": False})
-    form.tokens.value = 0
+    at["max_length"].value = 0
     assert "at least 1" in form.message.value
 
 

@@ -17,7 +17,7 @@ from workbench.widgets import (
     paper_problem,
     phases_table,
 )
-from workbench.widgets.latest import Latest
+from workbench.widgets.explorer import Latest
 from workbench.widgets.planning import PLANNERS, PlanningProblem, scaling
 from workbench.widgets.tables import grouping_table
 
@@ -102,7 +102,7 @@ def test_the_order_table_says_what_the_listed_order_loses(problem: PlanningProbl
 def test_moving_a_slider_plans_anew_in_place(problem: PlanningProblem) -> None:
     explorer = PlannerExplorer(problem)
     first, figure = explorer.answer, explorer.tabs.children[0].shown
-    assert first.plan == problem.planned() and len(figure.data) > 2
+    assert first is not None and first.plan == problem.planned() and len(figure.data) > 2
     explorer.form.sliders("tx2-h")["speed"].value /= 4
     explorer.wait()
     assert explorer.answer.samples_per_s < first.samples_per_s and "against the beginning" in explorer.headline.value
@@ -161,6 +161,7 @@ def test_a_split_that_does_not_fit_names_device_and_bytes(problem: PlanningProbl
 def test_a_stage_without_a_device_is_told(problem: PlanningProblem) -> None:
     editor = SplitEditor(problem, layers=[12, 12], groups=[[0], [2]])
     editor.devices[0].value = -1
+    editor.wait()
     assert "A group is empty" in editor.message.value
     with pytest.raises(ConfigError):
         _ = editor.plan

@@ -6,7 +6,6 @@ from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench.widgets.inference_explorer import InferenceExplorer
-from workbench.widgets.inference_form import InferenceForm
 from workbench.widgets.inference_problem import (
     InferenceProblem,
     compare_inference,
@@ -24,7 +23,6 @@ from workbench.widgets.passages import passages_folder
 from workbench.widgets.planner_explorer import PlannerExplorer
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling
 from workbench.widgets.query_divider import QueryDivider
-from workbench.widgets.query_form import QueryForm
 from workbench.widgets.query_problem import QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
 from workbench.widgets.roofline_explorer import Choice, RooflineExplorer, paper_machines
@@ -57,7 +55,6 @@ __all__ = [
     "EngineRun",
     "HostRoofline",
     "InferenceExplorer",
-    "InferenceForm",
     "InferenceProblem",
     "JobForm",
     "LayerCutter",
@@ -65,7 +62,6 @@ __all__ = [
     "PlannerExplorer",
     "PlanningProblem",
     "QueryDivider",
-    "QueryForm",
     "QueryProblem",
     "QueryTraining",
     "RooflineExplorer",

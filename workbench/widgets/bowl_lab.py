@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.core.errors import ConfigError
 from workbench.plots.zeroth_order_bowl import bowl as draw_bowl
 from workbench.widgets.bowl import BITS, Bowl, Descent, mean_of
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, button, described
 
 QUERIES = (1, 2, 4, 8, 16, 64)
 EPSILONS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -36,20 +36,14 @@ class BowlLab(widgets.VBox):
         self.learning_rate = _slider("Learning rate", RATES, learning_rate, "How far a step goes")
         self.stretch = _slider("Stretch", STRETCHES, bowl.stretch, "How much steeper the bowl is upwards than sideways")
         self.ripple = _slider("Ripple", RIPPLES, bowl.ripple, "Small waves on the bowl, which a wide enough epsilon averages out")
-        self.precision = widgets.Dropdown(
-            options=tuple(BITS),
-            value=bowl.precision,
-            description="Losses in",
-            tooltip="In which type a forward pass gives its loss",
-            style=WIDE,
-            layout=widgets.Layout(width="24em"),
-        )
+        told = "In which type a forward pass gives its loss"
+        self.precision = described(widgets.Dropdown, "Losses in", told, options=tuple(BITS), value=bowl.precision)
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._buttons = [
-            _button("One step", "Go one step against the mean of the queries", "step-forward", "success", lambda: self.walk(1)),
-            _button("Ten steps", "Go ten steps", "forward", "success", lambda: self.walk(MANY)),
-            _button("Other noise", "Draw other directions at this point", "random", "", self._other_noise),
-            _button("Start again", "Go back to the first point", "undo", "", self._start_again),
+            button("One step", "Go one step against the mean of the queries", "step-forward", lambda: self.walk(1), "success"),
+            button("Ten steps", "Go ten steps", "forward", lambda: self.walk(MANY), "success"),
+            button("Other noise", "Draw other directions at this point", "random", self._other_noise),
+            button("Start again", "Go back to the first point", "undo", self._start_again),
         ]
         self.descent = Descent(bowl=bowl, queries=queries, epsilon=epsilon, learning_rate=learning_rate, seed=seed)
         self._passes = 0
@@ -96,9 +90,7 @@ class BowlLab(widgets.VBox):
 
     def _start_again(self) -> None:
         self.message.clear()
-        self.descent = Descent(
-            **{name: getattr(self.descent, name) for name in ("queries", "epsilon", "learning_rate", "seed")}, bowl=self.descent.bowl
-        )
+        del self.descent.path[1:]
         self._passes = 0
         self._draw()
 
@@ -127,19 +119,5 @@ def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def _slider(description: str, values: tuple[Any, ...], value: Any, tooltip: str) -> widgets.SelectionSlider:
-    listed = sorted({*values, value})
-    return widgets.SelectionSlider(
-        options=[(f"{one:g}", one) for one in listed],
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        continuous_update=True,
-        style=WIDE,
-        layout=widgets.Layout(width="30em"),
-    )
-
-
-def _button(description: str, tooltip: str, icon: str, style: str, action: Any) -> widgets.Button:
-    button = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style)
-    button.on_click(lambda _: action())
-    return button
+    options = [(f"{one:g}", one) for one in sorted({*values, value})]
+    return described(widgets.SelectionSlider, description, tooltip, width="30em", options=options, value=value)

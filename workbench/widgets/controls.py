@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
@@ -13,6 +14,8 @@ from traitlets import validate
 
 from workbench.core.errors import WorkbenchError
 from workbench.plots.style import only_our_tags
+
+Control = TypeVar("Control", bound=widgets.Widget)
 
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in big letters, and a line below it."""
@@ -52,17 +55,22 @@ class Message(Html):
             self.error(f"{type(error).__name__}: {error}", details="".join(traceback.format_exception(error)))
 
 
-def number(description: str, value: int, tooltip: str, **settings: Any) -> widgets.IntText:
-    """Return a field for a whole number."""
-    return widgets.IntText(
-        value=value,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=widgets.Layout(width="18em"),
-        continuous_update=False,
-        **settings,
-    )
+def described(kind: type[Control], description: str, tooltip: str, *, width: str = "24em", **settings: Any) -> Control:
+    """Return a control with its label in front of it and a tooltip."""
+    return kind(description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width=width), **settings)
+
+
+def number(description: str, value: float, tooltip: str) -> Any:
+    """Return a field for a number, a whole one if `value` is whole."""
+    kind = widgets.IntText if isinstance(value, int) else widgets.FloatText
+    return described(kind, description, tooltip, width="18em", value=value, continuous_update=False)
+
+
+def button(description: str, tooltip: str, icon: str, action: Callable[[], object], style: str = "", **settings: Any) -> widgets.Button:
+    """Return a button that calls `action`."""
+    made = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style, **settings)
+    made.on_click(lambda _: action())
+    return made
 
 
 class _WholeFigure(go.FigureWidget):

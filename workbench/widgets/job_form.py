@@ -1,8 +1,8 @@
-"""A form for a Job: described controls, and one line that says what cannot be meant."""
+"""A form for a Job, made of the table of its method's fields: described controls, and one line that says what cannot be meant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,46 +11,147 @@ from markupsafe import Markup
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.ranges import Count, require_range
 from workbench.methods import METHODS
 from workbench.tasks import TASKS
-from workbench.widgets.controls import WIDE, Html, Message, number
+from workbench.widgets.controls import Html, Message, described, number
 
-MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")))
-DEFAULT_REDUCTION = 8
+_FAMILIES = ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")
+MODELS = {name: name for name in ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in _FAMILIES))}
+PLANNED = "planned"  # a control of None would show nothing
 
 
-class Choice(NamedTuple):
-    """An option that a method knows.  values: the default first."""
+class Field(NamedTuple):
+    """A control of a form.
+
+    values: by the words that are shown, the default first; none: a number.  default: of a number.  is_option: of the method, not of the
+    job.  needs: values of other fields, one of which each must have for this field to mean anything; else it is greyed out.
+    """
 
     label: str
-    methods: tuple[str, ...]
-    values: tuple[str, ...]
     tooltip: str
+    values: Mapping[str, Any] = {}
+    default: int = 0
+    is_option: bool = True
+    needs: Mapping[str, tuple[Any, ...]] = {}
+
+    @property
+    def first(self) -> Any:
+        """Return the default."""
+        return next(iter(self.values.values()), self.default)
+
+    def control(self, value: Any) -> Any:
+        """Return the control."""
+        if not self.values:
+            return number(self.label, int(value or 0), self.tooltip)
+        if self.values is MODELS:
+            return described(widgets.Combobox, self.label, self.tooltip, options=tuple(MODELS), value=value, ensure_option=False)
+        listed = self.values if value in self.values.values() else {str(value): value, **self.values}
+        return described(widgets.Dropdown, self.label, self.tooltip, options=list(listed.items()), value=value)
 
 
-_BOTH, _PAC_PLUS = ("pac_plus", "fine_tuning"), ("pac_plus",)
-CHOICES = {
-    "technique": Choice("Technique", ("fine_tuning",), ("lora", "full", "adapters"), "What is trained in or beside the backbone"),
-    "paradigm": Choice(
-        "Paradigm", _BOTH, ("hybrid", "standalone", "data_parallel", "pipeline_parallel"), "How the devices share the work (section VI-A)"
+def _of_job(label: str, tooltip: str, values: Mapping[str, str] | None = None) -> Field:
+    return Field(label, tooltip, values or {}, is_option=False)
+
+
+def _choice(methods: tuple[str, ...], label: str, tooltip: str, *values: str) -> Field:
+    return Field(label, tooltip, {value: value for value in values}, needs={"method": methods})
+
+
+_PAC_PLUS, _BOTH = ("pac_plus",), ("pac_plus", "fine_tuning")
+TRAINING = {
+    "method": _of_job("Method", "The published method that trains", {name: name for name in METHODS}),
+    "model": _of_job("Model", "A name of the list, a folder, or a hub name", MODELS),
+    "task": _of_job("Task", "What the model learns; sentiment needs no network", {name: name for name in TASKS}),
+    "train_samples": _of_job("Train samples", "How many training samples; 0 takes all"),
+    "epochs": _of_job("Epochs", "Passes over the training samples; all but the first run from the cache"),
+    "batch_size": _of_job("Batch size", "Samples of one optimizer step, over all devices"),
+    "micro_batches": _of_job("Micro-batches", "Into how many a mini-batch is cut for the pipeline"),
+    "reduction": Field("Reduction r", "The side network is r times narrower than the backbone", default=8, needs={"method": _PAC_PLUS}),
+    "seed": _of_job("Seed", "Of order, initial weights and dropout"),
+    "technique": _choice(("fine_tuning",), "Technique", "What is trained in or beside the backbone", "lora", "full", "adapters"),
+    "paradigm": _choice(
+        _BOTH, "Paradigm", "How the devices share the work (section VI-A)", "hybrid", "standalone", "data_parallel", "pipeline_parallel"
     ),
-    "initialization": Choice(
+    "initialization": _choice(
+        _PAC_PLUS,
         "Initialization",
-        _PAC_PLUS,
-        ("fan_in", "pruned", "torch_pruned", "distilled", "gaussian", "zero", "all_zero"),
         "How the side network begins (section IV-C)",
+        "fan_in",
+        "pruned",
+        "torch_pruned",
+        "distilled",
+        "gaussian",
+        "zero",
+        "all_zero",
     ),
-    "backbone_dtype": Choice(
-        "Backbone type",
+    "backbone_dtype": _choice(
         _PAC_PLUS,
-        ("float32", "float16", "bfloat16", "int8", "int4", "nf4"),
+        "Backbone type",
         "In what the backbone's weights are kept (section IV-D)",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "int4",
+        "nf4",
     ),
-    "cache_dtype": Choice("Cache type", _PAC_PLUS, ("bfloat16", "float32", "int8"), "In what activations are cached (section IV-B)"),
+    "cache_dtype": _choice(_PAC_PLUS, "Cache type", "In what activations are cached (section IV-B)", "bfloat16", "float32", "int8"),
 }
-"""Options with a control of their own; a method that does not know one has it greyed out."""
+"""The fields of a method that has no table of its own."""
 
-_NUMBERS = ("epochs", "batch_size", "micro_batches", "seed")
+FIELDS: dict[str, dict[str, Field]] = {
+    "p_rge": {
+        "queries": Field("Queries q", "Random directions of a step, divided among the devices", default=4),
+        "batch_size": _of_job("Samples E", "Samples of each query"),
+        "steps": Field("Steps", "Steps of the run; 0 takes those of the job's epochs"),
+        "execution": Field(
+            "Execution",
+            "Which passes of a device run side by side",
+            {
+                "auto (by measurement)": "auto",
+                "sequential": "sequential",
+                "outer: queries side by side": "outer",
+                "inner: both signs side by side": "inner",
+                "both: all in one pass": "both",
+            },
+        ),
+        "after_loss": Field(
+            "A lost step",
+            "What becomes of the step in which a device dies: it is made ...",
+            {"without its queries": "drop", "again, with all": "repeat"},
+        ),
+    },
+    "galaxy_plus": {
+        "system": Field(
+            "System",
+            "How a sequence is split (section IV-A)",
+            {
+                "Galaxy+": "galaxy_plus",
+                "Galaxy": "galaxy",
+                "Megatron-LM": "megatron_lm",
+                "sequence parallel": "sequence_parallel",
+                "EdgeShard": "edgeshard",
+                "one device": "local",
+            },
+        ),
+        "scheme": Field(
+            "Schemes",
+            "Of Galaxy+: which scheme a layer takes (section III-B)",
+            {"chosen layer by layer": PLANNED, "scheme 1 everywhere": 1, "scheme 2 everywhere": 2},
+            needs={"system": ("galaxy_plus",)},
+        ),
+        "overlap": Field(
+            "Overlap",
+            "Tiles travel beside computation (section III-D)",
+            {"as planned": PLANNED, "on": True, "off": False},
+            needs={"system": ("galaxy_plus", "galaxy")},
+        ),
+        "max_length": _of_job("Tokens", "Tokens at which a request is cut"),
+        "test_samples": _of_job("Requests", "How many requests are answered, one after the other; 0 takes all"),
+    },
+}
+"""By method: the fields of its form, by the name of the job's attribute or of the method's option."""
 
 
 class JobForm(widgets.VBox):
@@ -60,87 +161,64 @@ class JobForm(widgets.VBox):
     """
 
     def __init__(self, job: Job | None = None) -> None:
-        self._origin = job or Job()
+        self._origin = job = job or Job()
         self._callbacks: list[Callable[[Job], None]] = []
-        self.controls = self._make_controls(self._origin)
+        self._fields = FIELDS.get(job.method, TRAINING)
+        self.controls: dict[str, Any] = {}
+        for name, field in self._fields.items():
+            self.controls[name] = field.control(job.options.get(name, field.first) if field.is_option else getattr(job, name))
         self.message = Message()
         for control in self.controls.values():
-            control.observe(self._changed, names="value")
-        self._show_known()
-        half = (len(self.controls) + 1) // 2
-        columns = [list(self.controls.values())[:half], list(self.controls.values())[half:]]
-        boxes = [widgets.VBox(column, layout=widgets.Layout(margin="0 2em 0 0")) for column in columns]
+            control.observe(lambda _: self._changed(), names="value")
+        shown, half = list(self.controls.values()), (len(self.controls) + 1) // 2
+        boxes = [widgets.VBox(column, layout=widgets.Layout(margin="0 2em 0 0")) for column in (shown[:half], shown[half:])]
         super().__init__([Html(Markup("<b>The job</b>")), widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), self.message])
-
-    @staticmethod
-    def _make_controls(job: Job) -> dict[str, Any]:
-        wide = widgets.Layout(width="24em")
-
-        def choice(kind: Any, description: str, value: str, options: tuple[str, ...], tooltip: str, **settings: Any) -> Any:
-            listed = options if value in options else (value, *options)
-            return kind(options=listed, value=value, description=description, tooltip=tooltip, style=WIDE, layout=wide, **settings)
-
-        return {
-            "method": choice(widgets.Dropdown, "Method", job.method, tuple(METHODS), "The published method that trains"),
-            "model": choice(
-                widgets.Combobox, "Model", job.model, MODELS, "A name of the list, a folder, or a hub name", ensure_option=False
-            ),
-            "task": choice(widgets.Dropdown, "Task", job.task, TASKS, "What the model learns; sentiment needs no network"),
-            "train_samples": number("Train samples", job.train_samples or 0, "How many training samples; 0 takes all"),
-            "epochs": number("Epochs", job.epochs, "Passes over the training samples; all but the first run from the cache"),
-            "batch_size": number("Batch size", job.batch_size, "Samples of one optimizer step, over all devices"),
-            "micro_batches": number("Micro-batches", job.micro_batches, "Into how many a mini-batch is cut for the pipeline"),
-            "reduction": number(
-                "Reduction r",
-                int(job.options.get("reduction", DEFAULT_REDUCTION)),
-                "The side network is r times narrower than the backbone",
-            ),
-            "seed": number("Seed", job.seed, "Of order, initial weights and dropout"),
-            **{
-                name: choice(widgets.Dropdown, one.label, str(job.options.get(name, one.values[0])), one.values, one.tooltip)
-                for name, one in CHOICES.items()
-            },
-        }
+        self._changed()
 
     @property
     def job(self) -> Job:
         """Return the job that the controls describe.  Raises ConfigError if they describe none."""
         at = {name: control.value for name, control in self.controls.items()}
-        if not at["model"].strip():
-            raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
-        if at["reduction"] < 1:
-            raise ConfigError(f"A reduction of {at['reduction']} was asked for.", "It must be at least 1.", "Raise it; 8 is usual.")
-        if at["train_samples"] < 0:
-            raise ConfigError(f"{at['train_samples']} training samples were asked for.", "It must be 0 (all) or more.", "Raise it.")
+        method = at.get("method", self._origin.method)
         # Another method does not know the options of the one that the form began with.
-        options = dict(self._origin.options) if at["method"] == self._origin.method else {}
-        shown: dict[str, int | str] = {"reduction": DEFAULT_REDUCTION} if at["method"] == "pac_plus" else {}
-        shown |= {name: one.values[0] for name, one in CHOICES.items() if at["method"] in one.methods}
-        for name, default in shown.items():
-            if at[name] != options.get(name, default):
-                options[name] = at[name]
-        return replace(
-            self._origin,
-            method=at["method"],
-            model=at["model"].strip(),
-            task=at["task"],
-            train_samples=at["train_samples"] or None,
-            options=options,
-            **{name: at[name] for name in _NUMBERS},
-        )
+        options = dict(self._origin.options) if method == self._origin.method else {}
+        changed: dict[str, Any] = {}
+        for name, field in self._fields.items():
+            value = at[name]
+            if not field.is_option:
+                changed[name] = self._of_job(name, value)
+            elif not self._means(field):
+                options.pop(name, None)
+            elif value == field.first != options.get(name, value):
+                del options[name]
+            elif value != options.get(name, field.first):
+                if not field.values:
+                    require_range(value, Count, f"An option of {method}", name)
+                options[name] = value
+        if "batch_size" in changed and "micro_batches" not in changed:
+            changed["micro_batches"] = 1  # a step of forward passes is not cut
+        return replace(self._origin, options=options, **changed)
+
+    @staticmethod
+    def _of_job(name: str, value: Any) -> Any:
+        if name == "model" and not value.strip():
+            raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
+        if name.endswith("_samples") and value < 0:
+            what = name.replace("_", " ").replace("train", "training")
+            raise ConfigError(f"{value} {what} were asked for.", "It must be 0 (all) or more.", "Raise it.")
+        return value.strip() if name == "model" else (value or None) if name.endswith("_samples") else value
 
     def on_change(self, callback: Callable[[Job], None]) -> None:
         """Call `callback` with every new valid job."""
         self._callbacks.append(callback)
 
-    def _show_known(self) -> None:
-        method = self.controls["method"].value
-        self.controls["reduction"].disabled = method != "pac_plus"
-        for name, one in CHOICES.items():
-            self.controls[name].disabled = method not in one.methods
+    def _means(self, field: Field) -> bool:
+        """Return whether a field means anything beside the others' values."""
+        return all(self.controls[name].value in values for name, values in field.needs.items())
 
-    def _changed(self, change: Any) -> None:
-        self._show_known()
+    def _changed(self) -> None:
+        for name, field in self._fields.items():
+            self.controls[name].disabled = not self._means(field)
         try:
             job = self.job
         except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import ipywidgets as widgets
 from markupsafe import Markup
@@ -13,16 +14,26 @@ from workbench.core.inference import InferencePlan, Paradigm, StackShape, propor
 from workbench.plots import layer_cut
 from workbench.plots.layer_cut import held_bytes, sent_bytes
 from workbench.plots.style import byte_unit
-from workbench.widgets.controls import WIDE, FigureBox, Html, Message
-from workbench.widgets.latest import Latest
+from workbench.widgets.controls import described
+from workbench.widgets.explorer import Explorer
+from workbench.widgets.inference_explorer import tokens_slider
 
-WAYS: dict[str, tuple[Paradigm, int]] = {
-    "scheme 1": ("hybrid", 1),
-    "scheme 2": ("hybrid", 2),
-    "Megatron-LM": ("tensor", 1),
-    "sequence parallel": ("sequence", 1),
+
+class Way(NamedTuple):
+    """A way to cut a layer."""
+
+    paradigm: Paradigm
+    scheme: int
+    tooltip: str
+
+
+WAYS = {
+    "scheme 1": Way("hybrid", 1, "Heads and columns divided, norms by tokens (Fig. 6)"),
+    "scheme 2": Way("hybrid", 2, "Heads divided, feed-forward network and norms by tokens (Fig. 7)"),
+    "Megatron-LM": Way("tensor", 1, "Heads and columns divided equally, norms computed everywhere"),
+    "sequence parallel": Way("sequence", 1, "Tokens divided equally, all weights everywhere"),
 }
-"""The ways to cut a layer, by the name on their button: paradigm and scheme."""
+"""The ways to cut a layer, by the name on their button."""
 MOST = 100  # of a weight slider
 
 
@@ -47,7 +58,7 @@ def plan_of_weights(weights: Sequence[int], shape: StackShape, *, paradigm: Para
     )
 
 
-class LayerCutter(widgets.VBox):
+class LayerCutter(Explorer):
     """A slider for each device's part of the layer, one for the tokens, and a button for each way to cut.
 
     plan: as the controls have it.  weights: to begin with, by rank; the devices' speeds if not given.
@@ -58,75 +69,39 @@ class LayerCutter(widgets.VBox):
         fastest = max(device.flops_per_s for device in cluster.devices)
         first = weights or [max(1, round(MOST * device.flops_per_s / fastest)) for device in cluster.devices]
         self.way = widgets.ToggleButtons(
-            options=list(WAYS),
-            tooltips=[
-                "Heads and columns divided, norms by tokens (Fig. 6)",
-                "Heads divided, feed-forward network and norms by tokens (Fig. 7)",
-                "Heads and columns divided equally, norms computed everywhere",
-                "Tokens divided equally, all weights everywhere",
-            ],
-            style={"button_width": "12em"},
+            options=list(WAYS), tooltips=[way.tooltip for way in WAYS.values()], style={"button_width": "12em"}
         )
-        self.length = widgets.IntSlider(
-            value=length,
-            min=len(cluster.devices),
-            max=max(512, length),
-            description="Tokens",
-            tooltip="Tokens of the sequence",
-            style=WIDE,
-            layout=widgets.Layout(width="34em"),
-        )
+        self.length = tokens_slider(length, len(cluster.devices), 512)
         self.weights = tuple(
-            widgets.IntSlider(
+            described(
+                widgets.IntSlider,
+                device.name,
+                f"{device.name}: its part of the layer, relative to the others'",
+                width="34em",
                 value=weight,
                 min=0,
                 max=MOST,
-                description=device.name,
-                tooltip=f"{device.name}: its part of the layer, relative to the others'",
-                style=WIDE,
-                layout=widgets.Layout(width="34em"),
             )
             for device, weight in zip(cluster.devices, first, strict=True)
         )
-        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
-        self._latest: Latest[tuple[InferencePlan, int, int] | ConfigError] = Latest(self._work)
-        for control in (self.way, self.length, *self.weights):
-            control.observe(lambda _: self._changed(), names="value")
-        super().__init__([self.way, self.length, *self.weights, self.headline, self.message, self.figure])
-        self._changed()
-        self.wait()
+        controls = [self.way, self.length, *self.weights]
+        super().__init__(
+            controls, controls, lambda: (self.plan, WAYS[self.way.value].scheme, self.length.value), lambda asked: self._cut(*asked)
+        )
 
     @property
     def plan(self) -> InferencePlan:
         """Return the plan that the controls describe.  Raises ConfigError if no device takes part."""
-        paradigm, scheme = WAYS[self.way.value]
-        return plan_of_weights([slider.value for slider in self.weights], self.shape, paradigm=paradigm, scheme=scheme)
+        way = WAYS[self.way.value]
+        return plan_of_weights([slider.value for slider in self.weights], self.shape, paradigm=way.paradigm, scheme=way.scheme)
 
-    def wait(self) -> None:
-        """Wait until what is shown belongs to what the controls say."""
-        self._latest.wait()
-
-    def _changed(self) -> None:
-        try:
-            self._latest.ask((self.plan, WAYS[self.way.value][1], self.length.value))
-        except ConfigError as error:
-            self._latest.ask(error)  # after what is being drawn, which would clear it
-
-    def _work(self, request: tuple[InferencePlan, int, int] | ConfigError) -> None:
-        try:
-            if isinstance(request, ConfigError):
-                raise request
-            self._show(*request)
-        except Exception as error:  # a thread's error would be seen by nobody
-            self.message.show_exception(error)
-
-    def _show(self, plan: InferencePlan, scheme: int, length: int) -> None:
-        self.message.clear()
+    def _cut(self, plan: InferencePlan, scheme: int, length: int) -> None:
         held = [sum(parts.values()) for parts in held_bytes(plan, self.shape, scheme=scheme)]
-        sent = sent_bytes(plan, self.shape, length=length, scheme=scheme)
+        sent = sum(sent_bytes(plan, self.shape, length=length, scheme=scheme))
         largest = max(range(len(held)), key=held.__getitem__)
         name = self.cluster.devices[plan.ranks[largest]].name
         words = f"{name} holds the most, {byte_unit(held[largest]).text(held[largest])} of this layer"
-        moved = f"{byte_unit(sum(sent)).text(sum(sent))} travel for it"
+        moved = f"{byte_unit(sent).text(sent)} travel for it"
         self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(words, moved)
-        self.figure.show(layer_cut(plan, self.shape, [device.name for device in self.cluster.devices], length=length, scheme=scheme))
+        names = [device.name for device in self.cluster.devices]
+        self.show(lambda: layer_cut(plan, self.shape, names, length=length, scheme=scheme))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
-from workbench.core.errors import WorkbenchError
 from workbench.plots.stacked import stacked_bars
 from workbench.plots.style import time_unit
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, button, described
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.query_problem import QueryProblem
 
 
-class QueryDivider(widgets.VBox):
+class QueryDivider(Explorer):
     """A slider for each device's queries; what each of them computes and how long it waits.
 
     counts: as the sliders have them.  planned: the planner's division, None if it takes a chain of stages instead.
@@ -28,31 +28,14 @@ class QueryDivider(widgets.VBox):
         queries, size = problem.size.queries, problem.cluster.world_size
         equal = [queries // size + (rank < queries % size) for rank in range(size)]
         self.sliders = tuple(
-            widgets.IntSlider(
-                value=count,
-                min=0,
-                max=queries,
-                description=device.name,
-                tooltip=f"{device.name}: queries of each step",
-                style=WIDE,
-                layout=widgets.Layout(width="30em"),
-            )
+            described(widgets.IntSlider, device.name, f"{device.name}: queries of each step", width="30em", value=count, min=0, max=queries)
             for device, count in zip(problem.cluster.devices, counts or equal, strict=True)
         )
-        self.take_plan = widgets.Button(
-            description="Planner's division",
-            tooltip="Set the sliders as the planner has it",
-            icon="magic",
-            layout=widgets.Layout(width="14em"),
+        self.take_plan = button(
+            "Planner's division", "Set the sliders as the planner has it", "magic", self._take_plan, layout=widgets.Layout(width="14em")
         )
         self.take_plan.disabled = self.planned is None
-        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
-        self._paused = False
-        for slider in self.sliders:
-            slider.observe(lambda _: self._changed(), names="value")
-        self.take_plan.on_click(lambda _: self._take_plan())
-        super().__init__([*self.sliders, self.take_plan, self.message, self.headline, self.figure])
-        self._changed()
+        super().__init__([*self.sliders, self.take_plan], self.sliders, lambda: self.counts, self._divide, refused="Not a step yet.")
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -61,23 +44,12 @@ class QueryDivider(widgets.VBox):
 
     def _take_plan(self) -> None:
         assert self.planned is not None
-        self._paused = True
-        for slider, count in zip(self.sliders, self.planned, strict=True):
-            slider.value = count
-        self._paused = False
-        self._changed()
+        with self.setting():
+            for slider, count in zip(self.sliders, self.planned, strict=True):
+                slider.value = count
 
-    def _changed(self) -> None:
-        if self._paused:
-            return
-        try:
-            self._show()
-        except WorkbenchError as error:
-            self.message.error(f"{error}")
-            self.headline.value = BIG_FIRST.format("Not a step yet.", "")
-
-    def _show(self) -> None:
-        problem, counts = self.problem, self.counts
+    def _divide(self, counts: tuple[int, ...]) -> None:
+        problem = self.problem
         problem.divided(counts)  # refuses what is no division
         seconds = problem.device_seconds(counts)
         names = [device.name for device in problem.cluster.devices]
@@ -85,8 +57,8 @@ class QueryDivider(widgets.VBox):
         if lacking:
             self.message.error(f"{', '.join(lacking)}: not enough memory for the model.")
             self.headline.value = BIG_FIRST.format("Out of memory.", "")
+            self.show()
             return
-        self.message.clear()
         whole_s = problem.seconds(counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]
@@ -95,6 +67,5 @@ class QueryDivider(widgets.VBox):
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
         parts = {"its queries": [one * unit.factor for one in seconds], "waiting": [one * unit.factor for one in waits]}
         subtitle = f"{problem.profile.model}, q = {problem.size.queries}, E = {problem.size.batch_size}"
-        self.figure.show(
-            stacked_bars(names, parts, title="Until all losses are known", label="simulated", x_title=unit.name, subtitle=subtitle)
-        )
+        title = "Until all losses are known"
+        self.show(lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle))

@@ -12,7 +12,8 @@ from workbench.plots.zeroth_order_roofline import Pass, roofline
 from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
 from workbench.reproduce.p_rge.testbed import load_constants
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, Html, described
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.tables import Table
 
 EXECUTIONS: tuple[Execution, ...] = ("sequential", "outer", "inner", "both")
@@ -72,7 +73,7 @@ def execution_costs(model: str, choice: Choice, *, queries: int, batch_size: int
     return tuple(found)
 
 
-class RooflineExplorer(widgets.VBox):
+class RooflineExplorer(Explorer):
     """A machine, a model, q, E and tokens; the roofline with the pass of each execution, and the step's time.
 
     costs: what is shown.  machines: those of paper_machines() and more; the first is chosen.
@@ -80,30 +81,22 @@ class RooflineExplorer(widgets.VBox):
 
     def __init__(self, machines: Mapping[str, Choice] | None = None, *, model: str = "TinyLlama-1.1B") -> None:
         self._machines = dict(machines or paper_machines())
-        self.machine = _dropdown("Machine", tuple(self._machines), next(iter(self._machines)), "Whose rates are taken")
-        self.model = _dropdown("Model", MODELS, model, "Whose forward passes these are")
-        self.queries = _slider("Queries q", POWERS, 4, "Random directions of a step")
-        self.batch_size = _slider("Samples E", POWERS, 1, "Samples of each query")
-        self.tokens = _slider("Tokens", (8, 16, 32, 64, 128, 256), 64, "Tokens of each sample, padding included")
-        self.message, self.headline, self.table, self.figure = Message(), Html(), Html(), FigureBox()
+        dropdown, slider = widgets.Dropdown, widgets.SelectionSlider
+        self.machine = described(dropdown, "Machine", "Whose rates are taken", width="30em", options=tuple(self._machines))
+        self.model = described(dropdown, "Model", "Whose forward passes these are", width="30em", options=MODELS, value=model)
+        self.queries = described(slider, "Queries q", "Random directions of a step", options=POWERS, value=4)
+        self.batch_size = described(slider, "Samples E", "Samples of each query", options=POWERS, value=1)
+        self.tokens = described(slider, "Tokens", "Tokens of each sample, padding included", options=(8, 16, 32, 64, 128, 256), value=64)
+        self.table = Html()
         self.costs: tuple[ExecutionCost, ...] = ()
-        for control in (self.machine, self.model, self.queries, self.batch_size, self.tokens):
-            control.observe(lambda _: self._changed(), names="value")
-        columns = [widgets.VBox([self.machine, self.model]), widgets.VBox([self.queries, self.batch_size, self.tokens])]
-        rows = [widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")), self.message, self.headline, self.table, self.figure]
-        super().__init__(rows)
-        self._changed()
+        columns = [[self.machine, self.model], [self.queries, self.batch_size, self.tokens]]
+        controls = [control for column in columns for control in column]
+        row = widgets.HBox([widgets.VBox(column) for column in columns], layout=widgets.Layout(flex_flow="row wrap"))
+        super().__init__([row], controls, lambda: [control.value for control in controls], lambda at: self._cost(*at), below=[self.table])
 
-    def _changed(self) -> None:
-        try:
-            self._show()
-        except Exception as error:  # a callback's error would be seen by nobody
-            self.message.show_exception(error)
-
-    def _show(self) -> None:
-        choice = self._machines[self.machine.value]
-        q, each, tokens = self.queries.value, self.batch_size.value, self.tokens.value
-        self.costs = execution_costs(self.model.value, choice, queries=q, batch_size=each, tokens=tokens)
+    def _cost(self, machine: str, model: str, q: int, each: int, tokens: int) -> None:
+        choice = self._machines[machine]
+        self.costs = execution_costs(model, choice, queries=q, batch_size=each, tokens=tokens)
         first, best = self.costs[0], min(self.costs, key=lambda one: one.step_s)
         unit = time_unit(first.step_s)
         gain = first.step_s / best.step_s
@@ -125,25 +118,13 @@ class RooflineExplorer(widgets.VBox):
         ]
         columns = ("execution", "passes", "rows of each", "one pass", "a step", "times as fast")
         self.table.value = Table(columns, rows)._repr_html_()
-        self.figure.show(
-            roofline(
+        self.show(
+            lambda: roofline(
                 {one.execution: [one.one_pass] for one in self.costs},
                 flops_per_s=choice.machine.flops_per_s,
                 bytes_per_s=choice.machine.memory_bytes_per_s,
                 label="simulated",
                 title="Where the passes lie",
-                subtitle=f"{self.model.value} on {self.machine.value}, q = {q}, E = {each}, {tokens} tokens",
+                subtitle=f"{model} on {machine}, q = {q}, E = {each}, {tokens} tokens",
             )
         )
-
-
-def _dropdown(description: str, options: tuple[str, ...], value: str, tooltip: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="30em")
-    )
-
-
-def _slider(description: str, values: tuple[int, ...], value: int, tooltip: str) -> widgets.SelectionSlider:
-    return widgets.SelectionSlider(
-        options=values, value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="26em")
-    )

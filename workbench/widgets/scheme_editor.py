@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.core.errors import WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt, layer_cut, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.plots.trade import TradePoint, trade
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, button, described
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceProblem
-from workbench.widgets.latest import Latest
 
 MAX_TRADE_POINTS = 7
 """Plans that the curve over all numbers of layers simulates: it is nearly straight."""
 
 
-class SchemeEditor(widgets.VBox):
+class SchemeEditor(Explorer):
     """A slider for the number of layers in scheme 2, and a button for each layer; pressed: scheme 2.
 
     plan: as the controls have it, fitting or not.  planned: the planner's, which yours is compared with.
@@ -34,17 +32,10 @@ class SchemeEditor(widgets.VBox):
         self.planned = problem.planned(planner)
         self._planned_s = problem.seconds(self.planned)
         self._trade: dict[tuple[bool, bool], tuple[TradePoint, ...]] = {}
-        self._paused = False
+        self._paused = True
         layers = problem.profile.num_layers
-        self.count = widgets.IntSlider(
-            value=0,
-            min=0,
-            max=layers,
-            description="In scheme 2",
-            tooltip="How many layers, from the first on, are in scheme 2",
-            style=WIDE,
-            layout=widgets.Layout(width="34em"),
-        )
+        told = "How many layers, from the first on, are in scheme 2"
+        self.count = described(widgets.IntSlider, "In scheme 2", told, width="34em", value=0, min=0, max=layers)
         self.layers = tuple(
             widgets.ToggleButton(
                 description=str(layer),
@@ -53,30 +44,23 @@ class SchemeEditor(widgets.VBox):
             )
             for layer in range(layers)
         )
-        self.overlap = widgets.Checkbox(
-            value=self.planned.overlap, description="overlap", tooltip="Tiles travel while others are multiplied", indent=False
-        )
+        self.overlap = widgets.Checkbox(description="overlap", tooltip="Tiles travel while others are multiplied", indent=False)
         self.both_ways = widgets.Checkbox(
-            value=self.planned.both_ways,
-            description="both ways round the ring",
-            tooltip="Half of each tile goes the other way",
-            indent=False,
+            description="both ways round the ring", tooltip="Half of each tile goes the other way", indent=False
         )
-        self.take_plan = widgets.Button(description="Planner's plan", tooltip="Set everything as the planner has it", icon="magic")
-        self.message, self.headline = Message(), Html()
-        titles = ["Memory", "Trade", "One layer", "When (Gantt chart)"]
-        self.tabs = widgets.Tab([FigureBox() for _ in titles], titles=titles)
-        self._latest: Latest[tuple[InferencePlan, int]] = Latest(self._work)
-        self._set(problem.with_schemes(self.planned, schemes) if schemes is not None else self.planned)
-        self.count.observe(lambda change: self._counted(change["new"]), names="value")
-        for control in (self.overlap, self.both_ways, *self.layers):
-            control.observe(lambda _: self._changed(), names="value")
-        self.tabs.observe(lambda _: self._changed(), names="selected_index")
-        self.take_plan.on_click(lambda _: self._set(self.planned))
+        self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
+        self._arrange(problem.with_schemes(self.planned, schemes) if schemes is not None else self.planned)
         grid = widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"))
-        switches = widgets.HBox([self.take_plan, self.overlap, self.both_ways])
-        super().__init__([self.count, grid, switches, self.headline, self.message, self.tabs])
-        self.wait()
+        super().__init__(
+            [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
+            [self.overlap, self.both_ways],
+            lambda: self.plan,
+            self._price,
+            tabs=("Memory", "Trade", "One layer", "When (Gantt chart)"),
+        )
+        self.count.observe(lambda change: self._press([layer < change["new"] for layer in range(layers)]), names="value")
+        for switch in self.layers:
+            switch.observe(lambda _: self._press([one.value for one in self.layers]), names="value")
 
     @property
     def schemes(self) -> tuple[int, ...]:
@@ -89,71 +73,38 @@ class SchemeEditor(widgets.VBox):
         made = self.problem.with_schemes(self.planned, self.schemes)
         return replace(made, overlap=self.overlap.value, both_ways=self.both_ways.value)
 
-    def wait(self) -> None:
-        """Wait until what is shown belongs to what the controls say."""
-        self._latest.wait()
+    def _take_plan(self) -> None:
+        with self.setting():
+            self._arrange(self.planned)
 
-    def _set(self, plan: InferencePlan) -> None:
-        self._paused = True
-        try:
-            for button, scheme in zip(self.layers, plan.schemes, strict=True):
-                button.value = scheme == 2
-            self.overlap.value, self.both_ways.value = plan.overlap, plan.both_ways
-        finally:
-            self._paused = False
-        self._changed()
+    def _arrange(self, plan: InferencePlan) -> None:
+        """Set every control."""
+        self.overlap.value, self.both_ways.value = plan.overlap, plan.both_ways
+        for switch, scheme in zip(self.layers, plan.schemes, strict=True):
+            switch.value = scheme == 2
+            switch.button_style = "info" if switch.value else ""
+        self.count.value = plan.schemes.count(2)
 
-    def _counted(self, count: int) -> None:
-        if self._paused:
-            return
-        self._paused = True
-        try:
-            for layer, button in enumerate(self.layers):
-                button.value = layer < count
-        finally:
-            self._paused = False
-        self._changed()
+    def _press(self, pressed: Sequence[bool]) -> None:
+        """Set the layers and their number."""
+        if not self._paused:
+            with self.setting():
+                self._arrange(replace(self.plan, schemes=tuple(2 if one else 1 for one in pressed)))
 
-    def _changed(self) -> None:
-        if self._paused:
-            return
-        self._paused = True
-        try:
-            for button in self.layers:
-                button.button_style = "info" if button.value else ""
-            self.count.value = self.schemes.count(2)
-        finally:
-            self._paused = False
-        try:
-            self._latest.ask((self.plan, self.tabs.selected_index or 0))
-        except WorkbenchError as error:
-            self.message.show_exception(error)
-
-    def _work(self, request: tuple[InferencePlan, int]) -> None:
-        try:
-            self._show(*request)
-        except Exception as error:  # a thread's error would be seen by nobody
-            self.message.show_exception(error)
-
-    def _show(self, plan: InferencePlan, tab: int) -> None:
+    def _price(self, plan: InferencePlan) -> None:
         problem, refusal = self.problem, self.problem.refusal(plan)
         timeline = problem.simulated(plan, title="One sequence, with your schemes")
         if refusal is not None:
             self.message.error(str(refusal))
-        else:
-            self.message.clear()
         self.headline.value = self._headline(plan, timeline, fits=refusal is None)
-        box: Any = self.tabs.children[tab]
-        if tab == 0:
-            box.show(needs(problem.need_parts(plan), problem.cluster, title="What each device holds"))
-        elif tab == 1:
-            mine = TradePoint(plan.schemes.count(2), problem.seconds(plan), problem.fullness(plan))
-            box.show(trade(self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"))
-        elif tab == 2:
-            names = [device.name for device in problem.cluster.devices]
-            box.show(layer_cut(plan, problem.profile.stacks[0], names, length=problem.length, scheme=plan.schemes[0]))
-        else:
-            box.show(gantt(timeline))
+        names = [device.name for device in problem.cluster.devices]
+        mine = TradePoint(plan.schemes.count(2), problem.seconds(plan), problem.fullness(plan))
+        self.show(
+            lambda: needs(problem.need_parts(plan), problem.cluster, title="What each device holds"),
+            lambda: trade(self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"),
+            lambda: layer_cut(plan, problem.profile.stacks[0], names, length=problem.length, scheme=plan.schemes[0]),
+            lambda: gantt(timeline),
+        )
 
     def _points(self, plan: InferencePlan) -> tuple[TradePoint, ...]:
         key = (plan.overlap, plan.both_ways)

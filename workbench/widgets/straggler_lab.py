@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
-from workbench.core.errors import WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.job import Job
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
@@ -23,9 +22,9 @@ from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
 from workbench.runtime.engines import default_pool
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, described
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceProblem
-from workbench.widgets.latest import Latest
 
 KINDS = {"computes slower": "slow", "is killed": "kill", "freezes": "freeze"}
 REACTIONS = {
@@ -36,7 +35,7 @@ REACTIONS = {
 }
 
 
-class StragglerLab(widgets.VBox):
+class StragglerLab(Explorer):
     """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
 
     reports: what is shown, by name.  fault, rescheduling: as the controls have them.
@@ -50,23 +49,22 @@ class StragglerLab(widgets.VBox):
         whole_s = num_requests * self._typical_s
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
-        self.device = _choice("Device", names, rank, "Which device")
-        self.kind = _choice("It", list(KINDS.items()), "slow", "What happens to it")
-        self.factor = _slider("Times slower", factor, 1.5, 20.0, 0.5, "How many times slower it computes")
-        self.start = _slider("From (%)", 25, 0, 95, 5, "When it begins, in hundredths of the undisturbed stream's time")
-        self.duration = _slider("For (%)", 40, 5, 200, 5, "How long it lasts, in hundredths of the undisturbed stream's time")
-        self.reaction = _choice("What to do", list(REACTIONS.items()), "exclude", "What the portal does about a straggler")
-        self.message, self.headline = Message(), Html()
-        self.tabs = widgets.Tab([FigureBox(), FigureBox()], titles=["Throughput", "Latencies"])
+        self.device = _choice("Device", "Which device", names, rank)
+        self.kind = _choice("It", "What happens to it", KINDS.items(), "slow")
+        self.factor = _slider("Times slower", "How many times slower it computes", factor, 1.5, 20.0, 0.5)
+        part = "in hundredths of the undisturbed stream's time"
+        self.start = _slider("From (%)", f"When it begins, {part}", 25, 0, 95, 5)
+        self.duration = _slider("For (%)", f"How long it lasts, {part}", 40, 5, 200, 5)
+        self.reaction = _choice("What to do", "What the portal does about a straggler", REACTIONS.items(), "exclude")
         self.reports: dict[str, ServingReport] = {}
-        self._latest: Latest[tuple[Fault, ReschedulingSettings]] = Latest(self._work)
-        for control in (self.device, self.kind, self.factor, self.start, self.duration, self.reaction):
-            control.observe(lambda _: self._changed(), names="value")
-        self.tabs.observe(lambda _: self._draw(), names="selected_index")
         rows = [[self.device, self.kind, self.factor], [self.start, self.duration, self.reaction]]
-        super().__init__([*(widgets.HBox(row) for row in rows), self.headline, self.message, self.tabs])
-        self._changed()
-        self.wait()
+        super().__init__(
+            [widgets.HBox(row) for row in rows],
+            [control for row in rows for control in row],
+            lambda: (self.fault, self.rescheduling),
+            lambda asked: self._serve(*asked),
+            tabs=("Throughput", "Latencies"),
+        )
 
     @property
     def fault(self) -> Fault:
@@ -86,29 +84,14 @@ class StragglerLab(widgets.VBox):
         """Return the stream with the chosen reaction."""
         return self.reports["with re-scheduling"]
 
-    def wait(self) -> None:
-        """Wait until what is shown belongs to what the controls say."""
-        self._latest.wait()
-
-    def _changed(self) -> None:
-        self.factor.disabled = self.kind.value != "slow"
-        try:
-            self._latest.ask((self.fault, self.rescheduling))
-        except WorkbenchError as error:
-            self.message.show_exception(error)
-
-    def _work(self, request: tuple[Fault, ReschedulingSettings]) -> None:
-        try:
-            fault, settings = request
-            found = {"with re-scheduling": self._simulated(fault, settings)}
-            if fault.kind == "slow":  # a killed device has to be left out
-                found["without"] = self._simulated(fault, replace(settings, reaction="none"))
-            self.reports = found
-            self.message.clear()
-            self.headline.value = self._headline(fault)
-            self._draw()
-        except Exception as error:  # a thread's error would be seen by nobody
-            self.message.show_exception(error)
+    def _serve(self, fault: Fault, settings: ReschedulingSettings) -> None:
+        self.factor.disabled = fault.kind != "slow"
+        found = {"with re-scheduling": self._simulated(fault, settings)}
+        if fault.kind == "slow":  # a killed device has to be left out
+            found["without"] = self._simulated(fault, replace(settings, reaction="none"))
+        self.reports = found
+        self.headline.value = self._headline(fault)
+        self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
 
     def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
         return simulate_serving(
@@ -121,13 +104,6 @@ class StragglerLab(widgets.VBox):
             faults=(fault,),
             world=SimulatedWorld(restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
         )
-
-    def _draw(self) -> None:
-        if not self.reports:
-            return
-        at = self.tabs.selected_index or 0
-        box: Any = self.tabs.children[at]
-        box.show(serving(self.reports) if at == 0 else request_latencies(self.report))
 
     def _headline(self, fault: Fault) -> str:
         report = self.report
@@ -176,21 +152,10 @@ def settings_for(request_s: float, *, reaction: Any = "exclude", slow_factor: fl
     )
 
 
-def _choice(description: str, options: list[Any], value: Any, tooltip: str) -> widgets.Dropdown:
-    layout = widgets.Layout(width="23em")
-    return widgets.Dropdown(options=options, value=value, description=description, tooltip=tooltip, style=WIDE, layout=layout)
+def _choice(description: str, tooltip: str, options: Iterable[tuple[str, Any]], value: Any) -> widgets.Dropdown:
+    return described(widgets.Dropdown, description, tooltip, width="23em", options=list(options), value=value)
 
 
-def _slider(description: str, value: float, least: float, most: float, step: float, tooltip: str) -> widgets.FloatSlider:
-    return widgets.FloatSlider(
-        value=value,
-        min=least,
-        max=most,
-        step=step,
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=widgets.Layout(width="23em"),
-        readout_format=".0f" if step >= 1 else ".1f",
-        continuous_update=False,
-    )
+def _slider(description: str, tooltip: str, value: float, least: float, most: float, step: float) -> widgets.FloatSlider:
+    settings = {"min": least, "max": most, "step": step, "readout_format": ".0f" if step >= 1 else ".1f"}
+    return described(widgets.FloatSlider, description, tooltip, width="23em", value=value, continuous_update=False, **settings)

@@ -1,0 +1,134 @@
+"""What the explorers share: controls, and below them what follows, worked out in the background for their newest position."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from workbench.core.errors import WorkbenchError
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message
+
+Request = TypeVar("Request")
+
+
+class Latest(Generic[Request]):
+    """Does `work` with the newest request in a thread of its own; requests that came while it was busy are dropped but for the last.
+
+    work: must not raise; it shows its own errors.
+    """
+
+    def __init__(self, work: Callable[[Request], None]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._waiting: list[Request] = []  # none or one
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def ask(self, request: Request) -> None:
+        """Ask for work on `request`, in place of any that still waits."""
+        with self._lock:
+            self._waiting = [request]
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._run, name="workbench-latest", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is left to do."""
+        while (thread := self._thread) is not None and thread.is_alive():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                request = self._waiting.pop()
+            self._work(request)
+
+
+class Explorer(widgets.VBox):
+    """Controls above, a headline, a message, and one figure or several in tabs below.
+
+    asked: returns what the controls ask for; it may raise WorkbenchError.  answer: shows what follows from that, in the background.
+    tabs: titles of the figures; one figure, without tabs, if there is none.  refused: the headline of what cannot be answered.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[widgets.Widget],
+        controls: Sequence[Any],
+        asked: Callable[[], Any],
+        answer: Callable[[Any], None],
+        *,
+        tabs: Sequence[str] = (),
+        below: Sequence[widgets.Widget] = (),
+        refused: str = "",
+    ) -> None:
+        self.message, self.headline = Message(), Html()
+        self._asked, self._answer, self._refused = asked, answer, refused
+        self._paused = False
+        self._boxes = [FigureBox() for _ in tabs or ("",)]
+        self._figures: tuple[Callable[[], go.Figure], ...] = ()
+        self._latest: Latest[Any] = Latest(self._work)
+        self.figure = self._boxes[0]
+        self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
+        for control in controls:
+            control.observe(lambda _: self.changed(), names="value")
+        self.tabs.observe(lambda _: self._draw(), names="selected_index")
+        super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
+        self.changed()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until what is shown belongs to what the controls say."""
+        self._latest.wait()
+
+    def changed(self) -> None:
+        """Answer what the controls ask for now."""
+        if self._paused:
+            return
+        try:
+            self._latest.ask(self._asked())
+        except WorkbenchError as error:
+            self._latest.ask(error)  # after what is being worked on, which would clear it
+
+    @contextmanager
+    def setting(self) -> Iterator[None]:
+        """Set several controls inside; what follows from them is shown once, at the end."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+        self.changed()
+
+    def show(self, *figures: Callable[[], go.Figure]) -> None:
+        """Show a figure for each tab, or none; only the one in sight is drawn, which costs more than what it shows."""
+        self._figures = figures
+        for box in self._boxes:
+            box.layout.visibility = "visible" if figures else "hidden"
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._figures:
+            at = self.tabs.selected_index or 0
+            self._boxes[at].show(self._figures[at]())
+
+    def _work(self, request: Any) -> None:
+        try:
+            if isinstance(request, WorkbenchError):
+                raise request
+            self.message.clear()
+            self._answer(request)
+        except Exception as error:  # a thread's error would be seen by nobody
+            self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
+            self.show()
+            self.message.show_exception(error)
