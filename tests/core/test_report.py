@@ -15,12 +15,12 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), "measured time of step 2 of epoch 1 is -1"),
-    "a negative predicted time": (lambda r: r["steps"][2].update(predicted_s=-0.5), "predicted time of step 1 of epoch 2 is -0.5"),
-    "a negative epoch": (lambda r: r["epochs"][0].update(seconds=-2), "time of epoch 1 is -2"),
-    "a negative phase": (lambda r: r.update(phases_s={"whole run": -2}), "time of 'whole run' is -2"),
-    "a negative size": (lambda r: r.update(bytes={"sent": -2}), "number of bytes 'sent' is -2"),
-    "a plan that takes no time": (lambda r: r["sweep"][0].update(predicted_s=0), r"predicted time of '\[6\]' is 0"),
+    "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), r"steps\[1\].measured_s = -1: Expected `float` >= 0"),
+    "a negative predicted time": (lambda r: r["steps"][2].update(predicted_s=-0.5), r"steps\[2\].predicted_s = -0.5"),
+    "a negative epoch": (lambda r: r["epochs"][0].update(seconds=-2), r"epochs\[0\].seconds = -2"),
+    "a negative phase": (lambda r: r.update(phases_s={"whole run": -2}), r"phases_s\[...\] = {'whole run': -2}: Expected `float`"),
+    "a negative size": (lambda r: r.update(bytes={"sent": -2}), r"bytes\[...\] = {'sent': -2}: Expected `int`"),
+    "a plan that takes no time": (lambda r: r["sweep"][0].update(predicted_s=0), r"sweep\[0\].predicted_s = 0: Expected `float` > 0"),
     "a span before the beginning": (lambda r: spans(r)[0].__setitem__(2, -1), "from -1 to 1 s in its timeline 'first epoch, predicted'"),
     "a span that ends before it starts": (lambda r: spans(r)[0].__setitem__(3, -1), "0F0 of device 0 lasts from 0 to -1 s"),
     "a span of no device": (lambda r: spans(r)[0].__setitem__(0, 7), "0F0 is of device 7 of 2"),

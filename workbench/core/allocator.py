@@ -19,7 +19,7 @@ _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"
 def keep_freed_memory() -> bool:
     """Let this process keep what the tensors of one layer leave for those of the next; return whether it does.
 
-    glibc gives all of it back to the system behind every layer and takes it anew, page by page: a fifth of a forward pass of 512
+    glibc gives all of it back to the system behind every layer and takes it again, page by page: a fifth of a forward pass of 512
     tokens.  Nothing is changed where the user has chosen himself, by the environment, and with other libraries.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _CHOSEN):

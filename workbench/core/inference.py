@@ -11,9 +11,6 @@ from workbench.core.errors import ConfigError
 
 Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
 
-GEMM_KINDS = ("QKV", "OUT", "UP", "DOWN", "CQ", "CKV", "COUT")
-"""Operations whose time goes with tokens times units (heads or columns); CATT and ATT go with query-key pairs times heads."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackShape:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -14,6 +15,9 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import from_json, read_text, shown, to_json, write_text
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Source, Timeline, label_of
+
+Time = Annotated[float, Meta(ge=0)]
+"""Seconds."""
 
 
 def dilation_note(dilation: float) -> str:
@@ -29,8 +33,8 @@ class StepRecord:
     step: int
     samples: int
     cached: bool
-    predicted_s: float | None = None
-    measured_s: float | None = None
+    predicted_s: Time | None = None
+    measured_s: Time | None = None
     loss: float | None = None
 
 
@@ -40,7 +44,7 @@ class EpochRecord:
 
     epoch: int
     cached: bool
-    seconds: float
+    seconds: Time
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -51,8 +55,8 @@ class SweepPoint:
 
     name: str
     plan: Plan
-    predicted_s: float
-    measured_s: float | None = None
+    predicted_s: Annotated[float, Meta(gt=0)]
+    measured_s: Time | None = None
     num_steps: int = 0
     overrun_share: float = 0.0
     dilation: float = 1.0
@@ -75,10 +79,10 @@ class Recovery:
 
     what: str
     step: int
-    noticed_s: float
-    planned_s: float
-    resumed_s: float
-    step_s: float = 0.0
+    noticed_s: Time
+    planned_s: Time
+    resumed_s: Time
+    step_s: Time = 0.0
     stood_still_s: float = 0.0
     repeated: int = 0
     noticed_steps: int = 0
@@ -122,8 +126,8 @@ class Report:
     sweep: tuple[SweepPoint, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
-    phases_s: dict[str, float] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
+    phases_s: dict[str, Time] = field(default_factory=dict)
+    bytes: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
     overrun_share: float = 0.0
     dilation: float = 1.0
     valid: bool = True
@@ -157,26 +161,12 @@ class Report:
         return report
 
     def faults(self) -> Iterator[str]:
-        """Yield what cannot be: devices that the cluster does not have, and times, losses, sizes and metrics that are none."""
+        """Yield what cannot be: devices that the cluster does not have, and spans of timelines that none can have."""
         size, plan = self.cluster.world_size, self.plan
         ranks = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
         ranks |= {rank for point in self.sweep for stage in point.plan.stages for rank in stage.ranks}
         ranks |= set(plan.inference.ranks) if plan.inference else set()
         yield from (f"Its plan names device {rank}; the cluster has {size}" for rank in sorted(ranks) if not 0 <= rank < size)
-        times: list[tuple[str, float | None]] = []
-        for step in self.steps:
-            where = f"of step {step.step + 1} of epoch {step.epoch + 1}"
-            times += [(f"predicted time {where}", step.predicted_s), (f"measured time {where}", step.measured_s)]
-        times += [(f"time of epoch {epoch.epoch + 1}", epoch.seconds) for epoch in self.epochs]
-        times += [(f"predicted time of '{point.name}'", point.predicted_s) for point in self.sweep]
-        times += [(f"measured time of '{point.name}'", point.measured_s) for point in self.sweep]
-        times += [(f"time of '{name}'", seconds) for name, seconds in self.phases_s.items()]
-        for one in self.recoveries:
-            spans = {"noticed": one.noticed_s, "planned": one.planned_s, "resumed": one.resumed_s, "step": one.step_s}
-            times += [(f"{name} time of '{one.what}'", seconds) for name, seconds in spans.items()]
-        times += [(f"number of bytes '{name}'", nbytes) for name, nbytes in self.bytes.items()]
-        yield from (f"The {name} is {value:g}" for name, value in times if value is not None and not 0 <= value < math.inf)
-        yield from (f"The predicted time of '{point.name}' is 0" for point in self.sweep if point.predicted_s == 0)
         for name, timeline in self.timelines.items():
             yield from (f"{fault} in its timeline '{name}'" for fault in timeline.faults())
             if timeline.world_size > size:
