@@ -12,25 +12,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.job import (
-    CLUSTER,
-    DEFAULTS,
-    BatchSize,
-    ClusterName,
-    Data,
-    Epochs,
-    LearningRate,
-    MaxLength,
-    Method,
-    MicroBatches,
-    Model,
-    Options,
-    ReportFile,
-    Samples,
-    Seed,
-    TaskName,
-    parse_options,
-)
+from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
 from workbench.cli.output import USER_ERROR, Commands, Json, print_json, report_error
 from workbench.cli.progress import RunProgress
 from workbench.cli.show import summary
@@ -76,23 +58,11 @@ LocalFolder = Annotated[
 
 
 @app.callback(invoke_without_command=True)
+@takes_job(*(name for name in ALL_FIELDS if name not in ("faults", "backup_every")))
 def command(
+    job: Job,
     context: typer.Context,
-    method: Method = DEFAULTS.method,
     cluster: ClusterName = CLUSTER,
-    model: Model = DEFAULTS.model,
-    task: TaskName = DEFAULTS.task,
-    epochs: Epochs = DEFAULTS.epochs,
-    seed: Seed = DEFAULTS.seed,
-    batch_size: BatchSize = DEFAULTS.batch_size,
-    micro_batches: MicroBatches = DEFAULTS.micro_batches,
-    learning_rate: LearningRate = DEFAULTS.learning_rate,
-    max_length: MaxLength = DEFAULTS.max_length,
-    train_samples: Samples = None,
-    validation_samples: Samples = None,
-    test_samples: Samples = None,
-    data: Data = None,
-    option: Options = None,
     job_file: JobFile = None,
     plan_file: PlanFile = None,
     workdir: SharedFolder = None,
@@ -104,23 +74,6 @@ def command(
     """Fine-tune a model on the processes that torchrun started, one for each device of the cluster, at their own speed."""
     if job_file is not None:
         job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
-    else:
-        job = Job(
-            method=method,
-            model=model,
-            task=task,
-            epochs=epochs,
-            seed=seed,
-            batch_size=batch_size,
-            micro_batches=micro_batches,
-            learning_rate=learning_rate,
-            max_length=max_length,
-            train_samples=train_samples,
-            validation_samples=validation_samples,
-            test_samples=test_samples,
-            data=data,
-            options=parse_options(option),
-        )
     plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
     described = load_cluster(cluster)
     made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)

@@ -107,7 +107,7 @@ def test_datasets_that_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.cli.run._run", lambda *_, **__: pytest.fail("the run began"))
+    monkeypatch.setattr("workbench.experiment.run", lambda *_, **__: pytest.fail("the run began"))
     assert "It is a folder" in refused("run", "--report", str(tmp_path))["found"]
     (tmp_path / "file").touch()
     assert "Not a directory" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]
@@ -115,7 +115,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
 
 def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, hint in (("execute", True), ("simulate", False)):
-        monkeypatch.setattr("workbench.cli.run._run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute"))
+        monkeypatch.setattr("workbench.experiment.run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute"))
         told = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
         assert told.exit_code == 2 and "Devices     fast" in told.stderr
         said = told.stderr.splitlines()[-1]

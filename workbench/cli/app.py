@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from workbench.cli.bench import bench
 from workbench.cli.caches import cache
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
-from workbench.cli.output import Commands, Json, print_json, say
+from workbench.cli.output import Commands, Json, Png, print_json, say
 from workbench.cli.reproduce import reproduce
 from workbench.cli.run import plan, run, simulate
 from workbench.cli.schedule import schedule
@@ -27,14 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=("Learn, try out and compare how language models are fine-tuned and served on small devices."),
 )
-
-
-class Png(StrEnum):
-    """Whether PNG files are written beside the HTML."""
-
-    auto = "auto"
-    yes = "yes"
-    no = "no"
 
 
 def doctor(as_json: Json = False) -> None:
@@ -73,14 +64,14 @@ def fetch(
 def draw(
     report: Annotated[Path, typer.Argument(help="A Report that `run` or a notebook wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures/drawn"),
-    png: Annotated[Png, typer.Option(help="PNG files too; auto: where a Chromium is found.")] = Png.auto,
+    png: Png = "auto",
     as_json: Json = False,
 ) -> None:
     """Draw a Report's figures: HTML that opens offline, PNG where a Chromium is found."""
     read = Report.read(report)
     from workbench.plots import write_figures
 
-    files = write_figures(read, out, png="auto" if png is Png.auto else png is Png.yes)
+    files = write_figures(read, out, png=png if png == "auto" else png == "yes")
     if as_json:
         print_json([str(file) for file in files])
     else:

@@ -6,29 +6,26 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.job import CLUSTER, DEFAULTS, ClusterName, Data, Fidelity, Method, Model, Options, TaskName, parse_options
+from workbench.cli.job import CLUSTER, ClusterName, Fidelity, takes_job
 from workbench.cli.output import Json, print_json, print_table
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 
 
+@takes_job("method", "model", "task", "data", "options")
 def devices(
+    job: Job,
     cluster: ClusterName = CLUSTER,
     names: Annotated[bool, typer.Option("--list", help="List the clusters that come with the project.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure each device's FLOP/s, memory and disk rate.")] = False,
     links: Annotated[bool, typer.Option("--links", help="Emulate the cluster and measure bandwidth and latency of every link.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")] = False,
-    model: Model = DEFAULTS.model,
-    task: TaskName = DEFAULTS.task,
-    method: Method = DEFAULTS.method,
-    data: Data = None,
-    option: Options = None,
     device: Annotated[str | None, typer.Option(help="Whose layers; the first device's without.")] = None,
     batch: Annotated[list[int], typer.Option("--batch", help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
     length: Annotated[int, typer.Option(help="Tokens of a sample for --layers.")] = 32,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
-    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated for --links.")] = Fidelity.auto,
+    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated for --links.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Show a cluster's devices, list the clusters, or measure: devices, links, a model's layers."""
@@ -50,9 +47,8 @@ def devices(
         if measure:
             measure_devices(found, as_json=as_json)
         elif links:
-            measure_links(found, fidelity.value, as_json=as_json)
+            measure_links(found, fidelity, as_json=as_json)
         else:
-            job = Job(method=method, model=model, task=task, data=data, options=parse_options(option))
             measure_layers(job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json)
     else:
         from workbench.cli.show import show_cluster

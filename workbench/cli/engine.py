@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
 REPORTED_STEPS = 20
 
 
-class LossChoice(StrEnum):
-    """What a program's loss is over."""
-
-    vocabulary = "vocabulary"
-    label_words = "label_words"
-
-
 def export(
     out: Annotated[Path, typer.Argument(help="The program to write, such as smollm2.pte.")],
     model: Model = "SmolLM2-135M",
@@ -35,7 +27,9 @@ def export(
     max_length: MaxLength = 64,
     targets: Annotated[int, typer.Option(help="Label tokens of a prompt.")] = 1,
     epsilon: Annotated[float, typer.Option(help="Scale of the perturbation.")] = 1e-2,
-    loss: Annotated[LossChoice, typer.Option(help="Over the whole vocabulary, or among the label words alone.")] = LossChoice.vocabulary,
+    loss: Annotated[
+        Literal["vocabulary", "label_words"], typer.Option(help="Over the whole vocabulary, or among the label words alone.")
+    ] = "vocabulary",
     rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
@@ -71,10 +65,10 @@ def export(
         raise ConfigError(
             f"A program for prompts of {max_length} tokens was asked for.", f"'{model}' reads {context}.", "Lower --max-length."
         )
-    if prompts is not None or loss == LossChoice.label_words:
+    if prompts is not None or loss == "label_words":
         say(f"Tokenizing the prompts of {task}")
         encoded = _tokenized(model, task, data, train_samples, config.sequence_length, config.num_targets)
-        if loss == LossChoice.label_words:
+        if loss == "label_words":
             config = replace(config, choices=encoded.among_label_words().choices)
         if prompts is not None:
             _write_prompts(prompts, encoded, config.sequence_length)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -43,12 +45,55 @@ ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Rep
 CLUSTER = DEFAULT_CLUSTER
 
 
-class Fidelity(StrEnum):
-    """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
+Fidelity = Literal["auto", "kernel", "paced"]
+"""How links are emulated: by the kernel, by our own pacing, or the best that works here."""
 
-    auto = "auto"
-    kernel = "kernel"
-    paced = "paced"
+_OPTIONS: dict[str, Any] = {
+    "method": Method,
+    "model": Model,
+    "task": TaskName,
+    "epochs": Epochs,
+    "seed": Seed,
+    "batch_size": BatchSize,
+    "micro_batches": MicroBatches,
+    "learning_rate": LearningRate,
+    "max_length": MaxLength,
+    "train_samples": Samples,
+    "validation_samples": Samples,
+    "test_samples": Samples,
+    "data": Data,
+    "options": Options,
+    "faults": Faults,
+    "backup_every": BackupEvery,
+}
+PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "options")
+SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "backup_every")
+ALL_FIELDS = tuple(_OPTIONS)
+
+
+def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator for a command whose first argument is a Job: it gets an option for each of these fields instead."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def filled(**given: Any) -> None:
+            read = {name: given.pop(name) for name in fields}
+            read["options"] = parse_options(read["options"])
+            if "faults" in read:
+                read["faults"] = "; ".join(read["faults"] or ())
+            command(Job(**read), **given)
+
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "job"]
+        kinds = {name: _OPTIONS[name] for name in fields} | {one.name: one.annotation for one in own}
+        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {"options": None, "faults": None}
+        defaults |= {one.name: one.default for one in own}
+        filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
+        )
+        filled.__annotations__ = kinds
+        return filled
+
+    return decorate
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import errno
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -27,6 +27,7 @@ def _remember_json(context: typer.Context, wanted: bool) -> bool:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result (or the error) as JSON.", callback=_remember_json, is_eager=True)]
+Png = Annotated[Literal["auto", "yes", "no"], typer.Option(help="PNG files too; auto: where a Chromium is found.")]
 
 
 class Commands(TyperGroup):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from workbench.cli.output import Json, print_json, print_table, say
+from workbench.cli.output import Json, Png, print_json, print_table, say
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import to_builtins
 from workbench.fetch import cache_folder
@@ -18,14 +17,6 @@ from workbench.reproduce.writing import comparison_table, number_text, write
 
 QUICK_SEEDS = 1
 MOST_SEEDS = 100
-
-
-class Png(StrEnum):
-    """Whether PNG files are written beside the HTML."""
-
-    auto = "auto"
-    yes = "yes"
-    no = "no"
 
 
 def reproduce(
@@ -37,7 +28,7 @@ def reproduce(
     everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
     names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
-    png: Annotated[Png, typer.Option(help="PNG files too; auto: where a Chromium is found.")] = Png.auto,
+    png: Png = "auto",
     data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks, for those that execute.")] = None,
     kept: Annotated[
         Path | None, typer.Option(help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache")
@@ -82,8 +73,7 @@ def reproduce(
         else:
             if not as_json:
                 show(done[-1][1], details=details)
-    wanted: Literal["auto"] | bool = "auto" if png is Png.auto else png is Png.yes
-    files = write(done, folder, title=f"{paper}: the paper's numbers and ours", png=wanted)
+    files = write(done, folder, title=f"{paper}: the paper's numbers and ours", png=png if png == "auto" else png == "yes")
     if as_json:
         print_json({item.name: _as_json(result) for item, result in done})
     else:

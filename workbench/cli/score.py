@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,27 +11,15 @@ from workbench.cli.job import DEFAULTS, Data, MaxLength, Samples, TaskName
 from workbench.cli.output import Json, print_json, say
 from workbench.core.errors import ConfigError
 
-
-class CalibrationChoice(StrEnum):
-    """What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training prompts."""
-
-    none = "none"
-    content_free = "content_free"
-    mean_prior = "mean_prior"
-
-
-class SplitChoice(StrEnum):
-    """Which samples."""
-
-    validation = "validation"
-    test = "test"
+Calibration = Literal["none", "content_free", "mean_prior"]
+"""What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training prompts."""
 
 
 def score(
     model: Annotated[str, typer.Argument(help="A model's name (zero-shot), a run's folder, or a file of trained values.")],
     task: TaskName = DEFAULTS.task,
-    calibration: Annotated[CalibrationChoice, typer.Option(help="Prior of the label words to take out.")] = CalibrationChoice.none,
-    split: Annotated[SplitChoice, typer.Option(help="Samples that are answered.")] = SplitChoice.test,
+    calibration: Annotated[Calibration, typer.Option(help="Prior of the label words to take out.")] = "none",
+    split: Annotated[Literal["validation", "test"], typer.Option(help="Samples that are answered.")] = "test",
     samples: Samples = None,
     max_length: MaxLength = 256,
     data: Data = None,
@@ -48,13 +35,13 @@ def score(
         _require_generating(model)
     else:
         loaded, description = load_trained(trained)
-    found = load_prompt_task(task, data=data, **{f"{split.value}_samples": samples})
+    found = load_prompt_task(task, data=data, **{f"{split}_samples": samples})
     if trained is None:
         loaded, name, what = load_causal_model(model, TrainableConfig()), model, f"{model}, zero-shot"
     else:
         name, what = description.model, f"{description.model} with the values of {model}"
     facts = model_facts(name)
-    chosen = getattr(found, split.value)
+    chosen = getattr(found, split)
     say(f"{what}: {len(chosen)} prompts of {task}")
     made = evaluate(
         loaded.logits_at,
@@ -63,12 +50,12 @@ def score(
         load_tokenizer(name),
         is_causal=facts.is_causal,
         max_length=min(max_length, facts.max_length),
-        calibration=calibration.value,
+        calibration=calibration,
     )
     if as_json:
-        print_json({"model": name, "task": task, "split": split.value, "samples": len(chosen), "metric": made.metric, "value": made.value})
+        print_json({"model": name, "task": task, "split": split, "samples": len(chosen), "metric": made.metric, "value": made.value})
     else:
-        print(f"{made.metric:<11} {made.value:.3f}  ({split.value} split, {len(chosen)} samples, calibration: {calibration.value})")
+        print(f"{made.metric:<11} {made.value:.3f}  ({split} split, {len(chosen)} samples, calibration: {calibration})")
 
 
 def _require_generating(model: str) -> None:
