@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
@@ -36,6 +36,11 @@ class DeviceRow:
     budget_bytes: int = 0
 
     @property
+    def is_lost(self) -> bool:
+        """Return whether the device is lost: what it computed and held is then not shown."""
+        return self.phase == "lost"
+
+    @property
     def doing(self) -> str:
         """Return it in words: 'first epoch, step 3 of 50'."""
         return f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
@@ -45,7 +50,7 @@ class DeviceRow:
 class EpochRow:
     """One epoch.  num_steps: 0 while unknown.  loss: mean over its steps so far.  seconds: since its first device began it.
 
-    answers: its steps are requests that are answered.
+    cached: it is predicted to run from the activation cache.  answers: its steps are requests that are answered.
     """
 
     epoch: int
@@ -53,6 +58,7 @@ class EpochRow:
     num_steps: int = 0
     loss: float | None = None
     seconds: float = 0.0
+    cached: bool = False
     answers: bool = False
 
     @property
@@ -65,8 +71,8 @@ class EpochRow:
 class Snapshot:
     """A run at one moment, all of it fit to be drawn.
 
-    phase: what the whole run is at.  phases: each with the second at which it began.  epoch, step: the last step that all
-    devices have done, from 0, -1 before the first.  loss, smoothed_loss, samples_per_s, remaining_s: None while unknown.
+    phase: what the whole run is at.  phases: each with the second at which it began.
+    smoothed_loss, samples_per_s, remaining_s: None while unknown.
     outcome: '' while it runs, then 'finished', 'stopped' or 'failed'.
     """
 
@@ -75,10 +81,6 @@ class Snapshot:
     notes: tuple[str, ...]
     devices: tuple[DeviceRow, ...]
     epochs: tuple[EpochRow, ...]
-    epoch: int
-    step: int
-    num_steps: int
-    loss: float | None
     smoothed_loss: float | None
     samples_per_s: float | None
     elapsed_s: float
@@ -115,9 +117,9 @@ class RunState:
         self._epochs: dict[int, _Epoch] = {}
         self._training_s: dict[int, float] = {}
         self._at = (-1, -1)
-        self._loss: float | None = None
         self._smoothed, self._smoothed_weight = 0.0, 0.0
         self._predicted: dict[tuple[int, int], float] = {}
+        self._cached: set[int] = set()
 
     def update(self, event: Event) -> None:
         """Take one event; kinds that are not known are passed over."""
@@ -129,6 +131,7 @@ class RunState:
                 self._take_device(event, now_s)
             elif event.kind == "predicted":
                 self._predicted = {(record.epoch, record.step): record.predicted_s or 0.0 for record in event.predicted}
+                self._cached = {record.epoch for record in event.predicted if record.cached}
             elif event.kind == "note" and event.message:
                 self._notes.append(event.message)
             elif event.kind == "phase" and event.message:
@@ -142,18 +145,13 @@ class RunState:
     def snapshot(self) -> Snapshot:
         """Return the run as it is now."""
         with self._lock:
-            epoch, step = self._at
-            now = self._epochs.get(epoch)
+            now = self._epochs.get(self._at[0])
             return Snapshot(
                 phase=self._phases[-1][0] if self._phases else "Starting",
                 phases=tuple(self._phases),
                 notes=tuple(self._notes),
                 devices=tuple(self._rows),
                 epochs=tuple(self._epoch_row(number) for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))),
-                epoch=epoch,
-                step=step,
-                num_steps=now.num_steps if now else 0,
-                loss=self._loss,
                 smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
                 samples_per_s=_samples_per_s(now) if now else None,
                 elapsed_s=self._elapsed_s(),
@@ -174,41 +172,31 @@ class RunState:
         epoch.ends.append((now_s, event.samples))
         self._at = max(self._at, (event.epoch, event.step))
         if event.loss is not None:
-            self._loss = event.loss
             epoch.loss_sum, epoch.num_losses = epoch.loss_sum + event.loss, epoch.num_losses + 1
             self._smoothed = LOSS_DECAY * self._smoothed + (1 - LOSS_DECAY) * event.loss
             self._smoothed_weight = LOSS_DECAY * self._smoothed_weight + 1 - LOSS_DECAY
 
     def _take_device(self, event: Event, now_s: float) -> None:
-        row = self._rows[event.rank]
         state = event.device or DeviceState(event.message)
-        self._rows[event.rank] = DeviceRow(
-            name=row.name,
-            phase=state.phase,
-            epoch=event.epoch,
-            step=event.step,
-            num_steps=event.num_steps,
-            # What it did in its last step stays to be seen while it is between two phases.
-            busy_share=min(1.0, state.busy_s / state.step_s) if state.step_s and state.busy_s is not None else row.busy_share,
-            used_bytes=row.used_bytes if state.used_bytes is None else state.used_bytes,
-            budget_bytes=row.budget_bytes,
-        )
+        row = replace(self._rows[event.rank], phase=state.phase, epoch=event.epoch, step=event.step, num_steps=event.num_steps)
+        # What it did in its last step stays to be seen while it is between two phases.
+        if row.is_lost:
+            row = replace(row, busy_share=None, used_bytes=None)
+        elif state.step_s and state.busy_s is not None:
+            row = replace(row, busy_share=min(1.0, state.busy_s / state.step_s))
+        if state.used_bytes is not None:
+            row = replace(row, used_bytes=state.used_bytes)
+        self._rows[event.rank] = row
         if event.epoch >= 0:
             self._training_s.setdefault(event.epoch, now_s)
 
     def _epoch_row(self, number: int) -> EpochRow:
         epoch = self._epochs.get(number)
+        row = EpochRow(epoch=number, cached=number in self._cached, answers=self._answers)
         if epoch is None:
-            steps = sum(1 for known, _ in self._predicted if known == number)
-            return EpochRow(epoch=number, num_steps=steps, answers=self._answers)
-        return EpochRow(
-            epoch=number,
-            done=epoch.done,
-            num_steps=epoch.num_steps,
-            loss=epoch.loss_sum / epoch.num_losses if epoch.num_losses else None,
-            seconds=epoch.end_s - epoch.begin_s,
-            answers=self._answers,
-        )
+            return replace(row, num_steps=sum(1 for known, _ in self._predicted if known == number))
+        loss = epoch.loss_sum / epoch.num_losses if epoch.num_losses else None
+        return replace(row, done=epoch.done, num_steps=epoch.num_steps, loss=loss, seconds=epoch.end_s - epoch.begin_s)
 
     def _remaining_s(self) -> float | None:
         """Return the seconds that the steps to come take: as predicted, corrected by what was measured; else at the rate so far."""
@@ -246,3 +234,8 @@ def _samples_per_s(epoch: _Epoch) -> float | None:
         return None
     seconds = epoch.ends[-1][0] - epoch.ends[0][0]
     return sum(samples for _, samples in list(epoch.ends)[1:]) / seconds if seconds > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

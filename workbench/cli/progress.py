@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from workbench.cli.output import say
 from workbench.methods import INFERRING
-from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot
+from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,7 +63,7 @@ class RunProgress:
         from rich.text import Text
 
         now = self.state.snapshot()
-        parts: list[RenderableType] = [Text(f"{now.phase} ({_duration(now.elapsed_s)})" + _facts(now))]
+        parts: list[RenderableType] = [Text(f"{now.phase} ({duration(now.elapsed_s)})" + _facts(now))]
         if any(epoch.num_steps for epoch in now.epochs):
             bars = Table.grid(padding=(0, 2))
             for epoch in now.epochs:
@@ -110,7 +110,7 @@ def _facts(now: Snapshot) -> str:
     if now.samples_per_s is not None:
         words += f", {now.samples_per_s:.0f} samples/s"
     if now.remaining_s is not None:
-        words += f", {_duration(now.remaining_s)} left"
+        words += f", {duration(now.remaining_s)} left"
     return words
 
 
@@ -130,7 +130,3 @@ def _device_cells(device: DeviceRow) -> tuple[str, str, str, str, str]:
         return device.name, device.doing, busy, "", ""
     used = f"{device.used_bytes / 1e6:.0f} of {device.budget_bytes / 1e6:.0f} MB"
     return device.name, device.doing, busy, used, f"{device.used_bytes / device.budget_bytes:.0%}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
