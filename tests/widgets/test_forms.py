@@ -115,6 +115,15 @@ def test_sliders_change_one_device_and_reset_puts_it_back() -> None:
     assert form.cluster == before
 
 
+def test_a_rate_may_be_typed_that_the_slider_does_not_have() -> None:
+    form = ClusterForm("laptop")
+    rate = form.sliders("beta")["bandwidth"]
+    rate.field.value = 30
+    assert form.cluster.devices[1].link.bytes_per_s == 3.75e6 and rate.slider.value == 20 and rate.field.value == 30
+    rate.slider.value = 50
+    assert form.cluster.devices[1].link.bytes_per_s == 6.25e6 and rate.field.value == 50
+
+
 def test_choosing_another_cluster_shows_its_devices() -> None:
     form = ClusterForm("laptop")
     form.choice.value = "pac-env-b"

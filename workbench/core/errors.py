@@ -11,7 +11,7 @@ from typing import Any
 class WorkbenchError(Exception):
     """Base of every error that a user can cause.
 
-    asked: what the user asked for.  found: what is there instead.  todo: what to do about it.
+    asked: what the user asked for.  found: what was found instead.  todo: what to do about it.
     The message is one line made of the three.
     """
 
@@ -22,6 +22,10 @@ class WorkbenchError(Exception):
     def __reduce__(self) -> tuple[type[WorkbenchError], tuple[str, str, str]]:
         """Pickle by the three parts, so that an error crosses process boundaries whole."""
         return type(self), (self.asked, self.found, self.todo)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows of it: its line, without the trace."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(WorkbenchError, ValueError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
+import traitlets
 from markupsafe import Markup
 
 from workbench.core.catalogue import cluster_names, load_cluster
@@ -21,13 +22,35 @@ MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
 
 
+class _Rate(widgets.HBox):
+    """A slider over the usual link rates, and a field for any other: a SelectionSlider shows what is typed into it and ignores it."""
+
+    value = traitlets.Float()
+
+    def __init__(self, rate: float, **settings: Any) -> None:
+        rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {rate})
+        self.slider = widgets.SelectionSlider(options=[(f"{one:g}", one) for one in rates], value=rate, readout=False, **settings)
+        self.field = widgets.BoundedFloatText(
+            value=rate, min=0.01, max=1e6, tooltip=settings["tooltip"], layout=widgets.Layout(width="5.5em")
+        )
+        self._nearest = lambda: min(rates, key=lambda one: abs(math.log(one / self.value)))
+        super().__init__([self.slider, self.field], value=rate)
+        widgets.link((self, "value"), (self.field, "value"))
+        self.slider.observe(lambda change: self._slid(change["new"]), names="value")
+        self.observe(lambda _: setattr(self.slider, "value", self._nearest()), names="value")
+
+    def _slid(self, rate: float) -> None:
+        if rate != self._nearest():  # else the slider only follows the field
+            self.value = rate
+
+
 class _Row(NamedTuple):
     """One device's sliders."""
 
     device: Device
     speed: widgets.FloatSlider
     memory: widgets.IntSlider
-    bandwidth: widgets.SelectionSlider
+    bandwidth: _Rate
     latency: widgets.FloatSlider
 
     def edited(self) -> Device:
@@ -151,52 +174,22 @@ def _speed(device: Device) -> float:
 
 def _row(device: Device, continuous: bool) -> _Row:
     def settings(description: str, tooltip: str) -> dict[str, Any]:
-        style = {"description_width": "4.5em"}
-        return {
-            "description": description,
-            "tooltip": f"{device.name}: {tooltip}",
-            "continuous_update": continuous,
-            "style": style,
-            "layout": widgets.Layout(width="auto"),
-        }
+        own = {"description": description, "tooltip": f"{device.name}: {tooltip}", "continuous_update": continuous}
+        return own | {"style": {"description_width": "4.5em"}, "layout": widgets.Layout(width="auto")}
 
-    speed, memory = _speed(device), round(device.memory_bytes / 1e6)
-    most = max(1.0, speed) if device.host_share is not None else 2 * speed
+    speed, memory, latency_ms = _speed(device), round(device.memory_bytes / 1e6), device.link.latency_s * 1e3
     # A browser moves a slider onto its grid of steps, which must therefore hold the value that it begins with.
-    speed_step = 0.001 if device.host_share is not None else speed / 50
+    if device.host_share is None:
+        told, most, step = ("GFLOP/s", "speed in GFLOP/s"), 2 * speed, speed / 50
+    else:
+        told, most, step = ("speed", "share of one core of this machine"), max(1.0, speed), 0.001
     memory_step = max(1, 10 ** (int(math.log10(max(memory, 10))) - 1))
-    rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {device.link.bytes_per_s / MEGABIT_BYTES})
-    latency_ms = device.link.latency_s * 1e3
+    least, largest = memory % memory_step or memory_step, max(1000, 2 * memory)
+    in_mb, in_ms = settings("MB", "memory for the job, in MB"), settings("ms", "latency of the link in ms, one way")
     return _Row(
         device=device,
-        speed=widgets.FloatSlider(
-            value=speed,
-            min=speed_step,
-            max=most,
-            step=speed_step,
-            readout_format=".2f",
-            **settings(
-                *(("speed", "share of one core of this machine") if device.host_share is not None else ("GFLOP/s", "speed in GFLOP/s"))
-            ),
-        ),
-        memory=widgets.IntSlider(
-            value=memory,
-            min=memory % memory_step or memory_step,
-            max=max(1000, 2 * memory),
-            step=memory_step,
-            **settings("MB", "memory for the job, in MB"),
-        ),
-        bandwidth=widgets.SelectionSlider(
-            value=device.link.bytes_per_s / MEGABIT_BYTES,
-            options=[(f"{rate:g}", rate) for rate in rates],
-            **settings("Mbit/s", "link rate in Mbit/s"),
-        ),
-        latency=widgets.FloatSlider(
-            value=latency_ms,
-            min=0.0,
-            max=max(20.0, 2 * latency_ms),
-            step=0.1,
-            readout_format=".1f",
-            **settings("ms", "latency of the link in ms, one way"),
-        ),
+        speed=widgets.FloatSlider(value=speed, min=step, max=most, step=step, readout_format=".2f", **settings(*told)),
+        memory=widgets.IntSlider(value=memory, min=least, max=largest, step=memory_step, **in_mb),
+        bandwidth=_Rate(device.link.bytes_per_s / MEGABIT_BYTES, **settings("Mbit/s", "link rate in Mbit/s")),
+        latency=widgets.FloatSlider(value=latency_ms, max=max(20.0, 2 * latency_ms), step=0.1, readout_format=".1f", **in_ms),
     )
