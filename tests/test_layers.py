@@ -20,7 +20,7 @@ FLOORS = (
     ("runtime",),
     ("methods",),
     ("calibration",),
-    ("experiment", "progress"),
+    ("experiment", "progress", "summary"),
     ("survey",),
     ("reproduce",),
     ("widgets", "cli", "bench"),
@@ -28,7 +28,7 @@ FLOORS = (
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = ("core", "schedules", "simulator", "planners", "plots", "convert", "network", "fetch", "progress", "cli", "__main__")
+WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], "fetch", "progress", "summary", "cli", "__main__"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -53,14 +53,14 @@ def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Run")
     wait_until(lambda: "doing" in notebook.text_of(".widget-html"), 90, "the devices to say what they are doing")
     notebook.shoot("run-panel-running")
-    wait_until(lambda: "Test split" in notebook.text_of(".widget-html"), 120, "the run")
+    wait_until(lambda: "chosen epoch" in notebook.text_of(".widget-html"), 120, "the run")
     notebook.shoot("run-panel-finished")
 
 
 def try_player(notebook: Notebook) -> None:
-    before = notebook.text_of("table[aria-live]")
+    before = notebook.text_of("[aria-live] table")
     move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 25)
-    wait_until(lambda: notebook.text_of("table[aria-live]") != before, 30, "the player to move")
+    wait_until(lambda: notebook.text_of("[aria-live] table") != before, 30, "the player to move")
     notebook.shoot("player-moved")
 
 

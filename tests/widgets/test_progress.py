@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from widget_reports import CLUSTER
 
 from workbench.core.job import Job
+from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.progress import RunState, Snapshot
-from workbench.widgets.live import LiveProgress
-from workbench.widgets.progress import as_html, as_text, head
+from workbench.widgets.progress import LiveProgress, as_html, as_text, head
 
 
 class Clock:
@@ -19,7 +20,11 @@ class Clock:
         return self.now
 
 
+PREDICTED = tuple(
+    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0) for epoch in range(2) for step in range(5)
+)
 TRAINING = (
+    (0.2, Event("predicted", predicted=PREDICTED)),
     (0.5, Event("phase", message="Planning for 4 devices")),
     (1.0, Event("phase", message="Training on <4> devices")),
     (2.0, Event("device", 2, 0, 2, 5, message="", device=DeviceState("first epoch", 2.0, 1.0, 150_000_000))),
@@ -59,6 +64,21 @@ def test_devices_show_what_they_do_compute_and_hold() -> None:
     for said in ("gamma", "first epoch, step 3 of 5", "50% of a step", "150 MB of 400 MB"):
         assert said in drawn
     assert "Training on &lt;4&gt; devices" in drawn
+
+
+def test_a_lost_device_is_shown_as_lost_until_it_is_back() -> None:
+    lost = (7.0, Event("device", 2, message="lost"))
+    plan = (7.5, Event("note", message="From step 3 on: layers 0-5 on alpha (32 samples)"))
+    drawn = as_html(snapshot_of(*TRAINING, lost, plan))
+    assert "<span style='color:#B00020;font-weight:bold'>gamma</span>" in drawn and ">lost</span>" in drawn and "From step 3 on" in drawn
+    for gone in ("step 3 of 5</span>", "50% of a step", "150 MB"):
+        assert gone not in drawn
+    assert "#B00020" not in as_html(snapshot_of(*TRAINING, lost, (8.0, Event("device", 2, message="back"))))
+
+
+def test_epochs_of_a_method_without_a_cache_are_not_from_the_cache() -> None:
+    records = tuple(replace(record, cached=False) for record in PREDICTED)
+    assert "cache" not in as_text(snapshot_of((0.1, Event("predicted", predicted=records)), *TRAINING[1:]))
 
 
 @pytest.mark.parametrize("outcome", ["finished", "stopped", "failed"])

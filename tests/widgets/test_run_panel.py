@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from widget_reports import CLUSTER, make_report
 
-from workbench.core.errors import DeviceLostError
+from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.methods.base import Event
@@ -108,6 +108,19 @@ def test_a_form_that_means_nothing_is_told_before_anything_starts() -> None:
     form.controls["epochs"].value = 0
     panel.run_button.click()
     assert "epochs = 0" in panel.message.value and not runner.calls
+    form.controls["epochs"].value = 2
+    panel.run_button.click()
+    panel.wait()
+    assert panel.result.value and panel.progress.value
+    form.controls["epochs"].value = 0
+    panel.run_button.click()  # an old result does not stay under a new error
+    assert "epochs = 0" in panel.message.value and panel.result.value == panel.progress.value == ""
+
+
+def test_a_notebook_shows_an_error_of_configuration_as_its_sentence() -> None:
+    assert ConfigError("A job asks for epochs = 0.", "Raise it.")._render_traceback_() == [
+        "ConfigError: A job asks for epochs = 0. Raise it."
+    ]
 
 
 def test_a_cell_uses_the_panels_report_of_the_same_job_only() -> None:

@@ -16,6 +16,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.seeds import query_seed
 from workbench.models.inference_engine import EngineConfig, EngineStep
 from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.query_costs import StepSize
@@ -42,7 +43,7 @@ from workbench.widgets import (
     study_slopes,
     with_memory,
 )
-from workbench.widgets.roofline_explorer import execution_costs
+from workbench.widgets.rooflines import execution_costs
 
 SETTINGS = TrainingSettings(
     model="tiny-llama", queries=2, batch_size=2, learning_rate=5e-3, train_samples=16, validation_samples=8, score_every=2
@@ -87,7 +88,7 @@ def test_a_models_slopes_are_those_of_its_gradient(training: QueryTraining) -> N
     gradient = exact_gradient(model, batch)
     assert study.length == pytest.approx(float(gradient.norm()), rel=1e-5)
     # The error of the mean of all eight, made the long way.
-    noise = [model.trainables.noise(seed) for seed in _seeds(8)]
+    noise = [model.trainables.noise(query_seed(0, 0, query)) for query in range(8)]
     mean = sum(z * measured for z, (_, measured) in zip(noise, study.slopes, strict=True)) / 8
     queries, error = study.error.points[-1]
     assert queries == 8 and error == pytest.approx(float((mean - gradient).square().sum() / gradient.square().sum()), rel=1e-3)
@@ -95,12 +96,6 @@ def test_a_models_slopes_are_those_of_its_gradient(training: QueryTraining) -> N
     curve = epsilon_curve(model, batch, (1e-3, 1.0), queries=4, exact=gradient)
     assert curve[0].deviation < 0.05 < curve[1].deviation
     assert all(torch.equal(before[name], value) for name, value in model.trainables.state().items())
-
-
-def _seeds(count: int) -> list[int]:
-    from workbench.core.seeds import query_seed
-
-    return [query_seed(0, 0, query) for query in range(count)]
 
 
 def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:

@@ -5,39 +5,34 @@ from workbench.widgets.bowl_lab import BowlLab
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
-from workbench.widgets.inference_explorer import InferenceExplorer
+from workbench.widgets.inference_explorer import InferenceExplorer, LayerCutter
 from workbench.widgets.inference_problem import (
     InferenceProblem,
     compare_inference,
     described_problem,
     measured_problem,
+    overlap_cells,
     runnable,
 )
 from workbench.widgets.inference_tables import inference_plan_table, inference_table
 from workbench.widgets.job_form import JobForm
-from workbench.widgets.layer_cutter import LayerCutter
 from workbench.widgets.lines import lines
-from workbench.widgets.live import LiveProgress
-from workbench.widgets.overlapped import overlap_cells
-from workbench.widgets.passages import passages_folder
 from workbench.widgets.planner_explorer import PlannerExplorer
-from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling
-from workbench.widgets.query_divider import QueryDivider
-from workbench.widgets.query_problem import QueryProblem, query_problem
+from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
+from workbench.widgets.progress import LiveProgress
+from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
-from workbench.widgets.roofline_explorer import Choice, RooflineExplorer, paper_machines
-from workbench.widgets.rooflines import HostRoofline, measure_roofline, one_by_one
+from workbench.widgets.rooflines import Choice, HostRoofline, RooflineExplorer, measure_roofline, one_by_one, paper_machines
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.scheme_editor import SchemeEditor
-from workbench.widgets.settings import output_folder, tiny
+from workbench.widgets.settings import output_folder, passages_folder, tiny
 from workbench.widgets.split_editor import SplitEditor
 from workbench.widgets.straggler_lab import StragglerLab, serve_here, settings_for
 from workbench.widgets.tables import (
     Table,
     comparison_table,
     grouping_table,
-    needs_table,
     orders_table,
     phases_table,
     plan_table,
@@ -45,7 +40,6 @@ from workbench.widgets.tables import (
     sweep_table,
 )
 from workbench.widgets.training_panel import TrainingPanel, figure_of
-from workbench.widgets.variations import with_bandwidth, with_memory
 
 __all__ = [
     "Bowl",
@@ -89,7 +83,6 @@ __all__ = [
     "lines",
     "measure_roofline",
     "measured_problem",
-    "needs_table",
     "one_by_one",
     "orders_table",
     "output_folder",

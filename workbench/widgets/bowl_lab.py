@@ -24,7 +24,7 @@ MANY = 10
 class BowlLab(widgets.VBox):
     """A bowl from above with the queries of the step to come.
 
-    descent: the walk so far.  A changed control keeps the path and asks anew at its last point.
+    descent: the walk so far.  A changed control keeps the path and asks again at its last point.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Small parts that the forms share: described controls, a line for errors, a figure that can be drawn anew."""
+"""Small parts that the forms share: described controls, a line for errors, a figure that can be drawn again."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _WholeFigure(go.FigureWidget):
 
 
 class FigureBox(widgets.VBox):
-    """A figure that can be drawn anew, its title above it as text: plotly lays a changed title out over its subtitle."""
+    """A figure that can be drawn again, its title above it as text: plotly lays a changed title out over its subtitle."""
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = Html()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.program import Program
+from workbench.core.spread import Spread
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
@@ -29,10 +30,14 @@ from workbench.planners.galaxy_plus import (
     plan,
     sequence_parallel,
 )
+from workbench.plots import OverlapCell
 from workbench.profiler.inference import analytic_inference
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
+from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
 from workbench.simulator import simulate
-from workbench.widgets.planning import counterparts
+from workbench.widgets.planning import as_described, counterparts, with_bandwidth
+
+FEW, MORE = 3, 7
+"""Layers of the two models whose difference is the time of a layer, without what only the first and the last one do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,30 +148,24 @@ def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured.
-
-    The devices are only simulated, so their speed is what the catalogue says (host_share is dropped).
-    """
-    described = replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured."""
+    described = as_described(cluster)
     return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length, decoder_length=decoder_length)
 
 
-class _Lengths(TypedDict):
-    length: int
-    decoder_length: int | None
-
-
-def _lengths(problem: InferenceProblem) -> _Lengths:
-    return {"length": problem.length, "decoder_length": problem.decoder_length or None}
+def _by(planner: Callable[..., Any], **settings: Any) -> Callable[[InferenceProblem], Any]:
+    return lambda problem: planner(
+        problem.profile, problem.cluster, length=problem.length, decoder_length=problem.decoder_length or None, **settings
+    )
 
 
 def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    found = plan(problem.profile, problem.cluster, price=problem.prices, **_lengths(problem))
+    found = _by(plan, price=problem.prices)(problem)
     return choose_tiles(found, problem.prices, profile=problem.profile, cluster=problem.cluster, length=problem.length)
 
 
 def _oracle(problem: InferenceProblem) -> InferencePlan:
-    found = oracle(problem.profile, problem.cluster, **_lengths(problem))
+    found = _by(oracle)(problem)
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
     return replace(found.plan, overlap=True)  # Eq. 5-9 know no overlap; the others' plans have it
@@ -174,13 +173,13 @@ def _oracle(problem: InferenceProblem) -> InferencePlan:
 
 PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
     "Galaxy+": _galaxy_plus,
-    "Algorithm 1": lambda problem: algorithm_1(problem.profile, problem.cluster, **_lengths(problem)),
+    "Algorithm 1": _by(algorithm_1),
     "oracle (Eq. 5-9)": _oracle,
-    "Galaxy": lambda problem: galaxy(problem.profile, problem.cluster, **_lengths(problem)),
-    "Megatron-LM": lambda problem: megatron_lm(problem.profile, problem.cluster, **_lengths(problem)),
-    "sequence parallel": lambda problem: sequence_parallel(problem.profile, problem.cluster, **_lengths(problem)),
-    "EdgeShard": lambda problem: edgeshard(problem.profile, problem.cluster, **_lengths(problem)),
-    "one device": lambda problem: local(problem.profile, problem.cluster, **_lengths(problem)),
+    "Galaxy": _by(galaxy),
+    "Megatron-LM": _by(megatron_lm),
+    "sequence parallel": _by(sequence_parallel),
+    "EdgeShard": _by(edgeshard),
+    "one device": _by(local),
 }
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 
@@ -201,8 +200,48 @@ def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple
     for name in planners:
         try:
             made = problem.planned(name)
+            found.append(InferenceComparison(planner=name, plan=made, seconds=problem.seconds(made)))
         except PlanError as error:
             found.append(InferenceComparison(planner=name, plan=None, seconds=0.0, why=str(error)))
-            continue
-        found.append(InferenceComparison(planner=name, plan=made, seconds=problem.seconds(made)))
     return tuple(found)
+
+
+def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
+    """Return what overlap is worth (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
+
+    Of each: computation alone (links that take no time), communication alone (operations that take none), and both.
+    """
+    found = []
+    for megabit_per_s in megabits_per_s:
+        cluster = with_bandwidth(problem.cluster, megabit_per_s)
+        free = _without_latency(with_bandwidth(problem.cluster, 1e12))
+        idle = replace(problem.profile, costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs))
+        found.append(
+            OverlapCell(
+                f"{megabit_per_s:g} Mbit/s",
+                _layer(plan, problem.profile, free, problem.lengths, 0.0),
+                _layer(plan, idle, cluster, problem.lengths, MESSAGE_S),
+                _layer(plan, problem.profile, cluster, problem.lengths, MESSAGE_S),
+            )
+        )
+    return tuple(found)
+
+
+def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float) -> Spread:
+    seconds = []
+    for count in (FEW, MORE):
+        stacks = tuple(replace(stack, num_layers=count) for stack in profile.stacks)
+        made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
+        layout = InferenceLayout.build(made, stacks, lengths)
+        costs = InferenceCosts(replace(profile, stacks=stacks), cluster, layout, message_s=message_s)
+        program = Program.on(cluster, inference_schedule(layout, cluster.world_size), costs)
+        seconds.append(simulate(program, memory=False).makespan_s)
+    return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
+
+
+def _nothing(costs: StackCosts) -> StackCosts:
+    return StackCosts(pieces={kind: PieceCost() for kind in costs.pieces})
+
+
+def _without_latency(cluster: Cluster) -> Cluster:
+    return replace(cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices))

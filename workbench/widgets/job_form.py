@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import ipywidgets as widgets
 from markupsafe import Markup
@@ -13,6 +13,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Count, require_range
 from workbench.methods import METHODS
+from workbench.methods.fine_tuning.prepare import FineTuningOptions
+from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.tasks import TASKS
 from workbench.widgets.controls import Html, Message, described, number
 
@@ -54,11 +56,15 @@ def _of_job(label: str, tooltip: str, values: Mapping[str, str] | None = None) -
     return Field(label, tooltip, values or {}, is_option=False)
 
 
-def _choice(methods: tuple[str, ...], label: str, tooltip: str, *values: str) -> Field:
-    return Field(label, tooltip, {value: value for value in values}, needs={"method": methods})
+def _choice(label: str, tooltip: str, name: str) -> Field:
+    """Return the field of an option with the values that the methods' own settings name."""
+    methods = {method: settings for method, settings in _SETTINGS.items() if name in get_type_hints(settings)}
+    settings = next(iter(methods.values()))
+    values = dict.fromkeys((getattr(settings(), name), *get_args(get_type_hints(settings)[name])))
+    return Field(label, tooltip, {value: value for value in values}, needs={"method": tuple(methods)})
 
 
-_PAC_PLUS, _BOTH = ("pac_plus",), ("pac_plus", "fine_tuning")
+_SETTINGS = {"pac_plus": PacPlusOptions, "fine_tuning": FineTuningOptions}
 TRAINING = {
     "method": _of_job("Method", "The published method that trains", {name: name for name in METHODS}),
     "model": _of_job("Model", "A name of the list, a folder, or a hub name", MODELS),
@@ -67,36 +73,18 @@ TRAINING = {
     "epochs": _of_job("Epochs", "Passes over the training samples; all but the first run from the cache"),
     "batch_size": _of_job("Batch size", "Samples of one optimizer step, over all devices"),
     "micro_batches": _of_job("Micro-batches", "Into how many a mini-batch is cut for the pipeline"),
-    "reduction": Field("Reduction r", "The side network is r times narrower than the backbone", default=8, needs={"method": _PAC_PLUS}),
+    "reduction": Field("Reduction r", "The side network is r times narrower than the backbone", default=8, needs={"method": ("pac_plus",)}),
     "seed": _of_job("Seed", "Of order, initial weights and dropout"),
-    "technique": _choice(("fine_tuning",), "Technique", "What is trained in or beside the backbone", "lora", "full", "adapters"),
-    "paradigm": _choice(
-        _BOTH, "Paradigm", "How the devices share the work (section VI-A)", "hybrid", "standalone", "data_parallel", "pipeline_parallel"
+    "technique": _choice("Technique", "What is trained in or beside the backbone", "technique"),
+    "paradigm": _choice("Paradigm", "How the devices share the work (section VI-A)", "paradigm"),
+    "initialization": _choice("Initialization", "How the side network begins (section IV-C)", "initialization"),
+    "backbone_dtype": _choice("Backbone type", "In what the backbone's weights are kept (section IV-D)", "backbone_dtype"),
+    "cache_dtype": Field(
+        "Cache type",
+        "In what activations are cached (section IV-B)",
+        {name: name for name in ("bfloat16", "float32", "int8")},
+        needs={"method": ("pac_plus",)},
     ),
-    "initialization": _choice(
-        _PAC_PLUS,
-        "Initialization",
-        "How the side network begins (section IV-C)",
-        "fan_in",
-        "pruned",
-        "torch_pruned",
-        "distilled",
-        "gaussian",
-        "zero",
-        "all_zero",
-    ),
-    "backbone_dtype": _choice(
-        _PAC_PLUS,
-        "Backbone type",
-        "In what the backbone's weights are kept (section IV-D)",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int8",
-        "int4",
-        "nf4",
-    ),
-    "cache_dtype": _choice(_PAC_PLUS, "Cache type", "In what activations are cached (section IV-B)", "bfloat16", "float32", "int8"),
 }
 """The fields of a method that has no table of its own."""
 
@@ -186,7 +174,7 @@ class JobForm(widgets.VBox):
         for name, field in self._fields.items():
             value = at[name]
             if not field.is_option:
-                changed[name] = self._of_job(name, value)
+                changed[name] = self._attribute(name, value)
             elif not self._means(field):
                 options.pop(name, None)
             elif value == field.first != options.get(name, value):
@@ -200,7 +188,7 @@ class JobForm(widgets.VBox):
         return replace(self._origin, options=options, **changed)
 
     @staticmethod
-    def _of_job(name: str, value: Any) -> Any:
+    def _attribute(name: str, value: Any) -> Any:
         if name == "model" and not value.strip():
             raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
         if name.endswith("_samples") and value < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
@@ -23,15 +23,6 @@ from workbench.simulator import simulate
 
 MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
-
-
-class Cut(TypedDict):
-    """How a mini-batch is cut and how long samples are, as the planners ask for it."""
-
-    batch_size: int
-    micro_batches: int
-    sequence_length: int
-    memory_length: int | None
 
 
 def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]:
@@ -147,8 +138,8 @@ class PlanningProblem:
         return self.memory_length or self.sequence_length
 
     @property
-    def whole(self) -> Cut:
-        """Return how a mini-batch is cut."""
+    def whole(self) -> dict[str, Any]:
+        """Return how a mini-batch is cut and how long samples are, as the planners ask for it."""
         return {
             "batch_size": self.batch_size,
             "micro_batches": self.micro_batches,
@@ -157,14 +148,30 @@ class PlanningProblem:
         }
 
 
+def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
+    """Return the cluster with every link at megabit_per_s: the very cluster if they are."""
+    if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
+        return cluster
+    devices = tuple(replace(one, link=replace(one.link, bytes_per_s=megabit_per_s * 125_000)) for one in cluster.devices)
+    return replace(cluster, name=f"{cluster.name}-{megabit_per_s:g}-mbit", devices=devices, pairs={})
+
+
+def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
+    """Return the cluster with memory_bytes on every device."""
+    devices = tuple(replace(one, memory_bytes=memory_bytes) for one in cluster.devices)
+    return replace(cluster, name=f"{cluster.name}-other-memory", devices=devices)
+
+
+def as_described(cluster: Cluster) -> Cluster:
+    """Return the cluster with devices that are only simulated, so that their speed is what the catalogue says."""
+    return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+
+
 def paper_problem(
     model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4, sequence_length: int = 128
 ) -> PlanningProblem:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured.
-
-    The devices are only simulated, so their speed is what the catalogue says (host_share is dropped).
-    """
-    described = replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured."""
+    described = as_described(cluster)
     return PlanningProblem(
         profile=analytic_profile(model, described, sequence_lengths=(sequence_length,)),
         cluster=described,
@@ -174,50 +181,25 @@ def paper_problem(
     )
 
 
-def _algorithm_1(problem: PlanningProblem) -> Plan:
-    return plan(problem.profile, problem.cluster, cached=False, **problem.whole)
-
-
-def _any_order(problem: PlanningProblem) -> Plan:
-    return plan(problem.profile, problem.cluster, cached=False, order="all", objective="bottleneck", **problem.whole)
-
-
 def _refined(problem: PlanningProblem) -> Plan:
-    return refine(
-        candidates(problem.profile, problem.cluster, **problem.whole),
-        problem.profile,
-        problem.cluster,
-        problem.step_s,
-        sequence_length=problem.sequence_length,
-        memory_length=problem.longest,
-        max_prices=MAX_SIMULATIONS,
-    )
+    profile, cluster = problem.profile, problem.cluster
+    lengths = {"sequence_length": problem.sequence_length, "memory_length": problem.longest}
+    options = candidates(profile, cluster, **problem.whole)
+    return refine(options, profile, cluster, problem.step_s, max_prices=MAX_SIMULATIONS, **lengths)
 
 
-def _homogeneous(problem: PlanningProblem) -> Plan:
-    return homogeneous(problem.profile, problem.cluster, cached=False, **problem.whole)
-
-
-def _pipeline(problem: PlanningProblem) -> Plan:
-    return pipeline_parallel(problem.profile, problem.cluster, **problem.whole)
-
-
-def _data_parallel(problem: PlanningProblem) -> Plan:
-    return data_parallel(problem.profile, problem.cluster, **problem.whole)
-
-
-def _standalone(problem: PlanningProblem) -> Plan:
-    return standalone(problem.profile, problem.cluster, **problem.whole)
+def _by(planner: Callable[..., Plan], **settings: Any) -> Callable[[PlanningProblem], Plan]:
+    return lambda problem: planner(problem.profile, problem.cluster, **problem.whole, **settings)
 
 
 PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
-    "Algorithm 1": _algorithm_1,
-    "Algorithm 1, any order": _any_order,
+    "Algorithm 1": _by(plan, cached=False),
+    "Algorithm 1, any order": _by(plan, cached=False, order="all", objective="bottleneck"),
     "simulated and refined": _refined,
-    "as if all were equal": _homogeneous,
-    "pipeline": _pipeline,
-    "data parallel": _data_parallel,
-    "one device": _standalone,
+    "as if all were equal": _by(homogeneous, cached=False),
+    "pipeline": _by(pipeline_parallel),
+    "data parallel": _by(data_parallel),
+    "one device": _by(standalone),
 }
 """The planner's variants and the paradigms that it contains (Fig. 9), by the name that the widgets show."""
 
@@ -238,17 +220,10 @@ def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS))
     for name in planners:
         try:
             made = problem.planned(name)
+            found.append(Comparison(planner=name, plan=made, samples_per_s=problem.samples_per_s(made)))
         except PlanError as error:
             found.append(Comparison(planner=name, plan=None, samples_per_s=0.0, why=str(error)))
-            continue
-        found.append(Comparison(planner=name, plan=made, samples_per_s=problem.samples_per_s(made)))
     return tuple(found)
-
-
-def equal_devices(device: Device, count: int) -> Cluster:
-    """Return a cluster of `count` devices like `device`."""
-    devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
-    return Cluster(name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices")
 
 
 def scaling(
@@ -260,7 +235,9 @@ def scaling(
     """
     found = {}
     for count in counts:
-        cluster = equal_devices(device, count)
+        devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
+        name, told = f"{count} x {device.model or device.name}", f"{count} equal devices"
+        cluster = Cluster(name=name, devices=devices, description=told)
         sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches, "sequence_length": sequence_length}
         found[count] = compare(paper_problem(model, cluster, **sizes), planners)
     return found

@@ -1,11 +1,20 @@
-"""Draw a run's snapshot as HTML or plain lines: one picture for the panel and for a cell's own output."""
+"""A run's progress as HTML or plain lines, for the panel and, live, for a cell's own output, where the last state stays."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from IPython.display import display
 from markupsafe import Markup
 
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.methods.base import Event
 from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
-from workbench.progress import DeviceRow, EpochRow, Snapshot
+from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
 
 BAR_CHARACTERS = 24
 RED = "#B00020"
@@ -54,11 +63,6 @@ def as_html(now: Snapshot) -> Markup:
     return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
 def _bars(now: Snapshot) -> tuple[EpochRow, ...]:
     """Return the epochs to draw: all of them while it runs, and what was trained when it is over."""
     return tuple(epoch for epoch in now.epochs if epoch.done or not now.outcome)
@@ -71,7 +75,7 @@ def _share(epoch: EpochRow) -> float:
 def _name(epoch: EpochRow) -> str:
     if epoch.answers:
         return "requests"
-    return f"epoch {epoch.epoch + 1}" + (" (from the cache)" if epoch.epoch else "")
+    return f"epoch {epoch.epoch + 1}{' (from the cache)' * epoch.cached}"
 
 
 def _words(epoch: EpochRow) -> str:
@@ -89,7 +93,7 @@ def _bar(epoch: EpochRow) -> Markup:
         " style='background:{behind};height:14px'><div style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
         "<span>{words}</span>"
     )
-    colour = ORANGE if epoch.epoch else BLUE
+    colour = ORANGE if epoch.cached else BLUE
     return bar.format(name=name, share=100 * share, behind=LIGHT_GREY, colour=colour, words=_words(epoch))
 
 
@@ -101,5 +105,56 @@ def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
         if device.used_bytes is not None:
             budget = byte_unit(device.budget_bytes).text(device.budget_bytes)
             memory = f"{byte_unit(device.used_bytes).text(device.used_bytes)} of {budget}"
-        cells += Markup().join(Markup("<span>{}</span>").format(cell) for cell in (device.name, device.doing, busy, memory))
+        cell = Markup("<span style='color:{};font-weight:bold'>{{}}</span>").format(RED) if device.is_lost else Markup("<span>{}</span>")
+        cells += Markup().join(cell.format(text) for text in (device.name, device.doing, busy, memory))
     return Markup("<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>").format(cells)
+
+
+REFRESH_S = 0.5
+
+
+class LiveProgress:
+    """A context manager whose `update` takes a run's events.
+
+    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run somewhere else than in the cell's output.
+    """
+
+    def __init__(
+        self, job: Job, cluster: Cluster, *, stop: threading.Event | None = None, show: Callable[[Snapshot], None] | None = None
+    ) -> None:
+        self.state = RunState(job, cluster)
+        self._stop, self._show = stop or threading.Event(), show
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="workbench-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._show is None:  # there is no handle outside a notebook
+            handle = display(self, display_id=True)
+            self._show = lambda _: handle.update(self) if handle is not None else None
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.state.finish("finished" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+        self._over.set()
+        self._thread.join()
+        self._draw()
+
+    def update(self, event: Event) -> None:
+        """Take one of the run's events.  Raises KeyboardInterrupt if the run is to stop."""
+        self.state.update(event)
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+
+    def _refresh(self) -> None:
+        while not self._over.is_set():
+            self._draw()
+            self._over.wait(REFRESH_S)
+
+    def _draw(self) -> None:
+        assert self._show is not None, "it is drawn from its beginning on"
+        self._show(self.state.snapshot())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        now = self.state.snapshot()
+        return {"text/plain": as_text(now), "text/html": as_html(now)}

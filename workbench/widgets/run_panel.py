@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
+from markupsafe import Markup
 
 from workbench import experiment
 from workbench.core.cluster import Cluster
@@ -16,13 +17,11 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import Fidelity, Mode
-from workbench.methods.base import Event
-from workbench.progress import RunState
+from workbench.progress import Snapshot
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import Html, Message
+from workbench.widgets.controls import Html, Message, button
 from workbench.widgets.job_form import JobForm
-from workbench.widgets.live import REFRESH_S, LiveProgress
-from workbench.widgets.progress import as_html
+from workbench.widgets.progress import LiveProgress, as_html
 from workbench.widgets.tables import report_table
 
 Runner = Callable[..., Report]
@@ -52,19 +51,15 @@ class RunPanel(widgets.VBox):
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._finished: list[Report] = []
-        self._error: BaseException | None = None
         self._interrupted: tuple[Job, Cluster] | None = None
-        self.simulate_button = _button("Simulate", "Replay the job in virtual time: seconds", "clock-o", "info")
-        self.run_button = _button("Run", "Train for real on the emulated devices", "play", "success")
-        self.stop_button = _button("Stop", "End the run at its next step", "stop", "warning")
-        self.resume_button = _button(
-            "Resume", "Go on with the run that was stopped or failed, from its last completed step", "step-forward", ""
+        self.simulate_button = button(
+            "Simulate", "Replay the job in virtual time: seconds", "clock-o", lambda: self.start("simulate"), "info"
         )
+        self.run_button = button("Run", "Train for real on the emulated devices", "play", lambda: self.start("execute"), "success")
+        self.stop_button = button("Stop", "End the run at its next step", "stop", self.stop, "warning")
+        goes_on = "Go on with the run that was stopped or failed, from its last completed step"
+        self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
         self.message, self.progress, self.result = Message(), Html(), Html()
-        self.simulate_button.on_click(lambda _: self.start("simulate"))
-        self.run_button.on_click(lambda _: self.start("execute"))
-        self.stop_button.on_click(lambda _: self.stop())
-        self.resume_button.on_click(lambda _: self.start("execute", resume=True))
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
@@ -78,17 +73,16 @@ class RunPanel(widgets.VBox):
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
         """Begin in a thread; what the forms describe wrongly is shown at once.  resume: see experiment.run."""
-        self.message.clear()
         try:
-            job, cluster, plan = self._described()
             if self.running:
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
+            self.message.clear()
+            self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
+            job, cluster, plan = self._described()
         except Exception as error:  # a callback's error would be seen by nobody
             self.message.show_exception(error)
             return
         self._stop.clear()
-        self._error = None
-        self.result.value = ""
         self._thread = threading.Thread(target=self._work, args=(job, cluster, plan, mode, resume), name="workbench-run", daemon=True)
         self._thread.start()
         self._enable()
@@ -128,46 +122,25 @@ class RunPanel(widgets.VBox):
         return self._settings | {"resume": resume} | ({} if plan is None else {"chosen_plan": plan})
 
     def _work(self, job: Job, cluster: Cluster, plan: Plan | None, mode: Mode, resume: bool) -> None:
-        state = RunState(job, cluster)
-        over = threading.Event()
+        def show(now: Snapshot) -> None:
+            self.progress.value = as_html(now)
 
-        def update(event: Event) -> None:
-            state.update(event)
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-
-        def refresh() -> None:
-            self.progress.value = as_html(state.snapshot())
-            while not over.wait(REFRESH_S):
-                self.progress.value = as_html(state.snapshot())
-
-        drawing = threading.Thread(target=refresh, name="workbench-progress", daemon=True)
-        drawing.start()
         try:
-            made = self._runner(job, cluster, mode, progress=update, **self._how(plan, resume=resume))
+            with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
+                made = self._runner(job, cluster, mode, progress=live.update, **self._how(plan, resume=resume))
             self._finished.append(made)
             self._interrupted = None if mode == "execute" else self._interrupted
-            state.finish("finished")
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
-        except KeyboardInterrupt:
-            state.finish("stopped")
-            self._note_interrupted(job, cluster, mode)
-            self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
         except BaseException as error:
-            self._error = error
-            self._note_interrupted(job, cluster, mode)
-            state.finish("failed")
-            self.message.show_exception(error)
+            if mode == "execute":
+                self._interrupted = (job, cluster)
+            if isinstance(error, KeyboardInterrupt):
+                self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
+            else:
+                self.message.show_exception(error)
         finally:
-            over.set()
-            drawing.join()
-            self.progress.value = as_html(state.snapshot())
             self._enable(running=False)
-
-    def _note_interrupted(self, job: Job, cluster: Cluster, mode: Mode) -> None:
-        if mode == "execute":
-            self._interrupted = (job, cluster)
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the run that was interrupted."""
@@ -181,7 +154,3 @@ class RunPanel(widgets.VBox):
         self.simulate_button.disabled = self.run_button.disabled = busy
         self.stop_button.disabled = not busy
         self.resume_button.disabled = busy or not self._can_resume()
-
-
-def _button(description: str, tooltip: str, icon: str, style: str) -> widgets.Button:
-    return widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style)

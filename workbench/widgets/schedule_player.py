@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
@@ -14,7 +14,8 @@ from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.style import byte_unit, class_of, number_of, time_unit
-from workbench.widgets.controls import WIDE, FigureBox, Html
+from workbench.widgets.controls import FigureBox, Html, button, described
+from workbench.widgets.tables import Table
 
 TICKS = 400
 TILE_WORDS = {
@@ -82,23 +83,13 @@ class SchedulePlayer(widgets.VBox):
     def __init__(self, timelines: Timeline | Mapping[str, Timeline]) -> None:
         self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
         names = list(self._timelines)
-        self.choice = widgets.Dropdown(
-            options=names, value=names[0], description="Timeline", tooltip="Which timeline", style=WIDE, layout=widgets.Layout(width="26em")
+        self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
+        self.slider = described(
+            widgets.IntSlider, "Time", "The moment that is shown", width="34em", value=0, min=0, max=TICKS, readout=False
         )
-        self.slider = widgets.IntSlider(
-            value=0,
-            min=0,
-            max=TICKS,
-            readout=False,
-            description="Time",
-            tooltip="The moment that is shown",
-            style=WIDE,
-            layout=widgets.Layout(width="34em"),
-        )
-        self.back = _button("step-backward", "To where the operation before begins")
-        self.forth = _button("step-forward", "To where the next operation begins")
-        self.back.on_click(lambda _: self.step(-1))
-        self.forth.on_click(lambda _: self.step(1))
+        narrow = {"layout": widgets.Layout(width="3em")}
+        self.back = button("", "To where the operation before begins", "step-backward", lambda: self.step(-1), **narrow)
+        self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.clock, self.table = Html(), Html()
@@ -144,13 +135,8 @@ class SchedulePlayer(widgets.VBox):
         self.table.value = _table(self.timeline, self.time_s)
 
 
-def _button(icon: str, tooltip: str) -> widgets.Button:
-    return widgets.Button(icon=icon, tooltip=tooltip, layout=widgets.Layout(width="3em"))
-
-
 def _table(timeline: Timeline, time_s: float) -> Markup:
-    cell = "padding:1px 18px 1px 0;text-align:left;vertical-align:top"
-    rows: list[Any] = []
+    rows = []
     for rank, moment in enumerate(moments(timeline, time_s)):
         memory = ""
         if moment.nbytes is not None:
@@ -160,9 +146,5 @@ def _table(timeline: Timeline, time_s: float) -> Markup:
                 budget = timeline.budget_bytes[rank]
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
-        cells = (moment.device, does, ", ".join(moment.network), memory)
-        row = Markup().join(Markup("<td style='{}'>{}</td>").format(cell, text) for text in cells)
-        rows.append(Markup("<tr>{}</tr>").format(row))
-    head = Markup().join(Markup("<th style='{}'>{}</th>").format(cell, name) for name in ("device", "computes", "network", "memory"))
-    table = Markup("<table aria-live='polite' style='line-height:1.4'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
-    return table.format(head, Markup().join(rows))
+        rows.append((moment.device, does, ", ".join(moment.network), memory))
+    return Markup("<div aria-live='polite'>{}</div>").format(Table(("device", "computes", "network", "memory"), rows)._repr_html_())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 
 from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import EpochRecord, Report, SweepPoint
+from workbench.core.report import Report, SweepPoint
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
-from workbench.planners.memory import Need
-from workbench.plots.style import all_notes, byte_unit
+from workbench.plots.style import all_notes
+from workbench.summary import summary_rows
 from workbench.widgets.planning import Comparison
 
 joined = Markup().join
@@ -64,23 +63,6 @@ def plan_table(plan: Plan, cluster: Cluster) -> Table:
         title=f"Layers {plan.partition()} on device groups {plan.grouping()}, "
         f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
         note=f"Idle in the first epoch: {', '.join(idle)}." if idle else "",
-    )
-
-
-def needs_table(needs: Mapping[int, Need], cluster: Cluster) -> Table:
-    """Return the planned bytes of each rank, by purpose, beside the device's budget."""
-
-    def row(rank: int, need: Need) -> tuple[str, ...]:
-        device = cluster.devices[rank]
-        training = need.gradient_bytes + need.optimizer_bytes
-        activations = need.context_bytes + need.workspace_bytes + need.boundary_bytes
-        sizes = (need.weights_bytes, training, activations, need.total_bytes, device.memory_bytes)
-        return device.name, *(byte_unit(nbytes).text(nbytes) for nbytes in sizes)
-
-    return Table(
-        ("device", "weights", "gradients and optimizer", "activations", "in all", "budget"),
-        (row(rank, need) for rank, need in sorted(needs.items())),
-        title="What each device needs in the first epoch (planned)",
     )
 
 
@@ -161,90 +143,10 @@ def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper:
 
 
 def report_table(report: Report) -> Table:
-    """Return a run in a few lines: plan, epochs with and without cache, steps predicted and measured, metrics, notes."""
-    rows = [
-        ("Numbers", report.label),
-        ("Plan", _split_words(report)),
-    ]
-    if report.plan.inference is not None:
-        return Table(("", ""), [*rows, *_request_rows(report), *(("Note", note) for note in all_notes(report))])
-    if _divides_queries(report.plan):
-        return Table(("", ""), [*rows, *_query_rows(report), *(("Note", note) for note in all_notes(report))])
-    full = [epoch for epoch in report.epochs if not epoch.cached]
-    cached = [epoch for epoch in report.epochs if epoch.cached]
-    if full:
-        rows.append(("First epoch", f"{full[0].seconds:.1f} s{report.mark} through the backbone"))
-    if cached:
-        ratio = f", {full[0].seconds / _mean(cached):.1f} times shorter{report.mark}" if full and _mean(cached) > 0 else ""
-        rows.append(("Later epochs", f"{_mean(cached):.1f} s{report.mark} each, from the activation cache{ratio}"))
-    for is_cached, name in ((False, "Step, first epoch"), (True, "Step, cached")):
-        steps = [step for step in report.steps if step.cached is is_cached]
-        predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
-        measured = [step.measured_s for step in steps if step.measured_s is not None]
-        words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
-        words += [f"{median(measured) * 1e3:.0f} ms{report.mark} measured"] if measured else []
-        if words:
-            rows.append((name, ", ".join(words)))
-    if report.metrics:
-        rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
-    rows += [("Note", note) for note in all_notes(report)]
-    return Table(("", ""), rows)
-
-
-def _split_words(report: Report) -> str:
-    """Return what the plan divides, in words."""
-    made = report.plan.inference
-    if made is None and _divides_queries(report.plan):
-        shares = report.plan.stages[0].shares
-        words = ", ".join(report.cluster.devices[share.rank].name for share in shares)
-        return f"queries {'-'.join(str(share.queries) for share in shares)} on {words}"
-    if made is None:
-        return f"layers {report.plan.partition()} on device groups {report.plan.grouping()}"
-    names = ", ".join(report.cluster.devices[rank].name for rank in made.ranks)
-    if made.paradigm == "pipeline":
-        return f"layers {report.plan.partition()} one after the other on {names}"
-    first, second = made.configuration
-    parts = [f"[{first}, {second}] layers in scheme 1 and 2"] if made.paradigm == "hybrid" else [f"{made.paradigm} parallel"]
-    parts += [f"heads {'-'.join(map(str, made.units))}"] if made.units else []
-    parts += [f"tokens {'-'.join(map(str, made.tokens(made.length)))}"] if made.shares and made.length else []
-    return f"{', '.join(parts)} on {names}{', overlapped' * made.overlap}"
-
-
-def _request_rows(report: Report) -> list[tuple[str, str]]:
-    """Return the latencies of single requests, simulated and measured, and the other metrics."""
-    predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
-    measured = [step.measured_s for step in report.steps if step.measured_s is not None]
-    words = [f"{median(predicted) * 1e3:.1f} ms simulated"] if predicted else []
-    words += [f"{median(measured) * 1e3:.1f} ms{report.mark} measured"] if measured else []
-    rows = [("Request, median", ", ".join(words))] if words else []
-    for name, value in report.metrics.items():
-        is_time = name.endswith(" s") and not name.endswith(" per s")
-        mark = report.mark if name.endswith(" s") else ""  # latencies and rates: the errors of answers do not depend on the host
-        rows.append((name.removesuffix(" s"), f"{value * 1e3:.1f} ms{mark}") if is_time else (name, f"{value:.3g}{mark}"))
-    return rows
-
-
-def _divides_queries(plan: Plan) -> bool:
-    return len(plan.stages) == 1 and any(share.queries for share in plan.stages[0].shares)
-
-
-def _query_rows(report: Report) -> list[tuple[str, str]]:
-    """Return steps, simulated and measured, what travels in one, and the score, of training by forward passes."""
-    predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
-    measured = [step.measured_s for step in report.steps if step.measured_s is not None]
-    words = [f"{median(predicted) * 1e3:.0f} ms simulated"] if predicted else []
-    words += [f"{median(measured) * 1e3:.0f} ms{report.mark} measured"] if measured else []
-    # A step in which a device died is made, but not timed.
-    timed = ("Steps timed", len(measured)) if measured else ("Steps", len(predicted))
-    rows = [(timed[0], f"{timed[1]}, no backward pass"), ("Step, median", ", ".join(words))]
-    if (sent := report.bytes.get("sent in a step, measured")) is not None:
-        rows.append(("Sent in a step", f"{byte_unit(sent).text(sent)}, all devices together"))
-    if first_order := report.bytes.get("sent in a step of first-order data parallelism"):
-        rows.append(("Of first-order", f"{byte_unit(first_order).text(first_order)}, the gradients of the same values"))
-    if report.metrics:
-        rows.append(("Test split", ", ".join(f"{name} {value:.3g}" for name, value in report.metrics.items())))
-    return rows
-
-
-def _mean(epochs: Sequence[EpochRecord]) -> float:
-    return sum(epoch.seconds for epoch in epochs) / len(epochs)
+    """Return a run in a few lines: plan, what each device computes, epochs with and without cache, steps, metrics, notes."""
+    rows = [("Numbers", report.label), *summary_rows(report)]
+    if report.plan.inference is None:
+        timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
+        rows.insert(2, ("", report.plan.told([device.name for device in report.cluster.devices])))
+        rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (timed > 0)}"))
+    return Table(("", ""), [*rows, *(("Note", note) for note in all_notes(report))])

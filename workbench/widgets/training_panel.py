@@ -6,15 +6,15 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.models.zeroth_order import ZerothOrderConfig
 from workbench.plots.zeroth_order_training import learning
-from workbench.widgets.controls import BIG_FIRST, WIDE, FigureBox, Html, Message, number
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, button, described, number
 from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 
 REFRESH_S = 1.0
@@ -31,47 +31,31 @@ class TrainingPanel(widgets.VBox):
     def __init__(self, settings: TrainingSettings, steps: int, *, folder: Path | None = None) -> None:
         self._origin, self._folder = settings, folder
         self._stop = threading.Event()
-        self.queries = number("Queries q", settings.queries, "Random directions of a step; each takes two forward passes")
-        self.batch_size = number("Samples E", settings.batch_size, "Samples of each query; q times E is what a step costs")
-        self.epsilon = _real("Epsilon", settings.epsilon, "How far from theta the losses are taken")
-        self.learning_rate = _real("Learning rate", settings.learning_rate, "How far a step goes")
-        self.loss = widgets.Dropdown(
-            options=tuple((words, name) for name, words in LOSSES.items()),
-            value=settings.loss,
-            description="Loss",
-            tooltip="What the right word's probability is taken from",
-            style=WIDE,
-            layout=widgets.Layout(width="24em"),
-        )
+        losses, told = [(words, name) for name, words in LOSSES.items()], "What the right word's probability is taken from"
+        self.controls: dict[str, Any] = {
+            "queries": number("Queries q", settings.queries, "Random directions of a step; each takes two forward passes"),
+            "batch_size": number("Samples E", settings.batch_size, "Samples of each query; q times E is what a step costs"),
+            "epsilon": number("Epsilon", settings.epsilon, "How far from theta the losses are taken"),
+            "learning_rate": number("Learning rate", settings.learning_rate, "How far a step goes"),
+            "loss": described(widgets.Dropdown, "Loss", told, options=losses, value=settings.loss),
+        }
         self.steps = number("Steps", steps, "Steps in all, those of the log included")
-        self.run_button = _button("Learn", "Train in this process, on one thread or more", "play", "success")
-        self.stop_button = _button("Pause", "End after this step; Learn goes on from it", "pause", "warning")
+        self.run_button = button("Learn", "Train in this process, on one thread or more", "play", self.start, "success")
+        self.stop_button = button("Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning")
         self.stop_button.disabled = True
-        self.run_button.on_click(lambda _: self.start())
-        self.stop_button.on_click(lambda _: self._stop.set())
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
-        rows = [
-            [self.queries, self.batch_size, self.steps],
-            [self.epsilon, self.learning_rate, self.loss],
-            [self.run_button, self.stop_button],
-        ]
+        queries, samples, *others = self.controls.values()
+        rows = [[queries, samples, self.steps], others, [self.run_button, self.stop_button]]
         super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])
         self.figure.layout.display = "none"
 
     @property
     def settings(self) -> TrainingSettings:
         """Return the settings as the fields have them."""
-        return replace(
-            self._origin,
-            queries=self.queries.value,
-            batch_size=self.batch_size.value,
-            epsilon=self.epsilon.value,
-            learning_rate=self.learning_rate.value,
-            loss=self.loss.value,
-        )
+        return replace(self._origin, **{name: control.value for name, control in self.controls.items()})
 
     @property
     def log_path(self) -> Path:
@@ -117,7 +101,7 @@ class TrainingPanel(widgets.VBox):
 
     def _described(self) -> tuple[TrainingSettings, int]:
         settings = self.settings
-        ZerothOrderConfig(queries=settings.queries, epsilon=settings.epsilon, learning_rate=settings.learning_rate)
+        _ = settings.zeroth_order  # refuses what cannot be
         if settings.batch_size < 1 or self.steps.value < 1:
             raise ConfigError(
                 f"{self.steps.value} steps of {settings.batch_size} samples were asked for.", "Nothing would be learnt.", "Give at least 1."
@@ -137,17 +121,19 @@ class TrainingPanel(widgets.VBox):
     def _log_of(self, settings: TrainingSettings) -> Path | None:
         if self._folder is None:
             return None
-        words = (
-            settings.model,
-            settings.task,
-            settings.queries,
-            settings.batch_size,
-            settings.epsilon,
-            settings.learning_rate,
-            settings.seed,
-            settings.loss,
+        named = (
+            "model",
+            "task",
+            "queries",
+            "batch_size",
+            "epsilon",
+            "learning_rate",
+            "seed",
+            "loss",
+            "train_samples",
+            "validation_samples",
         )
-        name = "-".join(str(word).replace("/", "_") for word in (*words, settings.train_samples, settings.validation_samples))
+        name = "-".join(str(getattr(settings, word)).replace("/", "_") for word in named)
         return self._folder / f"{name}.jsonl"
 
     def _work(self, settings: TrainingSettings, steps: int) -> None:
@@ -190,13 +176,3 @@ def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = 
         metric=training.task.metric,
         subtitle=f"{what}, {len(training.task.validation)} validation samples",
     )
-
-
-def _real(description: str, value: float, tooltip: str) -> widgets.FloatText:
-    return widgets.FloatText(
-        value=value, description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width="18em"), continuous_update=False
-    )
-
-
-def _button(description: str, tooltip: str, icon: str, style: str) -> widgets.Button:
-    return widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style)

@@ -3,15 +3,15 @@
 from workbench.widgets.exercises.algorithm import (
     check_backward_share,
     check_cache_bytes,
+    check_cluster,
     check_down_projection,
     check_quantization_step,
     check_quantized_bytes,
-    check_side_layer_width,
+    check_share,
     check_trainable_share,
+    check_transfer,
 )
-from workbench.widgets.exercises.devices import check_cluster, check_share, check_transfer
 from workbench.widgets.exercises.inference import (
-    break_even,
     check_break_even,
     check_faster_inference,
     check_most_scheme_2,
@@ -20,14 +20,16 @@ from workbench.widgets.exercises.inference import (
 )
 from workbench.widgets.exercises.pipeline import (
     check_bubble,
+    check_faster_plan,
     check_faster_split,
     check_grouping,
-    check_live_contexts,
+    check_half_time,
+    check_idlest,
     check_memory_floor,
     check_pipeline_time,
+    check_speedup,
 )
-from workbench.widgets.exercises.runs import check_faster_plan, check_half_time, check_idlest, check_speedup
-from workbench.widgets.exercises.verdict import BY_EYE, Verdict
+from workbench.widgets.exercises.verdict import Verdict
 from workbench.widgets.exercises.zeroth_order import (
     check_division,
     check_epsilon,
@@ -39,9 +41,7 @@ from workbench.widgets.exercises.zeroth_order import (
 )
 
 __all__ = [
-    "BY_EYE",
     "Verdict",
-    "break_even",
     "check_backward_share",
     "check_break_even",
     "check_bubble",
@@ -58,7 +58,6 @@ __all__ = [
     "check_half_time",
     "check_idlest",
     "check_knee",
-    "check_live_contexts",
     "check_memory_floor",
     "check_most_scheme_2",
     "check_pipeline_time",
@@ -68,7 +67,6 @@ __all__ = [
     "check_queries_for_error",
     "check_ring_time",
     "check_share",
-    "check_side_layer_width",
     "check_speedup",
     "check_trainable_share",
     "check_transfer",

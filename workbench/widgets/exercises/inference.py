@@ -19,13 +19,9 @@ def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: Sta
     expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
     size, token = plan.num_positions, shape.hidden_bytes
     collectives = 4 if scheme == 1 else 2
-    return number_verdict(
-        answer,
-        expected,
-        tolerance=0.02,
-        hint=f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, scheme 2 two.",
-        right=f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB.",
-    )
+    hint = f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, scheme 2 two."
+    right = f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB."
+    return number_verdict(answer, expected, hint, right, 0.02)
 
 
 def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool) -> Verdict:
@@ -39,7 +35,7 @@ def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: floa
         expected = (num_devices - 1) * transfer_s + together
         hint = "All tiles but one's own must have come before the first product begins."
         right = f"({num_devices} - 1) x {transfer_s:g} + {num_devices} x {product_s:g} = {expected:g} s."
-    return number_verdict(answer_s, expected, tolerance=0.01, hint=hint, right=right)
+    return number_verdict(answer_s, expected, hint, right, 0.01)
 
 
 def check_most_scheme_2(answer: int | None, problem: InferenceProblem, plan: InferencePlan) -> Verdict:
@@ -95,7 +91,7 @@ def check_break_even(answer: float | None, problem: InferenceProblem, plan: Infe
         expected = break_even(problem, plan, names.index(device))
     except PlanError as error:
         return Verdict(None, f"The others cannot do without it: {error}")
-    return number_verdict(answer, expected, tolerance=0.2, hint=hint, right=f"From {expected:.1f} times slower on.")
+    return number_verdict(answer, expected, hint, f"From {expected:.1f} times slower on.", 0.2)
 
 
 def _first_in_scheme_2(problem: InferenceProblem, plan: InferencePlan, count: int) -> InferencePlan:

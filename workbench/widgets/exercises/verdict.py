@@ -23,7 +23,7 @@ class Verdict:
         return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(colour, str(self))
 
 
-def number_verdict(answer: float | None, expected: float, *, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
+def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
     """Compare a number with what is expected, within a share of it."""
     if answer is None:
         return Verdict(None, hint)

@@ -15,35 +15,23 @@ from workbench.widgets.query_problem import QueryProblem
 def check_projected_gradient(answer: float | None, *, plus: float, minus: float, epsilon: float) -> Verdict:
     """What is g of a query whose two losses are known (Algorithm 1, line 10)?"""
     expected = (plus - minus) / (2 * epsilon)
-    return number_verdict(
-        answer,
-        expected,
-        tolerance=0.01,
-        hint="The two losses lie 2 epsilon apart, in units of z. Which one is subtracted?",
-        right=f"({plus:g} - {minus:g}) / (2 x {epsilon:g}) = {expected:g}. Theta moves by -learning rate x g x z.",
-    )
+    hint = "The two losses lie 2 epsilon apart, in units of z. Which one is subtracted?"
+    right = f"({plus:g} - {minus:g}) / (2 x {epsilon:g}) = {expected:g}. Theta moves by -learning rate x g x z."
+    return number_verdict(answer, expected, hint, right, 0.01)
 
 
 def check_forward_passes(answer: int | None, *, queries: int, steps: int) -> Verdict:
     """How many forward passes does a whole training take?"""
-    return number_verdict(
-        answer,
-        2 * queries * steps,
-        tolerance=0,
-        hint="Every query asks on both sides of theta; every step asks all its queries.",
-        right=f"2 x {queries} x {steps} = {2 * queries * steps:,}, and no backward pass.",
-    )
+    hint = "Every query asks on both sides of theta; every step asks all its queries."
+    right = f"2 x {queries} x {steps} = {2 * queries * steps:,}, and no backward pass."
+    return number_verdict(answer, 2 * queries * steps, hint, right, 0)
 
 
 def check_queries_for_error(answer: int | None, *, dimension: int) -> Verdict:
     """From how many queries on is the estimate's error no longer than the gradient itself (on a plane)?"""
-    return number_verdict(
-        answer,
-        dimension + 1,
-        tolerance=0.01,
-        hint="The squared error is (d + 1) / q of the gradient's squared length. When is that 1?",
-        right=f"d + 1 = {dimension + 1:,}. Nobody takes that many: thousands of poor steps add up, since their errors do not.",
-    )
+    hint = "The squared error is (d + 1) / q of the gradient's squared length. When is that 1?"
+    right = f"d + 1 = {dimension + 1:,}. Nobody takes that many: thousands of poor steps add up, since their errors do not."
+    return number_verdict(answer, dimension + 1, hint, right, 0.01)
 
 
 def check_epsilon(answer: float | None, studies: Sequence[SlopeStudy]) -> Verdict:
@@ -77,13 +65,9 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
 def check_travelling(answer: float | None, log: StepLog) -> Verdict:
     """How many bytes does a device need of the others' work to make a step (32-bit seeds and scalars)?"""
     queries = len(log.seeds)
-    return number_verdict(
-        answer,
-        log.nbytes,
-        tolerance=0,
-        hint="A seed and a scalar for each query, four bytes each. Is the noise sent?",
-        right=f"{queries} x (4 + 4) = {log.nbytes}. Whoever knows seed and scalar knows the direction and how far.",
-    )
+    hint = "A seed and a scalar for each query, four bytes each. Is the noise sent?"
+    right = f"{queries} x (4 + 4) = {log.nbytes}. Whoever knows seed and scalar knows the direction and how far."
+    return number_verdict(answer, log.nbytes, hint, right, 0)
 
 
 def check_division(answer: Sequence[int] | None, problem: QueryProblem, *, within: float = 0.02) -> Verdict:

@@ -1,0 +1,95 @@
+"""A run in a dozen rows for the terminal and for a notebook: plan, accuracy, times with and without cache, predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+
+from workbench.core.inference import InferencePlan
+from workbench.core.report import Report, StepRecord
+from workbench.plots.style import metrics_text
+
+PARADIGMS = {
+    "hybrid": "hybrid model parallelism",
+    "tensor": "tensor parallelism",
+    "sequence": "sequence parallelism",
+    "pipeline": "a pipeline of layers",
+}
+
+
+def summary_rows(report: Report) -> list[tuple[str, str]]:
+    """Return (what, text) of a run; a row without a name goes on with the one before.  Measured numbers of an invalid run are marked."""
+    chosen = report.plan.inference
+    return _training_rows(report) if chosen is None else _inference_rows(report, chosen)
+
+
+def plan_words(chosen: InferencePlan) -> str:
+    """Return how a plan splits a sequence: paradigm, schemes, ring."""
+    words = [PARADIGMS[chosen.paradigm] if chosen.num_positions > 1 else "one device alone"]
+    if chosen.schemes and chosen.num_positions > 1:
+        first, second = chosen.configuration
+        words.append(f"{first} layers of scheme 1 and {second} of scheme 2")
+    if chosen.overlap and chosen.num_positions > 1:
+        tiles = f" in tiles of at most {chosen.tile_tokens} tokens" if chosen.tile_tokens else ""
+        words.append(f"overlapped{tiles}{', both ways round' if chosen.both_ways else ''}")
+    return ", ".join(words)
+
+
+def _training_rows(report: Report) -> list[tuple[str, str]]:
+    plan, mark = report.plan, report.mark
+    queries = sum(share.queries for share in plan.stages[0].shares)
+    parts = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"
+    cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else parts
+    rows = [("Plan", f"layers {plan.partition()} on device groups {plan.grouping()}, {cut}")]
+    if report.metrics:
+        rows.append(("Test", metrics_text(report.metrics)))
+    full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
+    cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    if full_s:
+        rows.append(("Epoch", f"{mean(full_s):.1f} s{mark} through the backbone ({report.label})"))
+    if cached_s:
+        ratio = f", {mean(full_s) / mean(cached_s):.1f} times shorter{mark}" if full_s and mean(cached_s) > 0 else ""
+        rows.append(("", f"{mean(cached_s):.1f} s{mark} from the activation cache{ratio}"))
+    for cached, name in ((False, "first epoch"), (True, "from the cache")):
+        if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
+            rows.append(("Step", f"{times}, {name}"))
+    swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
+    if swept:
+        mark = next((mark for mark in (report.mark, *(point.mark for point in report.sweep)) if mark), "")
+        rows.append(("Prediction", f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans"))
+    # What travels in a step, where a method counts it and what first-order data parallelism would move.
+    sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
+    if sent is not None and (other := report.bytes.get("sent in a step of first-order data parallelism")):
+        rows.append(("Sent", f"{sent:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}"))
+    return rows
+
+
+def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, str]]:
+    names, mark = [report.cluster.devices[rank].name for rank in chosen.ranks], report.mark
+    tokens = chosen.tokens(chosen.length) if chosen.shares and chosen.length else ()
+    shares = (("heads", chosen.units), ("columns", chosen.columns), ("tokens", tokens), ("layers", chosen.layers))
+    parts = [f"{name} {'-'.join(map(str, numbers))}" for name, numbers in shares if numbers]
+    rows = [("Plan", plan_words(chosen)), ("", f"{', '.join(names)}{': ' if parts else ''}{', '.join(parts)}")]
+    if times := _times(report, report.steps, digits=1):
+        rows.append(("Latency", f"{times}, median of {len(report.steps)} requests"))
+    found = report.metrics
+    if any(step.measured_s is not None for step in report.steps):
+        latencies = ", ".join(f"{name} {found[f'latency {name} s'] * 1e3:.1f} ms{mark}" for name in ("mean", "p50", "p95", "p99"))
+        rows.append(("", f"{latencies}; {found['requests per s']:.3g}{mark} requests per s"))
+    if "first token s" in found:
+        further = f", every further one {found['further token s'] * 1e3:.1f} ms{mark}" if "further token s" in found else ""
+        rows.append(("Text", f"first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}"))
+    if "largest error" in found:
+        rows.append(("Checked", f"answers differ from the local model's by at most {found['largest error']:.1e} of the largest number"))
+    if "texts that differ" in found:
+        rows.append(("Checked", f"{found['texts that differ']:.0f} of the compared texts differ from the local model's"))
+    return rows
+
+
+def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:
+    """Return the medians of the steps' seconds, as far as they were predicted and measured."""
+    predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
+    measured = [step.measured_s for step in steps if step.measured_s is not None]
+    words = [f"{median(predicted) * 1e3:.{digits}f} ms predicted (simulated)"] if predicted else []
+    words += [f"{median(measured) * 1e3:.{digits}f} ms{report.mark} measured ({report.label})"] if measured else []
+    return ", ".join(words)
