@@ -151,17 +151,9 @@ class PacedGroup:
         self._sleep(self._links.transfer_s(destination, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
         return self._group.send(tensors, destination, tag)
 
-    def recv(self, tensors: Sequence[Any], source: int, tag: int) -> Any:
-        """Receive."""
-        return self._group.recv(tensors, source, tag)
-
-    def barrier(self) -> Any:
-        """Wait for all."""
-        return self._group.barrier()
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self._group.size()
+    def __getattr__(self, name: str) -> Any:
+        """Return what waits for no link: recv, barrier, size."""
+        return getattr(self._group, name)
 
 
 def survey_layers(

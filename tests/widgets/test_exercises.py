@@ -12,6 +12,8 @@ from workbench.widgets import compare, exercises, paper_problem, with_bandwidth,
 from workbench.widgets.exercises import Verdict
 
 REPORT = make_report(first_s=8.0, cached_s=2.0)
+SIZES = {"tokens": 20, "num_layers": 6, "hidden_size": 384, "itemsize": 2}
+PASSES = {"forward_s": 0.02, "backward_s": 0.04}
 
 
 def with_unequal(*shares: float):
@@ -33,16 +35,8 @@ def with_unequal(*shares: float):
         (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.9, 0.8, 0.7)),
         (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2)),
         (lambda answer: exercises.check_trainable_share(answer, 10, 990), 0.01, 1.0),
-        (
-            lambda answer: exercises.check_cache_bytes(answer, tokens=20, num_layers=6, hidden_size=384, itemsize=2),
-            20 * 384 * 7 * 2,
-            20 * 384 * 6 * 2,
-        ),
-        (
-            lambda answer: exercises.check_pipeline_time(answer, num_stages=4, num_micro_batches=8, forward_s=0.02, backward_s=0.04),
-            0.66,
-            0.48,
-        ),
+        (lambda answer: exercises.check_cache_bytes(answer, **SIZES), 20 * 384 * 7 * 2, 20 * 384 * 6 * 2),
+        (lambda answer: exercises.check_pipeline_time(answer, num_stages=4, num_micro_batches=8, **PASSES), 0.66, 0.48),
         (lambda answer: exercises.check_backward_share(answer, 1.0, 3.0), 0.75, 0.5),
         (lambda answer: exercises.check_down_projection(answer, hidden_size=384, reduction=8), 18432, 384),
         (lambda answer: exercises.check_quantization_step(answer, absmax=0.5), 0.001969, 0.5 / 127),
@@ -96,12 +90,9 @@ def test_checks_of_plans() -> None:
     planned = problem.planned()
     [made] = compare(problem, ("Algorithm 1",))
     groups = [len(stage.shares) for stage in planned.stages]
-    assert [exercises.check_grouping(answer, made).passed for answer in (None, groups, planned.grouping(), [9])] == [
-        None,
-        True,
-        True,
-        False,
-    ]
+    answers = {"none": None, "list": groups, "text": planned.grouping(), "wrong": [9]}
+    passed = {name: exercises.check_grouping(answer, made).passed for name, answer in answers.items()}
+    assert passed == {"none": None, "list": True, "text": True, "wrong": False}
     assert exercises.check_grouping("OOM", compare(problem, ("data parallel",))[0]).passed
     need = problem.needs(planned)[0].total_bytes
     name = problem.cluster.devices[0].name

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,33 @@ def test_every_option_of_a_form_is_one_of_its_method(method: str, settings: type
             for value in {*field.values.values(), field.first or 1} - {PLANNED}:
                 assert getattr(read_options(method, settings, {name: value}), name) == value
             assert getattr(settings(), name) in (field.first, None)
+
+
+QUERIES = Job(method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2})
+REQUESTS = Job(method="galaxy_plus", model="tiny-bert", test_samples=5, max_length=32, options={"compare": 2})
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "options", "wrong"),
+    [
+        (QUERIES, {"execution": "inner", "queries": 8, "after_loss": "repeat"}, {"steps": 3, "rank": 2}, "queries"),
+        (REQUESTS, {"system": "edgeshard"}, {"compare": 2}, "max_length"),
+        (REQUESTS, {"scheme": 2, "overlap": False}, {"compare": 2}, "max_length"),
+    ],
+)
+def test_a_method_may_have_a_form_of_its_own(job: Job, changes: dict[str, object], options: dict[str, object], wrong: str) -> None:
+    form = JobForm(job)
+    assert form.job == job
+    for name, value in changes.items():
+        form.controls[name].value = value
+    assert form.job == replace(job, options=options | changes)
+    assert all(form.controls[name].disabled for name in ("scheme", "overlap") if changes.get("system") == "edgeshard")
+    form.controls[wrong].value = 16
+    assert 16 in (form.job.max_length, form.job.options.get("queries"))
+    form.controls[wrong].value = 0
+    assert f"{wrong} = 0" in form.message.value
+    with pytest.raises(ConfigError):
+        _ = form.job
 
 
 @pytest.mark.parametrize(

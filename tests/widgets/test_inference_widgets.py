@@ -9,13 +9,11 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
-from workbench.core.job import Job
 from workbench.plots.layer_cut import sent_bytes
 from workbench.tasks import load_task
 from workbench.widgets import (
     InferenceExplorer,
     InferenceProblem,
-    JobForm,
     LayerCutter,
     SchedulePlayer,
     SchemeEditor,
@@ -163,19 +161,6 @@ def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: I
     lab.wait()
     assert lab.factor.disabled and set(lab.reports) == {"with re-scheduling"}
     assert len(lab.report.requests) == 120 and lab.report.num_lost == 0 and lab.report.events_of("lost", rank=1)
-
-
-def test_the_form_describes_a_job_and_refuses_what_is_none() -> None:
-    job = Job(method="galaxy_plus", model="tiny-bert", test_samples=5, max_length=32, options={"compare": 2})
-    form = JobForm(job)
-    at = form.controls
-    assert form.job == job
-    at["system"].value = "edgeshard"
-    assert form.job.options == {"compare": 2, "system": "edgeshard"} and at["scheme"].disabled and at["overlap"].disabled
-    at["system"].value, at["scheme"].value, at["overlap"].value, at["max_length"].value = "galaxy_plus", 2, False, 16
-    assert form.job == replace(job, max_length=16, options={"compare": 2, "scheme": 2, "overlap": False})
-    at["max_length"].value = 0
-    assert "at least 1" in form.message.value
 
 
 def test_passages_are_a_task_of_longer_texts(tmp_path) -> None:

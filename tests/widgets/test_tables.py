@@ -30,8 +30,8 @@ def test_report_table_compares_epochs_and_steps() -> None:
     assert "100 ms predicted (simulated), 200 ms measured (simulated)" in text and "layers 0-3 on alpha (8 samples)" in text
 
 
-@pytest.mark.parametrize(("last_s", "timed"), [(0.2, 4), (None, 3)])
-def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: float | None, timed: int) -> None:
+@pytest.mark.parametrize(("last_s", "timed"), [(0.2, "4"), (None, "4, 3 of them timed")])
+def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: float | None, timed: str) -> None:
     """A step in which a device dies is made, and not timed."""
     measured = (0.2, 0.2, 0.2, last_s)
     steps = tuple(
@@ -41,7 +41,7 @@ def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: f
     stage = Stage(start=0, stop=6, shares=(Share(rank=0, queries=3), Share(rank=1, queries=1)))
     plan = Plan(method="p_rge", stages=(stage,), micro_batch_size=2, num_micro_batches=1)
     rows = report_table(replace(make_report(), plan=plan, steps=steps, mode="execute")).rows
-    assert ("Steps", f"4, {timed} of them timed") in rows and ("", "layers 0-5 on alpha (3 queries) and beta (1 queries)") in rows
+    assert ("Steps", timed) in rows and ("", "layers 0-5 on alpha (3 queries) and beta (1 queries)") in rows
     simulated = tuple(replace(step, measured_s=None) for step in steps)
     assert ("Steps", "4") in report_table(replace(make_report(), plan=plan, steps=simulated)).rows
 

@@ -14,7 +14,6 @@ import torch
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
-from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.seeds import query_seed
 from workbench.models.inference_engine import EngineConfig, EngineStep
@@ -23,7 +22,6 @@ from workbench.planners.query_costs import StepSize
 from workbench.plots.zeroth_order_roofline import Pass
 from workbench.tasks.prompts import PromptBatch
 from workbench.widgets import (
-    JobForm,
     QueryDivider,
     QueryProblem,
     QueryTraining,
@@ -257,20 +255,6 @@ def test_queries_are_divided_by_hand_beside_the_planner(problem: QueryProblem) -
 def _only_first_holds(problem: QueryProblem):
     poor = with_memory(problem.cluster, 1_000_000)
     return replace(poor, devices=(problem.cluster.devices[0], *poor.devices[1:]))
-
-
-def test_the_form_describes_a_job_and_refuses_what_is_none() -> None:
-    job = Job(method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2})
-    form, seen = JobForm(job), []
-    at = form.controls
-    form.on_change(seen.append)
-    assert form.job == job
-    at["execution"].value, at["queries"].value, at["after_loss"].value = "inner", 8, "repeat"
-    assert form.job.options == {"queries": 8, "steps": 3, "rank": 2, "execution": "inner", "after_loss": "repeat"} and seen[-1] == form.job
-    at["queries"].value = 0
-    assert "queries = 0" in form.message.value and seen[-1].options["queries"] == 8
-    with pytest.raises(ConfigError):
-        _ = form.job
 
 
 def test_exercises_tell_right_from_wrong(problem: QueryProblem) -> None:

@@ -29,9 +29,10 @@ class _Rate(widgets.HBox):
 
     def __init__(self, rate: float, **settings: Any) -> None:
         rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {rate})
+        settings["layout"] = widgets.Layout(flex="1 1 auto", width="0", min_width="8.5em")
         self.slider = widgets.SelectionSlider(options=[(f"{one:g}", one) for one in rates], value=rate, readout=False, **settings)
         self.field = widgets.BoundedFloatText(
-            value=rate, min=0.01, max=1e6, tooltip=settings["tooltip"], layout=widgets.Layout(width="5.5em")
+            value=rate, min=0.01, max=1e6, tooltip=settings["tooltip"], layout=widgets.Layout(width="5em")
         )
         self._nearest = lambda: min(rates, key=lambda one: abs(math.log(one / self.value)))
         super().__init__([self.slider, self.field], value=rate)

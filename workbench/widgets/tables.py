@@ -148,5 +148,5 @@ def report_table(report: Report) -> Table:
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
         rows.insert(2, ("", report.plan.told([device.name for device in report.cluster.devices])))
-        rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (timed > 0)}"))
+        rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}"))
     return Table(("", ""), [*rows, *(("Note", note) for note in all_notes(report))])
