@@ -162,7 +162,7 @@ def test_a_stage_without_a_device_is_told(problem: PlanningProblem) -> None:
     editor = SplitEditor(problem, layers=[12, 12], groups=[[0], [2]])
     editor.devices[0].value = -1
     editor.wait()
-    assert "A group is empty" in editor.message.value
+    assert "A group is empty" in editor.message.value and editor.headline.value == ""
     with pytest.raises(ConfigError):
         _ = editor.plan
 

@@ -69,11 +69,11 @@ class Explorer(widgets.VBox):
         answer: Callable[[Any], None],
         *,
         tabs: Sequence[str] = (),
-        below: Sequence[widgets.Widget] = (),
+        below: Sequence[Html] = (),
         refused: str = "",
     ) -> None:
         self.message, self.headline = Message(), Html()
-        self._asked, self._answer, self._refused = asked, answer, refused
+        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -82,7 +82,7 @@ class Explorer(widgets.VBox):
         self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
         for control in controls:
             control.observe(lambda _: self.changed(), names="value")
-        self.tabs.observe(lambda _: self._draw(), names="selected_index")
+        self.tabs.observe(lambda _: self._switch(), names="selected_index")
         super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
         self.changed()
         self.wait()
@@ -102,7 +102,7 @@ class Explorer(widgets.VBox):
 
     @contextmanager
     def setting(self) -> Iterator[None]:
-        """Set several controls inside; what follows from them is shown once, at the end."""
+        """Set several controls inside; their answer is shown once, at the end."""
         self._paused = True
         try:
             yield
@@ -117,6 +117,12 @@ class Explorer(widgets.VBox):
             box.layout.visibility = "visible" if figures else "hidden"
         self._draw()
 
+    def _switch(self) -> None:
+        try:
+            self._draw()
+        except Exception as error:  # a callback's error would be seen by nobody
+            self.message.show_exception(error)
+
     def _draw(self) -> None:
         if self._figures:
             at = self.tabs.selected_index or 0
@@ -130,5 +136,7 @@ class Explorer(widgets.VBox):
             self._answer(request)
         except Exception as error:  # a thread's error would be seen by nobody
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
+            for one in self._below:
+                one.value = Markup()
             self.show()
             self.message.show_exception(error)

@@ -201,7 +201,7 @@ class JobForm(widgets.VBox):
         self._callbacks.append(callback)
 
     def _means(self, field: Field) -> bool:
-        """Return whether a field means anything beside the others' values."""
+        """Return whether a field means anything with the other fields' values."""
         return all(self.controls[name].value in values for name, values in field.needs.items())
 
     def _changed(self) -> None:
