@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from workbench.core.costs import Spec
 from workbench.core.program import Program
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Value
+from workbench.core.schedule import BROADCAST, COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.runtime.executor import Handler
 
 
 def run_program(program: Program, tables: Mapping[int, Mapping[str, Handler]]) -> list[dict[Value, Any]]:
     """Return every rank's values at the end.  Received tensors must be what the program says."""
-    schedule = program.schedule
-    held: list[dict[Value, Any]] = [dict.fromkeys(values) for values in schedule.inputs]
+    held: list[dict[Value, Any]] = [dict.fromkeys(values) for values in program.schedule.inputs]
+    return run_schedule(program.schedule, tables, held, program.costs.spec)
+
+
+def run_schedule(
+    schedule: Schedule,
+    tables: Mapping[int, Mapping[str, Handler]],
+    held: list[dict[Value, Any]],
+    spec: Callable[[Value], Spec] | None = None,
+) -> list[dict[Value, Any]]:
+    """Return every rank's values at the end of a schedule.  held: those at the beginning.  spec: of received tensors, None is any."""
     at = [0] * schedule.world_size
     on_the_way: dict[tuple[int, int, Value], torch.Tensor] = {}
     waiting: dict[Op, dict[int, torch.Tensor]] = {}
@@ -34,15 +43,15 @@ def run_program(program: Program, tables: Mapping[int, Mapping[str, Handler]]) -
                         break
                     arrived = own[op.writes[0]] = on_the_way.pop(key)
                     found = Spec(tuple(arrived.shape), str(arrived.dtype).removeprefix("torch."))
-                    assert program.costs.spec(op.writes[0]) == found, op.writes[0]
+                    assert spec is None or spec(op.writes[0]) == found, op.writes[0]
                 elif op.kind in COLLECTIVES:
                     here = waiting.setdefault(Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks), {})
                     if rank not in here:
-                        here[rank] = tables[rank][op.kind](op, tuple(own[value] for value in op.reads))[0]
+                        given = tables[rank][op.kind](op, tuple(own[value] for value in op.reads))[0]
+                        here[rank] = torch.zeros_like(given) if op.kind == BROADCAST and not op.reads else given
                         if len(here) == len(op.ranks):
-                            total = torch.stack(list(here.values())).sum(dim=0)
-                            for tensor in here.values():
-                                tensor.copy_(total)
+                            total = torch.stack(torch.broadcast_tensors(*here.values())).sum(dim=0)
+                            here.update({member: total.clone() for member in here})
                     if len(here) < len(op.ranks):
                         break
                     own.update(dict.fromkeys(op.writes, here[rank]))

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.models.sharding.builders import Case, hybrid, model_of
+from tests.models.sharding.builders import Case, hybrid, model_of, run_plan
 from workbench.core.errors import WorkbenchError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
-from workbench.models.sharding import load_shard, model_layout, open_weights, run_plan, shard_spec
+from workbench.models.sharding import load_shard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
 from workbench.models.zeroth_order import TrainableConfig, load_backbone, load_causal_stage
 

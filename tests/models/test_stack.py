@@ -43,7 +43,6 @@ def test_stages_equal_the_whole_model(family, split, is_padded):
     for layers in split:
         stage = stack.stage(start, start + layers)
         hidden, new = stage(hidden, mask)
-        assert len(new) == stage.num_taps
         taps += new
         start += layers
     assert not hidden.requires_grad

@@ -149,10 +149,10 @@ def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int,
         profile = analytic_inference(model, cluster)
     else:
         from workbench.methods.galaxy_plus.measuring import sizes_of
-        from workbench.models.sharding import end_bytes, model_layout
+        from workbench.models.sharding import model_layout
 
         layout = model_layout(model)
-        first_bytes, last_bytes = end_bytes(layout)
+        first_bytes, last_bytes = layout.end_bytes
         profile = analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes)
     return profile, (length, max(1, length // 2))[: len(profile.stacks)]
 

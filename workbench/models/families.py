@@ -17,84 +17,92 @@ from workbench.models.family_parts import (
     call_llama,
     call_masked,
     call_t5,
-    embed_bart,
     embed_bert,
     embed_distilbert,
-    embed_gpt2,
-    embed_llama,
-    embed_opt,
-    embed_t5,
     embed_vit,
+    embed_words,
 )
 
-__all__ = ["FAMILIES", "Decoder", "Family", "LayerContext", "family_of", "layer_paths"]
+__all__ = ["FAMILIES", "Family", "LayerContext", "Part", "family_of", "layer_paths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """Where the second stack of an encoder-decoder is in the base model; fields as in Family."""
+class Part:
+    """One stack of layers.
 
-    layers: str
-    embedding: Mapping[str, str]
-    embed: Embed
-    call: Call
-    final: str = ""
-    position_bias: str = ""
-    weights: Mapping[str, str] = field(default_factory=dict)
-    gated_weights: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How one Hugging Face architecture is taken apart.
-
-    layers, final, rotary, position_bias: where they are in the base model ('' if there is none; a final norm may be missing there).
+    layers, final, position_bias: where they are in the base model ('' if there is none; a final norm may be missing there).
     embedding: its modules by role, as paths; those that a checkpoint does not have are left out.
     weights: pieces of a layer by role (query, key, value or all three in one, output, up, down, gate), as paths.
     gated_weights: the same where a checkpoint's layers have the module at the path `gate`, and others do not.
-    scales_attention: whether scores are divided by the square root of the head size.
-    decoder: of an encoder-decoder, whose encoder the other fields describe.
-    reads_images: input_ids are a picture's patches.
-    stored_names: parts of parameter names that checkpoint files spell in another way, replaced in this order.
+    norms: of a layer, in the order of its blocks (attention, cross-attention, feed-forward).
     """
 
     layers: str
     embedding: Mapping[str, str]
     embed: Embed
     call: Call
+    norms: tuple[str, ...]
     final: str = ""
-    rotary: str = ""
     position_bias: str = ""
+    weights: Mapping[str, str]
+    gated_weights: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(Part):
+    """How one Hugging Face architecture is taken apart: its only stack or its encoder, and what concerns the whole model.
+
+    rotary: where the tables of rotary positions are made, '' without.
+    is_pre_norm: whether a block's norm stands in front of it, or behind the residual addition; the name of a setting if that depends.
+    activation: the setting that names the feed-forward network's.
+    has_head_bias: whether the language model head has one ('final_logits_bias').
+    scales_attention: whether scores are divided by the square root of the head size.
+    reads_images: input_ids are a picture's patches.
+    stored_names: parts of parameter names that checkpoint files spell in another way, replaced in this order.
+    """
+
+    rotary: str = ""
     is_causal: bool = False
+    is_pre_norm: bool | str = False
+    activation: str = "activation_function"
+    has_head_bias: bool = False
     has_token_types: bool = False
     scales_attention: bool = True
     reads_images: bool = False
     stored_names: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
-    gated_weights: Mapping[str, str] = field(default_factory=dict)
-    decoder: Decoder | None = None
+    decoder: Part | None = None
     tiny: Mapping[str, Any] = field(default_factory=dict)
 
 
-_T5_SELF = {role: f"layer.0.SelfAttention.{name}" for role, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))}
-_T5_CROSS = {
-    f"cross_{role}": f"layer.1.EncDecAttention.{name}" for role, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
-}
-_BART_SELF = {
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.out_proj",
-    "up": "fc1",
-    "down": "fc2",
-}
+def _attention(path: str, *names: str, prefix: str = "") -> dict[str, str]:
+    """Return where an attention keeps its projections: names of query, key, value and output, behind a path."""
+    return {f"{prefix}{role}": path + name for role, name in zip(("query", "key", "value", "output"), names, strict=True)}
 
 
-def _t5_feed_forward(place: int) -> tuple[dict[str, str], dict[str, str]]:
-    path = f"layer.{place}.DenseReluDense"
-    plain = {"up": f"{path}.wi", "down": f"{path}.wo"}
-    return plain, {"gate": f"{path}.wi_0", "up": f"{path}.wi_1", "down": f"{path}.wo"}
+def _t5(stack: str, feed_forward: int) -> dict[str, Any]:
+    """Return where T5 keeps one of its stacks, whose layers have the feed-forward network at this place."""
+    path = f"layer.{feed_forward}.DenseReluDense"
+    attention = _attention("layer.0.SelfAttention.", *"qkvo")
+    if feed_forward == 2:
+        attention |= _attention("layer.1.EncDecAttention.", *"qkvo", prefix="cross_")
+    return {
+        "layers": f"{stack}.block",
+        "embedding": {"words": f"{stack}.embed_tokens"},
+        "embed": embed_words,
+        "call": call_t5,
+        "norms": tuple(f"layer.{place}.layer_norm" for place in range(feed_forward + 1)),
+        "final": f"{stack}.final_layer_norm",
+        "position_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "weights": attention | {"up": f"{path}.wi", "down": f"{path}.wo"},
+        "gated_weights": attention | {"gate": f"{path}.wi_0", "up": f"{path}.wi_1", "down": f"{path}.wo"},
+    }
 
+
+def _bart_embedding(stack: str) -> dict[str, str]:
+    return {"words": f"{stack}.embed_tokens", "positions": f"{stack}.embed_positions", "norm": f"{stack}.layernorm_embedding"}
+
+
+_BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {"up": "fc1", "down": "fc2"}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -102,15 +110,11 @@ FAMILIES: dict[str, Family] = {
         embedding={"embeddings": "embeddings"},
         embed=embed_bert,
         call=call_masked,
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
+        activation="hidden_act",
         has_token_types=True,
-        weights={
-            "query": "attention.self.query",
-            "key": "attention.self.key",
-            "value": "attention.self.value",
-            "output": "attention.output.dense",
-            "up": "intermediate.dense",
-            "down": "output.dense",
-        },
+        weights=_attention("attention.", "self.query", "self.key", "self.value", "output.dense")
+        | {"up": "intermediate.dense", "down": "output.dense"},
         tiny={"num_attention_heads": 4, "intermediate_size": 64},
     ),
     "distilbert": Family(
@@ -118,52 +122,47 @@ FAMILIES: dict[str, Family] = {
         embedding={"embeddings": "embeddings"},
         embed=embed_distilbert,
         call=call_masked,
-        weights={
-            "query": "attention.q_lin",
-            "key": "attention.k_lin",
-            "value": "attention.v_lin",
-            "output": "attention.out_lin",
-            "up": "ffn.lin1",
-            "down": "ffn.lin2",
-        },
+        norms=("sa_layer_norm", "output_layer_norm"),
+        activation="activation",
+        weights=_attention("attention.", "q_lin", "k_lin", "v_lin", "out_lin") | {"up": "ffn.lin1", "down": "ffn.lin2"},
         tiny={"num_attention_heads": 4, "hidden_dim": 64},
     ),
     "gpt2": Family(
         layers="h",
         embedding={"wte": "wte", "wpe": "wpe"},
-        embed=embed_gpt2,
+        embed=embed_words,
         call=call_masked,
+        norms=("ln_1", "ln_2"),
         final="ln_f",
         is_causal=True,
+        is_pre_norm=True,
         weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         tiny={"num_attention_heads": 4, "n_inner": 64},
     ),
     "llama": Family(
         layers="layers",
         embedding={"embed_tokens": "embed_tokens"},
-        embed=embed_llama,
+        embed=embed_words,
         call=call_llama,
+        norms=("input_layernorm", "post_attention_layernorm"),
         final="norm",
         rotary="rotary_emb",
         is_causal=True,
-        weights={
-            "query": "self_attn.q_proj",
-            "key": "self_attn.k_proj",
-            "value": "self_attn.v_proj",
-            "output": "self_attn.o_proj",
-            "gate": "mlp.gate_proj",
-            "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        },
+        is_pre_norm=True,
+        activation="hidden_act",
+        weights=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
+        | {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
         tiny={"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64},
     ),
     "opt": Family(
         layers="decoder.layers",
         embedding={"words": "decoder.embed_tokens", "positions": "decoder.embed_positions", "project_in": "decoder.project_in"},
-        embed=embed_opt,
+        embed=embed_words,
         call=call_masked,
+        norms=("self_attn_layer_norm", "final_layer_norm"),
         final="decoder.final_layer_norm",
         is_causal=True,
+        is_pre_norm="do_layer_norm_before",
         weights=_BART_SELF,
         tiny={"num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32},
     ),
@@ -172,7 +171,10 @@ FAMILIES: dict[str, Family] = {
         embedding={"embeddings": "embeddings"},
         embed=embed_vit,
         call=call_masked,
+        norms=("layernorm_before", "layernorm_after"),
         final="layernorm",
+        is_pre_norm=True,
+        activation="hidden_act",
         reads_images=True,
         stored_names={
             "layers.": "encoder.layer.",
@@ -183,51 +185,32 @@ FAMILIES: dict[str, Family] = {
             ".mlp.fc1.": ".intermediate.dense.",
             ".mlp.fc2.": ".output.dense.",
         },
-        weights={
-            "query": "attention.q_proj",
-            "key": "attention.k_proj",
-            "value": "attention.v_proj",
-            "output": "attention.o_proj",
-            "up": "mlp.fc1",
-            "down": "mlp.fc2",
-        },
+        weights=_attention("attention.", "q_proj", "k_proj", "v_proj", "o_proj") | {"up": "mlp.fc1", "down": "mlp.fc2"},
         tiny={"num_attention_heads": 4, "intermediate_size": 64, "image_size": 8, "patch_size": 2, "num_channels": 1},
     ),
     "t5": Family(
-        layers="encoder.block",
-        embedding={"words": "encoder.embed_tokens"},
-        embed=embed_t5,
-        call=call_t5,
-        final="encoder.final_layer_norm",
-        position_bias="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        **_t5("encoder", 1),
+        is_pre_norm=True,
+        activation="dense_act_fn",
         scales_attention=False,
-        weights=_T5_SELF | _t5_feed_forward(1)[0],
-        gated_weights=_T5_SELF | _t5_feed_forward(1)[1],
-        decoder=Decoder(
-            layers="decoder.block",
-            embedding={"words": "decoder.embed_tokens"},
-            embed=embed_t5,
-            call=call_t5,
-            final="decoder.final_layer_norm",
-            position_bias="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-            weights=_T5_SELF | _T5_CROSS | _t5_feed_forward(2)[0],
-            gated_weights=_T5_SELF | _T5_CROSS | _t5_feed_forward(2)[1],
-        ),
+        decoder=Part(**_t5("decoder", 2)),
         tiny={"num_heads": 4, "d_kv": 8, "d_ff": 64, "decoder_start_token_id": 0},
     ),
     "bart": Family(
         layers="encoder.layers",
-        embedding={"words": "encoder.embed_tokens", "positions": "encoder.embed_positions", "norm": "encoder.layernorm_embedding"},
-        embed=embed_bart,
+        embedding=_bart_embedding("encoder"),
+        embed=embed_words,
         call=call_masked,
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+        has_head_bias=True,
         weights=_BART_SELF,
-        decoder=Decoder(
+        decoder=Part(
             layers="decoder.layers",
-            embedding={"words": "decoder.embed_tokens", "positions": "decoder.embed_positions", "norm": "decoder.layernorm_embedding"},
-            embed=embed_bart,
+            embedding=_bart_embedding("decoder"),
+            embed=embed_words,
             call=call_bart_decoder,
-            weights=_BART_SELF
-            | {f"cross_{role}": path.replace("self_attn", "encoder_attn") for role, path in _BART_SELF.items() if "self_attn" in path},
+            norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+            weights=_BART_SELF | _attention("encoder_attn.", "q_proj", "k_proj", "v_proj", "out_proj", prefix="cross_"),
         ),
         tiny={
             "encoder_attention_heads": 4,
@@ -254,7 +237,7 @@ def family_of(model_type: str) -> Family:
     return FAMILIES[model_type]
 
 
-def layer_paths(part: Family | Decoder, layer: nn.Module) -> Mapping[str, str]:
+def layer_paths(part: Part, layer: nn.Module) -> Mapping[str, str]:
     """Return the paths of a layer's projections by role, for the variant (gated or not) that this checkpoint has."""
     names = {name for name, _ in layer.named_modules()}
     return part.gated_weights if part.gated_weights and part.gated_weights["gate"] in names else part.weights

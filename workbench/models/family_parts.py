@@ -49,33 +49,24 @@ def embed_distilbert(modules: Mapping[str, nn.Module], ids: Tensor, token_types:
     return modules["embeddings"](ids)
 
 
-def embed_gpt2(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
-    """Add GPT-2's learned positions."""
-    positions: Any = modules["wpe"].weight
-    return modules["wte"](ids) + positions[: ids.shape[1]]
+def words_of(modules: Mapping[str, nn.Module]) -> Any:
+    """Return the word embedding among a stack's embedding modules."""
+    return next(module for role, module in modules.items() if role in ("words", "embed_tokens", "wte"))
 
 
-def embed_llama(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
-    """Look up Llama's words; its positions are in the attention."""
-    return modules["embed_tokens"](ids)
+def embed_words(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
+    """Look up the words, and do what the family's modules ask for; Llama and T5 have their positions in the attention.
 
-
-def embed_t5(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
-    """Look up T5's words; its positions are in the attention."""
-    return modules["words"](ids)
-
-
-def embed_bart(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
-    """Add BART's learned positions and normalise; the words come scaled where the checkpoint asks for it."""
-    return modules["norm"](modules["words"](ids) + _learned_positions(modules["positions"], ids))
-
-
-def embed_opt(modules: Mapping[str, nn.Module], ids: Tensor, token_types: Tensor | None) -> Tensor:
-    """Add OPT's learned positions to the words, which OPT-350m keeps narrower than d and projects up."""
-    words = modules["words"](ids)
+    OPT-350m keeps its words narrower than d and projects them up.  GPT-2, OPT and BART add learned positions, and BART normalises.
+    """
+    hidden = words_of(modules)(ids)
     if "project_in" in modules:
-        words = modules["project_in"](words)
-    return words + _learned_positions(modules["positions"], ids)
+        hidden = modules["project_in"](hidden)
+    for role, offset in (("positions", POSITION_OFFSET), ("wpe", 0)):
+        if role in modules:
+            table: Any = modules[role].weight
+            hidden = hidden + table[offset : offset + ids.shape[1]]
+    return modules["norm"](hidden) if "norm" in modules else hidden
 
 
 def embed_vit(modules: Mapping[str, nn.Module], patches: Tensor, token_types: Tensor | None) -> Tensor:
@@ -98,10 +89,6 @@ def embed_vit(modules: Mapping[str, nn.Module], patches: Tensor, token_types: Te
     # Mean and deviation 0.5 of values in [0, 1]: what the published ViT checkpoints were trained with.
     hidden = embeddings(pixels.to(projection.weight.dtype) / 127.5 - 1)
     return functional.pad(hidden, (0, 0, 0, patches.shape[1] - hidden.shape[1]))
-
-
-def _learned_positions(table: Any, ids: Tensor) -> Tensor:
-    return table.weight[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
 
 
 def call_masked(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tensor:

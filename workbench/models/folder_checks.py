@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.core.errors import MissingDataError
 from workbench.core.serial import shown
-from workbench.models.families import Decoder, Family, family_of
+from workbench.models.families import Part, family_of
 
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
 """Above these a configuration's sizes are no model's."""
@@ -23,7 +23,7 @@ def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None
     """
     asked = f"The model '{name}' was asked for."
     family = family_of(config.model_type)
-    parts: list[tuple[Family | Decoder, str]] = [(family, "num_hidden_layers")]
+    parts: list[tuple[Part, str]] = [(family, "num_hidden_layers")]
     if family.decoder is not None:
         encoder, decoder = ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
         parts = [(family, encoder), (family.decoder, decoder)]

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import Decoder, Family, layer_paths
-from workbench.models.stack import BackboneStage
-
-
-def part_of(stage: BackboneStage, index: int) -> Family | Decoder:
-    """Return the description of the stack that layer `index` belongs to."""
-    decoder, border = stage.family.decoder, stage.num_encoder_layers
-    return stage.family if decoder is None or border is None or index < border else decoder
+from workbench.models.families import layer_paths
+from workbench.models.stack import BackboneStage, part_of
 
 
 def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, all_of_them: bool) -> dict[str, dict[str, str]]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
-from workbench.models.injection import part_of, projections
-from workbench.models.stack import BackboneStage
+from workbench.models.injection import projections
+from workbench.models.stack import BackboneStage, part_of
 from workbench.models.tensor_files import save_tensors
 
 ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")

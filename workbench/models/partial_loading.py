@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import IO, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -29,8 +29,9 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 _LARGE = 1 << 16
 """Numbers from which a tensor counts as a weight."""
-_PIECE = 1 << 20
-"""Numbers that are read and converted at a time."""
+_BUFFER_BYTES = 1 << 20
+"""Bytes that are read and converted at a time."""
+Span = tuple[int, int]
 
 
 class StoredTensor(NamedTuple):
@@ -43,22 +44,42 @@ class StoredTensor(NamedTuple):
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the tensor, converted; nothing else of the file is mapped or read."""
-        found = torch.empty(math.prod(self.shape), dtype=dtype)
-        # Converted piece by piece, so that no whole matrix is there twice.
-        piece = found if dtype == self.dtype else torch.empty(min(len(found), _PIECE), dtype=self.dtype)
+        found = torch.empty(self.shape, dtype=dtype)
+        self.fill(found if self.shape else found[None], (0, self.shape[0] if self.shape else 1))
+        return found
+
+    def fill(self, out: Tensor, rows: Span, columns: Span | None = None) -> int:
+        """Write rows [start, stop) and columns [start, stop), None is all, into `out`, of just that shape; return the bytes read.
+
+        A vector is a matrix of one column.  Rows are read at once where they are whole, else one by one, which needs no memory beyond
+        `out`.  What has to be converted or turned goes through a small buffer, some rows at a time.
+        """
+        width = math.prod(self.shape[1:])
+        start, stop = (0, width) if columns is None else columns
+        is_whole = (start, stop) == (0, width)
+        count, itemsize = rows[1] - rows[0], self.dtype.itemsize
+        is_direct = self.dtype == out.dtype and (out.is_contiguous() if is_whole else out.stride(-1) == 1)
+        band = count if is_direct else max(1, _BUFFER_BYTES // max(1, (stop - start) * itemsize))
         with open(self.path, "rb", buffering=0) as file:
-            file.seek(self.offset)
-            for first in range(0, len(found), max(1, len(piece))):
-                part = piece[: len(found) - first]
-                view = memoryview(part.view(torch.uint8).numpy())
-                while view:
-                    got = file.readinto(view)
-                    if not got:
-                        raise OSError(f"'{self.path}' ends within a tensor")
-                    view = view[got:]
-                if part.dtype != dtype:
-                    found[first : first + len(part)] = part
-        return found.view(self.shape)
+            for first in range(0, count, max(1, band)):
+                part = out[first : first + band]
+                target = part if is_direct else torch.empty(part.shape, dtype=self.dtype)
+                at = self.offset + (rows[0] + first) * width * itemsize
+                raw = (target.view(1, -1) if is_whole else target).view(torch.uint8).numpy()
+                for index in range(len(raw)):
+                    _read(file, at + (index * width + start) * itemsize, memoryview(raw[index]))
+                if target is not part:
+                    part.copy_(target)
+        return count * (stop - start) * itemsize
+
+
+def _read(file: IO[bytes], at: int, view: memoryview) -> None:
+    file.seek(at)
+    while view:
+        got = file.readinto(view)  # type: ignore[attr-defined]
+        if not got:
+            raise OSError(f"'{file.name}' ends within a tensor")
+        view = view[got:]
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
@@ -166,16 +187,8 @@ def read_stage(
     Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
     """
     stack = LayerStack(model, separator_id=separator_id)
-    tied: dict[int, list[str]] = defaultdict(list)
-    own_names: dict[tuple[int, str], list[str]] = {}
-    for path, module in model.named_modules():
-        for own, parameter in module.named_parameters(recurse=False):
-            name = other = f"{path}.{own}" if path else own
-            for ours, theirs in stack.family.stored_names.items():
-                other = other.replace(ours, theirs)
-            found = [f"{prefix}{one}" for one in (name, other) for prefix in ("", f"{model.base_model_prefix}.")]
-            own_names[id(module), own] = found
-            tied[id(parameter)] += found
+    under = stored_under(model, stack.family)
+    names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
     stage = stack.stage(start, stop)
     # Before anything is stored smaller: what a layer is stored as may itself be a buffer.
     for module in stage.modules():
@@ -187,15 +200,35 @@ def read_stage(
             for own, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
                     continue
-                # A tied weight may be stored under any of its names; what is stored under its own is not tied, as transformers has it.
-                names = own_names[id(module), own] + tied[id(parameter)]
-                stored = next((tensors[name] for name in names if name in tensors), None)
+                stored = next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
                 module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
         if after_layer is not None and part is not stage:
             after_layer(part)
     return stage.eval()
+
+
+def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
+    """Return the names under which checkpoint files may keep each parameter of a base model, likeliest first.
+
+    A tied weight may be stored under any of its names; what is stored under its own is not tied, as transformers has it.  Files of a
+    model with a head have the base model's prefix.
+    """
+    groups: dict[int, list[str]] = defaultdict(list)
+    named = list(model.named_parameters(remove_duplicate=False))
+    for name, parameter in named:
+        groups[id(parameter)].append(name)
+    found: dict[str, tuple[str, ...]] = {}
+    for name, parameter in named:
+        ordered: dict[str, None] = {}
+        for own in (name, *groups[id(parameter)]):
+            other = own
+            for ours, theirs in family.stored_names.items():
+                other = other.replace(ours, theirs)
+            ordered |= dict.fromkeys(f"{prefix}{one}" for one in (own, other) for prefix in ("", f"{model.base_model_prefix}."))
+        found[name] = tuple(ordered)
+    return found
 
 
 def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:

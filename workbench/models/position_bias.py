@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -21,27 +19,13 @@ class PositionBias(nn.Module):
     def forward(self, length: int) -> Tensor:
         """Return (1, heads, length, length)."""
         at = torch.arange(length, device=self.table.weight.device)
-        buckets = distance_buckets(
-            at[None, :] - at[:, None], self.table.num_embeddings, is_causal=self.is_causal, max_distance=self.max_distance
-        )
+        buckets = buckets_of(self.table.num_embeddings, at, length, is_causal=self.is_causal, max_distance=self.max_distance)
         return self.table(buckets).permute(2, 0, 1)[None]
 
 
-def distance_buckets(distance: Tensor, num_buckets: int, *, is_causal: bool, max_distance: int) -> Tensor:
-    """Return the bucket of each distance (key's position minus query's), int64.
+def buckets_of(num_buckets: int, queries: Tensor, num_keys: int, *, is_causal: bool, max_distance: int) -> Tensor:
+    """Return the bucket of the distance between each query and key, (queries, keys) int64.  queries: (q,) int64, their positions."""
+    from transformers.models.t5.modeling_t5 import T5Attention
 
-    Half of the buckets of a direction hold one distance each, the other half grow with the logarithm up to max_distance.
-    Without causality one half of all buckets is for keys behind the query.
-    """
-    if is_causal:
-        first = torch.zeros_like(distance)
-        distance = (-distance).clamp(min=0)
-    else:
-        num_buckets //= 2
-        first = (distance > 0).long() * num_buckets
-        distance = distance.abs()
-    exact = num_buckets // 2
-    # clamp: the logarithm of zero is never used, but its conversion to an integer is undefined.
-    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
-    far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
-    return first + torch.where(distance < exact, distance, far)
+    distance = torch.arange(num_keys, device=queries.device) - queries[:, None]
+    return T5Attention._relative_position_bucket(distance, not is_causal, num_buckets, max_distance)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import Decoder, Family, LayerContext, family_of, layer_paths
+from workbench.models.families import Family, LayerContext, Part, family_of, layer_paths
 from workbench.models.language_model_head import LanguageModelHead
 from workbench.models.position_bias import PositionBias
 
@@ -84,22 +84,9 @@ class LayerStack(nn.Module):
         """Return whether a token sees only those before it."""
         return self.family.is_causal
 
-    def part(self, index: int) -> Family | Decoder:
-        """Return the description of the stack that layer `index` belongs to."""
-        decoder = self.family.decoder
-        return self.family if decoder is None or index < (self.num_encoder_layers or 0) else decoder
-
     def layer_paths(self, index: int) -> Mapping[str, str]:
         """Return the paths of layer `index`'s projections by role (see Family.weights)."""
-        return layer_paths(self.part(index), self.layers[index])
-
-    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return b_0 (n, t, d) of token ids (n, t); attention_mask: (n, t), 1 for real tokens, padding on the right."""
-        return embed(self.family, self.embedding, input_ids, attention_mask, self.separator_id)
-
-    def context(self, attention_mask: Tensor, hidden: Tensor) -> LayerContext:
-        """Return the mask and position tables that every layer of this batch shares (in an encoder-decoder: of the encoder)."""
-        return layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
+        return layer_paths(part_of(self, index), self.layers[index])
 
     def stage(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop) as a module that owns only them; the weights are shared with this stack."""
@@ -140,16 +127,6 @@ class BackboneStage(nn.Module):
         self.position_bias = stack.position_bias if start < border else None
         self.decoder_embedding = stack.decoder_embedding if start <= border < stop else None
         self.decoder_position_bias = stack.decoder_position_bias if stop > border else None
-
-    @property
-    def num_taps(self) -> int:
-        """Return how many taps forward gives: one for each layer, and those of the embeddings that it owns."""
-        return self.stop - self.start + (self.embedding is not None) + (self.decoder_embedding is not None)
-
-    @property
-    def num_target_taps(self) -> int:
-        """Return how many of the taps, the last ones, are a decoder's: s tokens instead of t."""
-        return max(0, self.stop - max(self.start, self._border)) + (self.decoder_embedding is not None)
 
     def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
@@ -215,7 +192,7 @@ class BackboneStage(nn.Module):
         self,
         start: int,
         stop: int,
-        part: Family | Decoder,
+        part: Part,
         hidden: Tensor,
         context: LayerContext,
         norm: nn.Module | None,
@@ -227,6 +204,12 @@ class BackboneStage(nn.Module):
         if norm is not None:
             hidden = taps[-1] = norm(hidden)
         return hidden
+
+
+def part_of(stack: LayerStack | BackboneStage, index: int) -> Part:
+    """Return the description of the stack that layer `index` belongs to."""
+    decoder = stack.family.decoder
+    return stack.family if decoder is None or index < (stack.num_encoder_layers or 0) else decoder
 
 
 def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tensor, separator_id: int | None) -> Tensor:

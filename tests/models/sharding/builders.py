@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_tokenizer, model_config
 from workbench.models.sharding import ModelLayout, ModelShard, load_shard, model_layout, shard_spec, weights_of
+from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
 
 CUT_FAMILIES = tuple(FAMILIES)
 
@@ -119,6 +122,58 @@ def shards_of(case: Case, plan: InferencePlan) -> list[ModelShard]:
     source = weights_of(case.model)
     specs = [shard_spec(plan, position, case.layout.stacks) for position in range(plan.num_positions)]
     return [load_shard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
+
+
+def run_plan(plan, shards, ids, mask=None, decoder_ids=None, *, what="hidden", caches=None):
+    """Return final hidden states or logits of a batch, by the schedule and the handlers that devices run.
+
+    shards, caches: of each position.  ids: (n, t), or a picture's patches.  mask: (n, t), 1 for real tokens.  decoder_ids: (n, s).
+    """
+    layout = shards[0].layout
+    if layout.has_decoder and decoder_ids is None:
+        decoder_ids = torch.full((len(ids), 1), layout.config.decoder_start_token_id)
+    lengths = (ids.shape[1],) if decoder_ids is None else (ids.shape[1], decoder_ids.shape[1])
+    with torch.inference_mode():
+        runs = [
+            shard.begin(ids.shape[1], mask, target_length=lengths[-1], count=len(ids), cache=cache)
+            for shard, cache in zip(shards, caches or [None] * len(shards), strict=True)
+        ]
+        made = InferenceLayout.build(plan, layout.stacks, lengths)
+        options = {"what": what, "mask": mask if len(lengths) == 1 else None}
+        handlers = [InferenceHandlers(shard, made, run, **options) for shard, run in zip(shards, runs, strict=True)]
+        return _output(inference_schedule(made), handlers, (ids, decoder_ids))
+
+
+def run_step(plan, shards, tokens, caches, memory_length=0):
+    """Return the logits (n, V) behind one more token (n,) of each sample.  memory_length: tokens that the encoder read."""
+    with torch.inference_mode():
+        stacks = shards[0].layout.stacks
+        made = InferenceLayout.decode(plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0)
+        pairs = zip(shards, caches, strict=True)
+        handlers = [InferenceHandlers(shard, made, None, what="last", step=shard.step(cache)) for shard, cache in pairs]
+        logits = _output(decode_schedule(made), handlers, (tokens,) * len(stacks))
+    for cache in caches:
+        cache.advance()
+    return logits
+
+
+def generate(plan, shards, ids, max_new_tokens, mask=None):
+    """Return the likeliest next tokens (n, max_new_tokens), greedily; ids: (n, t) prompts, of an encoder-decoder the encoder's."""
+    prompt = 1 if shards[0].layout.has_decoder else ids.shape[1]
+    caches = [shard.new_cache(len(ids), prompt + max_new_tokens) for shard in shards]
+    tokens = [run_plan(plan, shards, ids, mask, what="last", caches=caches).argmax(-1)]
+    while len(tokens) < max_new_tokens:
+        tokens.append(run_step(plan, shards, tokens[-1], caches, ids.shape[1]).argmax(-1))
+    return torch.stack(tokens, dim=1)
+
+
+def _output(schedule, handlers, ids):
+    """Run a schedule in this process and return what its first position says.  ids: what each stack reads."""
+    blocks = handlers[0]._layout.blocks
+    held = [{value: ids[blocks[value.stage].stack] for value in values} for values in schedule.inputs]
+    ranks = handlers[0]._layout.plan.ranks
+    found = run_schedule(schedule, dict(zip(ranks, (one.table() for one in handlers), strict=True)), held)
+    return found[ranks[0]][schedule.outputs[ranks[0]][0]]
 
 
 def assert_equal_to(found: Tensor, expected: Tensor) -> None:

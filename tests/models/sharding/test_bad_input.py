@@ -9,10 +9,9 @@ from torch import nn
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.models.loading import model_config, model_from_config
-from workbench.models.sharding import load_shard, model_layout, run_plan, shard_spec, weights_of
-from workbench.models.sharding.building import require_support
+from workbench.models.sharding import load_shard, model_layout, shard_spec, weights_of
 
-from .builders import hybrid, shards_of, tiny_case
+from .builders import hybrid, run_plan, shards_of, tiny_case
 
 
 def test_partitions_have_to_add_up():
@@ -39,7 +38,7 @@ def test_more_devices_than_heads_work_if_some_get_none():
 
 def test_families_without_support():
     with pytest.raises(ConfigError, match="Known families are bert"):
-        require_support(SimpleNamespace(model_type="mamba"))
+        model_layout(SimpleNamespace(config=SimpleNamespace(model_type="mamba")))
     config = model_config("tiny-bert")
     config.is_decoder = True
     with pytest.raises(ConfigError, match="Only its use as an encoder"):

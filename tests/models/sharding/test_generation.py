@@ -6,9 +6,8 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.models.loading import model_config
-from workbench.models.sharding import generate, run_plan
 
-from .builders import assert_equal_to, case_of, hybrid, shards_of, tiny_case
+from .builders import assert_equal_to, case_of, generate, hybrid, run_plan, run_step, shards_of, tiny_case
 
 FAMILIES = ("gpt2", "opt", "llama", "t5", "bart")
 
@@ -54,22 +53,11 @@ def test_logits_of_given_tokens_one_by_one(family):
     plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))
     shards = shards_of(case, plan)
     caches = [shard.new_cache(len(texts), texts.shape[1]) for shard in shards]
-    stack = len(case.layout.parts) - 1
-    if stack:
+    if case.layout.has_decoder:
         found = [run_plan(plan, shards, case.ids, case.mask, texts[:, :start], what="last", caches=caches)]
     else:
         found = [run_plan(plan, shards, texts[:, :start], what="last", caches=caches)]
-    with torch.inference_mode():
-        for at in range(start, texts.shape[1]):
-            steps = [shard.step(cache) for shard, cache in zip(shards, caches, strict=True)]
-            residual = shards[0].embed_step(texts[:, at], steps[0])
-            hidden = shards[0].enter(stack, residual)
-            for block in case.layout.blocks[case.layout.parts[stack].first_block :]:
-                total = sum(shard.decode(block.number, hidden, step) for shard, step in zip(shards, steps, strict=True))
-                residual, hidden = shards[1].connect(block.number, total, residual)
-            for cache in caches:
-                cache.advance()
-            found.append(shards[0].head(hidden, "last"))
+    found += [run_step(plan, shards, texts[:, at], caches, case.ids.shape[1]) for at in range(start, texts.shape[1])]
     assert_equal_to(torch.stack(found, dim=1), expected[:, start - 1 :])
 
 

@@ -7,25 +7,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.inference import InferencePlan
+from workbench.models import partial_loading
 from workbench.models.hub import snapshot_of
 from workbench.models.loading import load_tokenizer, stored_weights
 from workbench.models.sharding import (
+    WeightSource,
     added_bytes,
-    end_bytes,
     load_shard,
-    missing_bytes,
     model_layout,
     open_weights,
     reload_shard,
-    run_plan,
     shard_spec,
-    stack_shapes,
     weights_of,
 )
+from workbench.models.sharding.placing import _parts
 from workbench.models.sharding.slices import deal, size
-from workbench.models.sharding.weights import FileWeights
 
-from .builders import CUT_FAMILIES, assert_equal_to, hybrid, separator_of, shards_of, tiny_case
+from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, separator_of, shards_of, tiny_case
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +49,13 @@ def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
     monkeypatch.setattr("workbench.models.loading.load_model", None)  # the whole model is never loaded
     case, path = tiny_case(family), folder(family)
     layout = model_layout(str(path))
-    shapes = stack_shapes(layout)
+    shapes = layout.stacks
     shape = shapes[0]
     plan = hybrid(case, (0, 1, shape.num_units - 1), (40, 0, 24), (0.0, 0.5, 0.5), (1, 2, 1))
-    ends, total = sum(end_bytes(layout)), 0
+    ends, total = sum(layout.end_bytes), 0
     for position in range(3):
         source = open_weights(str(path), layout=layout)
-        assert isinstance(source, FileWeights)
+        assert source.is_on_disk
         spec = shard_spec(plan, position, shapes)
         shard = load_shard(layout, spec, source, separator_id=separator_of(layout))
         expected = layer = 0
@@ -78,15 +76,14 @@ def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "vit"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shards_from_files_are_those_from_memory(family, dtype, folder):
+def test_shards_from_files_are_those_from_memory(family, folder):
     case = tiny_case(family)
     units = case.layout.stacks[0].num_units
     plan = hybrid(case, (1, units - 1), (40, 24), (0.5, 0.5), (2, 1))
     for position in range(2):
         spec = shard_spec(plan, position, case.layout.stacks)
-        one = load_shard(case.layout, spec, weights_of(case.model, dtype))
-        other = load_shard(case.layout, spec, open_weights(str(folder(family)), dtype, layout=case.layout))
+        one = load_shard(case.layout, spec, weights_of(case.model))
+        other = load_shard(case.layout, spec, open_weights(str(folder(family)), layout=case.layout))
         for number, held in one.held.items():
             theirs = other.held[number]
             pairs = [
@@ -96,27 +93,25 @@ def test_shards_from_files_are_those_from_memory(family, dtype, folder):
             ]
             for ours, read in pairs:
                 assert (ours is None and read is None) or torch.equal(ours, read)
-                assert ours is None or (ours.dtype == dtype and ours.is_contiguous())
+                assert ours is None or ours.is_contiguous()
     assert other.held_bytes == one.held_bytes
 
 
-def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path):
+def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path, monkeypatch):
     """One read for whole rows, one for each row of a column slice; every read is of what was asked for."""
     matrix = torch.randn(50, 64)
     save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
-    from workbench.models.partial_loading import stored_tensors
-
-    source = FileWeights(stored_tensors(tmp_path), {"weight": ("absent", "w")}, torch.float32)
+    source = WeightSource(partial_loading.stored_tensors(tmp_path))
     reads = []
-    original = source._read
-    source._read = lambda path, at, view: (reads.append(len(view)), original(path, at, view))
+    original = partial_loading._read
+    monkeypatch.setattr(partial_loading, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view)))
     rows, columns = torch.empty(10, 64), torch.empty(50, 40)
-    source.fill(rows, "weight", (20, 30))
-    source.fill(columns[:, 8:24], "weight", (0, 50), (16, 32))
+    source.fill(rows, "w", (20, 30))
+    source.fill(columns[:, 8:24], "w", (0, 50), (16, 32))
     assert torch.equal(rows, matrix[20:30]) and torch.equal(columns[:, 8:24], matrix[:, 16:32])
     assert reads == [10 * 64 * 4] + [16 * 4] * 50 and source.bytes_read == sum(reads)
     half = torch.empty(64, 3, dtype=torch.bfloat16)
-    source.fill(half.t(), "weight", (4, 7))
+    source.fill(half.t(), "w", (4, 7))
     assert torch.equal(half, matrix[4:7].t().bfloat16())
     source.close()
 
@@ -129,6 +124,16 @@ def plans_of(case):
     yield hybrid(case, (units - 1, 0, 1), (24, 16, 24), (0.0, 0.4, 0.6), (1, 2, 1))
     yield InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1, 2), layers=(1, 0, 2))
     yield hybrid(case, (0, 1, units - 1), (64, 0, 0), (0.2, 0.2, 0.6), (1, 1, 1))
+
+
+def missing_bytes(layout, old, spec):
+    """Return the bytes that a device holds for `spec` and not yet: whole parts are new, or some units or columns of a block."""
+    parts, known = _parts(layout, spec), _parts(layout, old.spec)
+    new = {part: count for part, count in parts.items() if part not in known}
+    for part in [part for part in new if part[0] == "block"]:
+        here, before = ({unit for start, stop in ranges for unit in range(start, stop)} for ranges in (part[2], old.held[part[1]].ranges))
+        new[part] = len(here - before) * layout.blocks[part[1]].unit_size(layout.hidden_size)
+    return 4 * sum(new.values())
 
 
 def nbytes_of(*shards):
@@ -159,7 +164,7 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
                 continue
             old = before[device]
             both = old.held_bytes + added_bytes(layout, spec, old.spec)
-            missing, blocks = missing_bytes(old, spec), dict(old.held)
+            blocks, missing = dict(old.held), missing_bytes(layout, old, spec)
             shards[device] = reload_shard(old, spec, source, release=release)
             assert source.bytes_read == missing
             for number, block in blocks.items():
@@ -202,7 +207,7 @@ def test_weights_under_unknown_names_are_loaded_whole(tmp_path):
     }
     save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
     source = open_weights(str(tmp_path))
-    assert not isinstance(source, FileWeights)
+    assert not source.is_on_disk
     plan = hybrid(case, (1, 3), (40, 24), (0.5, 0.5), (1,))
     shards = [
         load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source, separator_id=separator_of(case.layout))
@@ -221,7 +226,7 @@ def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert snapshot_of("someone/else") is None
     source = open_weights("someone/model")
-    assert isinstance(source, FileWeights)
+    assert source.is_on_disk
     plan = hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2))
     shards = [load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source) for position in range(2)]
     assert_equal_to(run_plan(plan, shards, case.ids, case.mask)[case.real], case.local()[case.real])
@@ -244,10 +249,9 @@ def test_specs_travel_between_processes():
 def test_shapes_count_every_weight_once(family):
     """Units, columns, connections and ends together are the model's parameters (but for a pooler, which nothing here reads)."""
     case = tiny_case(family)
-    shapes = stack_shapes(case.layout, torch.bfloat16)
-    layers = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes) for shape in shapes)
+    layers = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes) for shape in case.layout.stacks)
     named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
     named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
-    assert layers + sum(end_bytes(case.layout, torch.bfloat16)) == 2 * sum(named.values())
+    assert layers + sum(case.layout.end_bytes) == 4 * sum(named.values())
     whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(case.layout.num_layers,))
     assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())

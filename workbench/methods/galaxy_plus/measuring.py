@@ -15,9 +15,7 @@ from workbench.models.sharding import (
     ShardSpec,
     WeightSource,
     What,
-    end_bytes,
     load_shard,
-    stack_shapes,
 )
 from workbench.profiler.inference import StackSizes, sizes_of_shape
 from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, MeasuredInference, measure_inference
@@ -36,12 +34,11 @@ def measure_host(
     tokens = (*(count for count in TOKENS if count < longest), longest)
     if what == "last":
         tokens = (1, *tokens)  # a text grows token by token
-    shapes = stack_shapes(layout)
-    first_bytes, last_bytes = end_bytes(layout)
+    first_bytes, last_bytes = layout.end_bytes
     return measure_inference(
         layout.name,
         sizes_of(layout),
-        [stack_makers(layout, source, stack, what=what) for stack in range(len(shapes))],
+        [stack_makers(layout, source, stack, what=what) for stack in range(len(layout.parts))],
         tokens=tuple(dict.fromkeys(tokens)),
         shares=shares,
         budget_s=budget_s,
@@ -54,19 +51,19 @@ def sizes_of(layout: ModelLayout) -> list[StackSizes]:
     """Return each stack's sizes as the profiler asks for them."""
     return [
         sizes_of_shape(
-            shape,
+            part.shape,
             query_width=part.group_size * part.head_size,
             kv_width=part.head_size,
             heads_per_unit=part.group_size,
             is_gated=part.is_gated,
         )
-        for part, shape in zip(layout.parts, stack_shapes(layout), strict=True)
+        for part in layout.parts
     ]
 
 
 def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what: What) -> Makers:
     """Return what to time of a stack: the operations of its first layer, on a device that has so many units or columns of it."""
-    part, shape, hidden_size = layout.parts[stack], stack_shapes(layout)[stack], layout.hidden_size
+    part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
     numbers = {block.kind: block.number for block in layout.layer_blocks(layer)}
     attention, cross, feed_forward = numbers["attention"], numbers.get("cross_attention", -1), numbers["feed_forward"]
@@ -126,7 +123,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
         "EMB": embed,
         "HEAD": lambda tokens, units: partial(shard(units=1, ends=True).head, hidden(tokens), what),
     }
-    if shape.has_cross_attention:
+    if part.shape.has_cross_attention:
         makers |= {
             "CQ": product("cross_query", cross),
             "CKV": product("cross_keys_values", cross),

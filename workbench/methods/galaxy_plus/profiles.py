@@ -11,7 +11,7 @@ from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.measuring import measure_host, sizes_of
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.models.facts import ModelFacts
-from workbench.models.sharding import What, end_bytes, model_layout, open_weights
+from workbench.models.sharding import What, model_layout, open_weights
 from workbench.planners.galaxy_plus import stack_lengths
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
@@ -62,7 +62,7 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:
     """Return the costs by the devices' FLOP/s."""
-    first_bytes, last_bytes = end_bytes(prepared.layout)
+    first_bytes, last_bytes = prepared.layout.end_bytes
     return analytic_from(
         prepared.job.model,
         sizes_of(prepared.layout),

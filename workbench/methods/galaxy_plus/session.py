@@ -32,9 +32,7 @@ from workbench.models.sharding import (
     open_weights,
     reload_shard,
     shard_spec,
-    stack_shapes,
 )
-from workbench.models.sharding.weights import FileWeights
 from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
@@ -100,7 +98,7 @@ class InferenceSession:
         # Shards of unequal size take unequal time to load: nobody must give up on the others meanwhile.
         self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices])
         self.layout = layout or model_layout(setup.model)
-        self.stacks = stack_shapes(self.layout)
+        self.stacks = self.layout.stacks
         self._source: WeightSource | None = None
         self.is_paced = setup.host is not None and context.fidelity != "real"
         self.pacer = pacer or Pacer(1.0 if self.is_paced else 0.0, dilation=context.dilation)
@@ -160,7 +158,7 @@ class InferenceSession:
 
     def _release(self, *, keep: bool) -> None:
         """Close the weights' source; keep: unless it holds none of them itself, or is a test's model."""
-        if self._source is not None and not (keep and (isinstance(self._source, FileWeights) or self.setup.model.startswith("tiny-"))):
+        if self._source is not None and not (keep and (self._source.is_on_disk or self.setup.model.startswith("tiny-"))):
             self._source.close()
             self._source = None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.models.position_bias import distance_buckets
+from workbench.models.sharding.held import HeldBlock
+from workbench.models.sharding.layout import Block, StackLayout
+from workbench.models.sharding.run import Step
 
 
 def split_heads(projected: Tensor, parts: tuple[int, ...], head_size: int) -> tuple[Tensor, ...]:
@@ -43,14 +43,24 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *
     return context.transpose(1, 2).reshape(context.shape[0], context.shape[2], -1)
 
 
-def position_bias(table: Tensor, queries: Tensor, num_keys: int, *, is_causal: bool, max_distance: int) -> Tensor:
-    """Return what T5 adds to the scores, (1, heads, queries, keys).
+def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: Tensor, step: Step, mask: Tensor | None) -> Tensor:
+    """Return the partial product (n, 1, d) of a self-attention, which adds to the cache, or a cross-attention, which reads it.
 
-    table: (buckets, heads).  queries: (q,) int64, their positions.  Under causality keys behind the query get -inf.
+    mask: what the attention hides or adds.
     """
-    distance = torch.arange(num_keys)[None, :] - queries[:, None]
-    buckets = distance_buckets(distance, len(table), is_causal=is_causal, max_distance=max_distance)
-    bias = table[buckets].permute(2, 0, 1)[None]
-    if is_causal:
-        bias = bias.masked_fill(distance > 0, -math.inf)
-    return bias.contiguous()
+    if not held.count:
+        return torch.zeros_like(hidden)
+    projected = F.linear(hidden, held.inputs[0], held.biases[0])
+    if block.kind == "cross_attention":
+        (queries,) = split_heads(projected, (held.count,), part.head_size)
+        keys, values = step.cache.whole(block.number)
+    else:
+        heads = held.count * part.group_size
+        if step.rotary is not None:
+            projected = rotate(projected, heads + held.count, step.rotary, part.head_size)
+        queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.head_size)
+        keys, values = step.cache.extend(block.number, keys, values)
+    # A group's queries all see the same keys: they stand in for tokens.
+    queries = queries.reshape(len(hidden), held.count, -1, part.head_size)
+    context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=block.scale)
+    return F.linear(context.reshape(len(hidden), 1, -1), held.output)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.family_parts import words_of
 from workbench.models.language_model_head import head_scale
 from workbench.models.sharding.layout import ModelLayout
 from workbench.models.sharding.weights import WeightSource
@@ -36,7 +37,7 @@ class Ends:
     @property
     def nbytes(self) -> int:
         """Return the bytes held; a head tied to the word embedding counts once."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+        return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
         """Return the first hidden states (n, t, d) of token ids (n, t), or of a picture's patches (n, t, values).
@@ -83,8 +84,7 @@ class Ends:
             return None
         if source.shape("lm_head.weight") is not None:
             return self._read("lm_head.weight", source)
-        words = next(module for role, module in self.embeddings[-1].items() if role in ("words", "embed_tokens", "wte"))
-        return _weight(words) if layout.is_tied or source.words_stand_in else None
+        return words_of(self.embeddings[-1]).weight if layout.is_tied or source.words_stand_in else None
 
     def _filled(self, modules: nn.ModuleDict, paths: Any, source: WeightSource) -> dict[str, nn.Module]:
         filled: dict[str, nn.Module] = {}
@@ -104,7 +104,7 @@ class Ends:
         if name not in self._tensors:
             shape = source.shape(name)
             assert shape is not None, name
-            tensor = torch.empty(shape, dtype=source.dtype)
+            tensor = torch.empty(shape)
             source.fill(tensor, name, (0, shape[0]))
             self._tensors[name] = nn.Parameter(tensor, requires_grad=False)
         return self._tensors[name]
@@ -127,7 +127,3 @@ class _Rows:
 
     def __init__(self, table: Any, offset: int) -> None:
         self.weight = table.weight[offset:]
-
-
-def _weight(module: Any) -> Tensor:
-    return module.weight

@@ -32,8 +32,7 @@ class HeldBlock:
     @property
     def nbytes(self) -> int:
         """Return the bytes held."""
-        tensors = (*self.inputs, *(bias for bias in self.biases if bias is not None), self.output)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in (*self.inputs, *self.biases, self.output) if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Connection:
     @property
     def nbytes(self) -> int:
         """Return the bytes held."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.bias, self.weight, self.shift) if tensor is not None)
+        return sum(tensor.nbytes for tensor in (self.bias, self.weight, self.shift) if tensor is not None)
 
 
 class _Piece(NamedTuple):
@@ -73,75 +72,61 @@ def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSou
     biases: list[Tensor | None] = []
     for index, group in enumerate(block.inputs):
         rows = count * sum(cut.width for cut in group)
-        matrix = torch.empty(rows, hidden_size, dtype=source.dtype)
-        vector = torch.zeros(rows, dtype=source.dtype) if any(cut.bias for cut in group) else None
-        for cut, piece, to, there in _places(group, pieces, count, 0 if old is None else old.count):
-            if piece.old is None or old is None:
-                _read_rows(matrix[to], None if vector is None else vector[to], cut, piece, source)
-                continue
-            matrix[to] = old.inputs[index][there]
-            before = old.biases[index]
-            if vector is not None and before is not None:
-                vector[to] = before[there]
-        inputs.append(matrix)
-        biases.append(vector)
-    output = torch.empty(hidden_size, block.output.width * count, dtype=source.dtype)
-    for cut, piece, to, there in _places((block.output,), pieces, count, 0):
-        if piece.old is not None and old is not None:
-            output[:, to] = old.output[:, there]
-        elif cut.is_transposed:
-            source.fill(output[:, to].t(), cut.weight, _span(cut, piece))
-        else:
-            source.fill(output[:, to], cut.weight, (0, hidden_size), _span(cut, piece))
+        inputs.append(torch.empty(rows, hidden_size))
+        biases.append(torch.zeros(rows) if any(cut.bias for cut in group) else None)
+        before = (0, None, None) if old is None else (old.count, old.inputs[index], old.biases[index])
+        _fill(inputs[-1], biases[-1], group, pieces, source, *before)
+    output = torch.empty(hidden_size, block.output.width * count)
+    held = (0, None, None) if old is None else (old.count, old.output.t(), None)
+    _fill(output.t(), None, (block.output,), pieces, source, *held, is_output=True)
     return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
-def missing_units(ranges: Ranges, old: Ranges) -> int:
-    """Return how many units (or columns) of `ranges` are not in `old`."""
-    return sum(piece.length for piece in _pieces(ranges, old) if piece.old is None)
+def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
+    """Return a norm, and the output bias of the block before it, whole."""
+
+    def read(name: str | None) -> Tensor | None:
+        if not name:
+            return None
+        vector = torch.empty(hidden_size)
+        source.fill(vector, name, (0, hidden_size))
+        return vector
+
+    return Connection(bias=read(bias), weight=read(norm.weight), shift=read(norm.bias), norm=norm)
 
 
-def hold_connection(block: Block, hidden_size: int, source: WeightSource) -> Connection:
-    """Return a block's output bias and norm, whole."""
-    return Connection(
-        bias=read_vector(block.output.bias, hidden_size, source),
-        weight=read_vector(block.norm.weight, hidden_size, source),
-        shift=read_vector(block.norm.bias, hidden_size, source),
-        norm=block.norm,
-    )
-
-
-def read_vector(name: str | None, length: int, source: WeightSource) -> Tensor | None:
-    """Return a vector of weights, None without a name."""
-    if not name:
-        return None
-    vector = torch.empty(length, dtype=source.dtype)
-    source.fill(vector, name, (0, length))
-    return vector
-
-
-def _places(group: Sequence[Cut], pieces: Sequence[_Piece], count: int, old_count: int) -> Iterator[tuple[Cut, _Piece, slice, slice]]:
-    """Go through cuts that stand one below the other; for each piece: its rows in the new matrix, and in the old one."""
+def _fill(
+    matrix: Tensor,
+    bias: Tensor | None,
+    cuts: Sequence[Cut],
+    pieces: Sequence[_Piece],
+    source: WeightSource,
+    old_count: int,
+    old_matrix: Tensor | None,
+    old_bias: Tensor | None,
+    *,
+    is_output: bool = False,
+) -> None:
+    """Fill a matrix (sum of the cuts' widths x count, d), one cut below the other, and its bias from what is held or the source."""
+    count, hidden_size = sum(piece.length for piece in pieces), matrix.shape[1]
     top = old_top = 0
-    for cut in group:
+    for cut in cuts:
         for piece in pieces:
-            start, old = top + piece.to * cut.width, old_top + (piece.old or 0) * cut.width
-            yield cut, piece, slice(start, start + piece.length * cut.width), slice(old, old + piece.length * cut.width)
+            to = slice(top + piece.to * cut.width, top + (piece.to + piece.length) * cut.width)
+            if piece.old is not None and old_matrix is not None:
+                there = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
+                matrix[to] = old_matrix[there]
+                if bias is not None and old_bias is not None:
+                    bias[to] = old_bias[there]
+                continue
+            span = cut.offset + piece.start * cut.width, cut.offset + (piece.start + piece.length) * cut.width
+            if cut.is_transposed == is_output:
+                source.fill(matrix[to], cut.weight, span)
+            else:
+                source.fill(matrix[to].t(), cut.weight, (0, hidden_size), span)
+            if bias is not None and cut.bias is not None:
+                source.fill(bias[to], cut.bias, span)
         top, old_top = top + cut.width * count, old_top + cut.width * old_count
-
-
-def _read_rows(matrix: Tensor, vector: Tensor | None, cut: Cut, piece: _Piece, source: WeightSource) -> None:
-    span = _span(cut, piece)
-    if cut.is_transposed:
-        source.fill(matrix.t(), cut.weight, (0, matrix.shape[1]), span)
-    else:
-        source.fill(matrix, cut.weight, span)
-    if vector is not None and cut.bias is not None:
-        source.fill(vector, cut.bias, span)
-
-
-def _span(cut: Cut, piece: _Piece) -> tuple[int, int]:
-    return cut.offset + piece.start * cut.width, cut.offset + (piece.start + piece.length) * cut.width
 
 
 def _pieces(ranges: Ranges, old: Ranges) -> Iterator[_Piece]:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from workbench.models.sharding.ends import Ends
-from workbench.models.sharding.held import Connection, HeldBlock, hold_block, hold_connection, missing_units, read_vector
-from workbench.models.sharding.layout import Block, ModelLayout, StackLayout, block_width, connection_width, norm_names
+from workbench.models.sharding.held import Connection, HeldBlock, hold_block, hold_connection
+from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout
 from workbench.models.sharding.shard import ModelShard
-from workbench.models.sharding.slices import LayerSlices, Ranges, ShardSpec, size
+from workbench.models.sharding.slices import Ranges, ShardSpec, size
 from workbench.models.sharding.weights import WeightSource
 
 
@@ -30,42 +30,28 @@ def reload_shard(shard: ModelShard, spec: ShardSpec, source: WeightSource, *, re
     return _place(shard.layout, spec, source, shard, separator_id=shard.separator_id, release=release)
 
 
-def missing_bytes(shard: ModelShard, spec: ShardSpec) -> int:
-    """Return the bytes, as they are held, that `reload_shard` would read: of units and columns, norms, and ends."""
-    layout, total = shard.layout, 0
-    for block in layout.blocks:
-        slices, old = spec.layers[block.layer], shard.held.get(block.number)
-        count = missing_units(_ranges(block, slices), () if old is None else old.ranges)
-        total += count * block_width(block, layout.hidden_size)
-        if _connects(spec, slices) and block.number not in shard.connections:
-            total += connection_width(block, layout)
-    for index, part in enumerate(layout.parts):
-        if part.final is not None and shard.finals[index] is None and _connects(spec, spec.layers[layout.last_layer(index)]):
-            total += layout.count(norm_names(part.final))
-    if spec.has_ends and shard.ends is None:
-        total += layout.count(layout.embedding_names) + layout.head_count
-    return total * shard.dtype.itemsize
-
-
-def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None, itemsize: int = 4) -> int:
+def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> int:
     """Return the bytes that a device holds for `spec` beside what it holds for `old`, as long as it keeps both (None: nothing)."""
-    total = 0
+    known = {} if old is None else _parts(layout, old)
+    return ITEM_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in known)
+
+
+def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
+    """Return the numbers of each part that a device holds: a block's slices, its connection, norms behind stacks, tables and ends."""
+    parts: dict[object, int] = {}
     for block in layout.blocks:
-        slices = spec.layers[block.layer]
-        before = None if old is None else old.layers[block.layer]
-        if before is None or _ranges(block, slices) != _ranges(block, before):
-            total += size(_ranges(block, slices)) * block_width(block, layout.hidden_size)
-        if _connects(spec, slices) and not (old is not None and before is not None and _connects(old, before)):
-            total += connection_width(block, layout)
+        ranges = _ranges(block, spec)
+        parts["block", block.number, ranges] = size(ranges) * block.unit_size(layout.hidden_size)
+        if _connects(spec, block.layer):
+            parts["connection", block.number] = layout.connection_size(block)
     for index, part in enumerate(layout.parts):
-        last = layout.last_layer(index)
-        if part.final is not None and _connects(spec, spec.layers[last]) and not (old is not None and _connects(old, old.layers[last])):
-            total += layout.count(norm_names(part.final))
-        if part.position_bias and old is None:
-            total += layout.count([part.position_bias])
-    if spec.has_ends and not (old is not None and old.has_ends):
-        total += layout.count(layout.embedding_names) + layout.head_count
-    return total * itemsize
+        if part.final is not None and _connects(spec, layout.last_layer(index)):
+            parts["final", index] = layout.count(part.final.names)
+        if part.position_bias:
+            parts["table", index] = layout.count([part.position_bias])
+    if spec.has_ends:
+        parts["ends"] = layout.count(layout.embedding_names) + layout.head_count
+    return parts
 
 
 def _place(
@@ -74,57 +60,43 @@ def _place(
     held: dict[int, HeldBlock] = {}
     connections: dict[int, Connection] = {}
     for block in layout.blocks:
-        slices = spec.layers[block.layer]
-        before = None if old is None else old.held.get(block.number)
-        held[block.number] = hold_block(block, _ranges(block, slices), layout.hidden_size, source, before)
-        if _connects(spec, slices):
-            known = None if old is None else old.connections.get(block.number)
-            connections[block.number] = known or hold_connection(block, layout.hidden_size, source)
+        number = block.number
+        held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, None if old is None else old.held.get(number))
+        if _connects(spec, block.layer):
+            known = None if old is None else old.connections.get(number)
+            connections[number] = known or hold_connection(block.norm, block.output.bias, layout.hidden_size, source)
         if release and old is not None:
-            old.held.pop(block.number, None)
-    ends = None
-    if spec.has_ends:
-        ends = Ends(layout, source, separator_id) if old is None or old.ends is None else old.ends
+            old.held.pop(number, None)
+    finals: list[Connection | None] = []
+    tables: list[Tensor | None] = []
+    for index, part in enumerate(layout.parts):
+        final = None if old is None else old.finals[index]
+        if part.final is None or not _connects(spec, layout.last_layer(index)):
+            finals.append(None)
+        else:
+            finals.append(final or hold_connection(part.final, None, layout.hidden_size, source))
+        table = None if old is None else old.tables[index]
+        if table is None and part.position_bias:  # whole: it is a few KB
+            table = torch.empty(layout.sizes[part.position_bias])
+            source.fill(table, part.position_bias, (0, len(table)))
+        tables.append(table)
+    ends = None if old is None or not spec.has_ends else old.ends
     return ModelShard(
         layout,
         spec,
         held=held,
         connections=connections,
-        finals=tuple(_final(layout, spec, part, index, source, old) for index, part in enumerate(layout.parts)),
-        tables=tuple(_table(layout, part, index, source, old) for index, part in enumerate(layout.parts)),
-        ends=ends,
-        dtype=source.dtype,
+        finals=tuple(finals),
+        tables=tuple(tables),
+        ends=ends or (Ends(layout, source, separator_id) if spec.has_ends else None),
         separator_id=separator_id,
     )
 
 
-def _ranges(block: Block, slices: LayerSlices) -> Ranges:
+def _ranges(block: Block, spec: ShardSpec) -> Ranges:
+    slices = spec.layers[block.layer]
     return slices.columns if block.kind == "feed_forward" else slices.units
 
 
-def _connects(spec: ShardSpec, slices: LayerSlices) -> bool:
-    return spec.connects_all or not slices.is_empty
-
-
-def _final(
-    layout: ModelLayout, spec: ShardSpec, part: StackLayout, index: int, source: WeightSource, old: ModelShard | None
-) -> Connection | None:
-    """Return the norm behind a stack, where the device connects its last layer."""
-    if part.final is None or not _connects(spec, spec.layers[layout.last_layer(index)]):
-        return None
-    if old is not None and old.finals[index] is not None:
-        return old.finals[index]
-    weight, shift = (read_vector(name, layout.hidden_size, source) for name in (part.final.weight, part.final.bias))
-    return Connection(bias=None, weight=weight, shift=shift, norm=part.final)
-
-
-def _table(layout: ModelLayout, part: StackLayout, index: int, source: WeightSource, old: ModelShard | None) -> Tensor | None:
-    """Return T5's table of relative positions, whole: it is a few KB."""
-    if not part.position_bias:
-        return None
-    if old is not None:
-        return old.tables[index]
-    shape = layout.sizes[part.position_bias]
-    table = torch.empty(shape, dtype=source.dtype)
-    source.fill(table, part.position_bias, (0, shape[0]))
-    return table
+def _connects(spec: ShardSpec, layer: int) -> bool:
+    return spec.connects_all or not spec.layers[layer].is_empty

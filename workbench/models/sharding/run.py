@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
@@ -46,16 +46,10 @@ class KeyValueCache:
         self.length = self.prompt_length = length
         self.lengths = None if mask is None else mask.long().sum(1)
 
-    def keep(self, number: int, keys: Tensor, values: Tensor) -> None:
-        """Keep a prompt's keys and values (n, units, t, head size) with room for more tokens."""
-        count, units, length, width = keys.shape
-        for_keys, for_values = (torch.empty(count, units, self.capacity, width, dtype=keys.dtype) for _ in range(2))
-        for_keys[:, :, :length], for_values[:, :, :length] = keys, values
-        self._blocks[number] = for_keys, for_values
-
-    def keep_whole(self, number: int, keys: Tensor, values: Tensor) -> None:
-        """Keep the keys and values of a cross-attention, to which no token is added."""
-        self._blocks[number] = keys.contiguous(), values.contiguous()
+    def keep(self, number: int, keys: Tensor, values: Tensor, *, grows: bool) -> None:
+        """Keep a block's keys and values (n, units, t, head size); grows: with room for more tokens, as a cross-attention needs none."""
+        room = self.capacity - keys.shape[2] if grows else 0
+        self._blocks[number] = F.pad(keys, (0, 0, 0, room)).contiguous(), F.pad(values, (0, 0, 0, room)).contiguous()
 
     def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add a token's (n, units, 1, head size) behind the last, and return all up to it."""
@@ -96,46 +90,28 @@ class Run:
 class Step:
     """One further token of each sample.  positions: (n,) of the token.  mask: (n, 1, 1, tokens so far) bool, None if all are real.
 
-    memory_padding: what cross-attention adds to its scores, (n, 1, 1, t); None for nothing.  biases: T5's, by units.
+    biases: T5's, by units.
     """
 
     cache: KeyValueCache
     positions: Tensor
     mask: Tensor | None
-    memory_padding: Tensor | None
     rotary: tuple[Tensor, Tensor] | None
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
 
 
-def begin_run(
-    length: int,
-    *,
-    mask: Tensor | None,
-    target_length: int,
-    count: int,
-    num_stacks: int,
-    cache: KeyValueCache | None,
-    rotary: tuple[Tensor, Tensor] | None,
-    dtype: torch.dtype,
-) -> Run:
-    """Return a request's state.  mask: (n, t), 1 for real tokens, padding on the right.  Raises ConfigError for another one."""
-    if length < 1 or (num_stacks == 2 and target_length < 1):
+def real_tokens(mask: Tensor | None, count: int, length: int) -> Tensor | None:
+    """Return a request's mask as (n, t) bool, None if all tokens are real.
+
+    mask: (n, t), 1 for real tokens, padding on the right.  Raises ConfigError for another one.
+    """
+    if mask is None:
+        return None
+    real = mask.bool()
+    if real.shape != (count, length) or bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
         raise ConfigError(
-            f"A sequence of {length} tokens was given.", "Nothing can be computed of it.", "Give at least one token to each stack."
+            f"A mask of shape {tuple(real.shape)} for {count} samples of {length} tokens was given.",
+            "It has another shape, is padded on the left, or has a sample without tokens.",
+            "Pad on the right: 1 for each real token, then 0.",
         )
-    real = None if mask is None else mask.bool()
-    if real is not None:
-        is_shaped = real.shape == (count, length)
-        if not is_shaped or bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
-            raise ConfigError(
-                f"A mask of shape {tuple(real.shape)} for {count} samples of {length} tokens was given.",
-                "It has another shape, is padded on the left, or has a sample without tokens.",
-                "Pad on the right: 1 for each real token, then 0.",
-            )
-        real = None if bool(real.all()) else real
-    padding = None if real is None else torch.zeros(real.shape, dtype=dtype).masked_fill_(~real, -torch.inf)[:, None, None, :]
-    if cache is not None:
-        cache.begin(target_length if num_stacks == 2 else length, None if num_stacks == 2 else real)
-        cache.memory_padding = padding if num_stacks == 2 else None
-    lengths = (length, target_length) if num_stacks == 2 else (length,)
-    return Run(count=count, lengths=lengths, mask=real, padding=padding, rotary=rotary, cache=cache)
+    return None if bool(real.all()) else real

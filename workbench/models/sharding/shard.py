@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.activations import activation_of
-from workbench.models.sharding.attention import attend, rotate, split_heads
-from workbench.models.sharding.decoding import decode_attention, decode_columns
+from workbench.models.sharding.attention import attend, decode_attention, rotate, split_heads
 from workbench.models.sharding.ends import Ends, What
 from workbench.models.sharding.held import Connection, HeldBlock
-from workbench.models.sharding.layout import Block, ModelLayout
+from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
 from workbench.models.sharding.positions import Positions
-from workbench.models.sharding.run import KeyValueCache, Run, Step, begin_run
+from workbench.models.sharding.run import KeyValueCache, Run, Step, real_tokens
 from workbench.models.sharding.slices import ShardSpec
+
+_TANH = "gelu_pytorch_tanh"
+"""The one of transformers' equal GELU functions that is one kernel."""
 
 
 class ModelShard:
@@ -41,14 +42,16 @@ class ModelShard:
         finals: tuple[Connection | None, ...],
         tables: tuple[Tensor | None, ...],
         ends: Ends | None,
-        dtype: torch.dtype,
         separator_id: int | None = None,
     ) -> None:
-        self.layout, self.spec, self.dtype, self.separator_id = layout, spec, dtype, separator_id
+        self.layout, self.spec, self.separator_id = layout, spec, separator_id
         self.held, self.connections, self.finals, self.tables, self.ends = held, connections, finals, tables, ends
         self._blocks = layout.blocks
-        self._activation = activation_of(layout.activation)
-        self.positions = Positions(layout, tables, dtype)
+        from transformers.activations import get_activation
+
+        name = getattr(layout.config, layout.family.activation)
+        self._activation = get_activation({"gelu_new": _TANH, "gelu_fast": _TANH}.get(name, name))
+        self.positions = Positions(layout, tables)
 
     @property
     def held_bytes(self) -> int:
@@ -68,16 +71,18 @@ class ModelShard:
         length, target_length: tokens of the first and of the second stack.  mask: (n, t), 1 for real tokens of the first stack, padding
         on the right; None for all.  cache: keeps keys and values for `decode`.  Raises ConfigError for a mask that cannot be meant.
         """
-        return begin_run(
-            length,
-            mask=mask,
-            target_length=target_length,
-            count=count,
-            num_stacks=len(self.layout.parts),
-            cache=cache,
-            rotary=self.positions.rotary(length),
-            dtype=self.dtype,
-        )
+        has_decoder = self.layout.has_decoder
+        if length < 1 or (has_decoder and target_length < 1):
+            raise ConfigError(
+                f"A sequence of {length} tokens was given.", "Nothing can be computed of it.", "Give at least one token to each stack."
+            )
+        real = real_tokens(mask, count, length)
+        padding = None if real is None else torch.zeros(real.shape).masked_fill_(~real, -torch.inf)[:, None, None, :]
+        if cache is not None:
+            cache.begin(target_length if has_decoder else length, None if has_decoder else real)
+            cache.memory_padding = padding if has_decoder else None
+        lengths = (length, target_length) if has_decoder else (length,)
+        return Run(count=count, lengths=lengths, mask=real, padding=padding, rotary=self.positions.rotary(length), cache=cache)
 
     def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
         """Return the first residual stream (n, t, d) of a stack; as `Ends.embed`."""
@@ -104,25 +109,18 @@ class ModelShard:
 
         tiles: qkv of all tokens, in their order.  What they have in common is worked out once, however many calls for parts follow.
         """
-        held, block = self.held[number], self._blocks[number]
-        part = self.layout.parts[block.stack]
+        held, _, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
-            projected = tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)
+            projected = _joined(tiles)
             heads = held.count * part.group_size
             if run.rotary is not None and held.count:
                 projected = rotate(projected, heads + held.count, run.rotary, part.head_size)
             run.projected = number, split_heads(projected, (heads, held.count, held.count), part.head_size)
-            if run.cache is not None and part.is_causal:
-                run.cache.keep(number, *run.projected[1][1:])
+            if run.cache is not None and part.shape.is_causal:
+                run.cache.keep(number, *run.projected[1][1:], grows=True)
         queries, keys, values = run.projected[1]
         length = queries.shape[2]
-        stop = length if stop is None else stop
-        if stop - start < length:
-            queries = queries[:, :, start:stop]
-            if part.is_causal:
-                keys, values = keys[:, :, :stop], values[:, :, :stop]
-        mask = self.positions.mask(block, held.ranges, run, start, stop)
-        return attend(queries, keys, values, mask, is_causal=part.is_causal and mask is None, scale=block.scale)
+        return self._attended(number, queries[:, :, start:stop], keys, values, run, start, length if stop is None else stop)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return keys and values alone of a qkv tile, contiguous: what devices exchange under sequence parallelism."""
@@ -134,26 +132,28 @@ class ModelShard:
 
         own: qkv of own tokens.  tiles: keys and values of all tokens, in their order, as `keys_values` gives them.
         """
-        held, block = self.held[number], self._blocks[number]
-        part = self.layout.parts[block.stack]
+        held, _, part = self._block(number)
         heads, stop = held.count * part.group_size, start + own.shape[1]
-        gathered = tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)
-        asked = own[..., : heads * part.head_size].contiguous()
+        gathered, asked = _joined(tiles), own[..., : heads * part.head_size].contiguous()
         if run.rotary is not None:
             cos, sin = run.rotary
             asked = rotate(asked, heads, (cos[:, start:stop], sin[:, start:stop]), part.head_size)
             gathered = rotate(gathered, held.count, run.rotary, part.head_size)
         (queries,) = split_heads(asked, (heads,), part.head_size)
         keys, values = split_heads(gathered, (held.count, held.count), part.head_size)
-        if part.is_causal:
+        return self._attended(number, queries, keys, values, run, start, stop)
+
+    def _attended(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int) -> Tensor:
+        """Return the context of queries [start, stop) of all tokens' keys and values."""
+        held, block, part = self._block(number)
+        if part.shape.is_causal:
             keys, values = keys[:, :, :stop], values[:, :, :stop]
         mask = self.positions.mask(block, held.ranges, run, start, stop)
-        return attend(queries, keys, values, mask, is_causal=part.is_causal and mask is None, scale=block.scale)
+        return attend(queries, keys, values, mask, is_causal=part.shape.is_causal and mask is None, scale=block.scale)
 
     def cross_query(self, number: int, hidden: Tensor) -> Tensor:
         """Return queries of the own units (n, s, units x head size)."""
-        held = self.held[number]
-        return F.linear(hidden, held.inputs[0], held.biases[0])
+        return self.qkv(number, hidden)
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
         """Return keys and values of the own units (n, t, 2 x units x head size) of the encoder's output."""
@@ -162,15 +162,12 @@ class ModelShard:
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
         """Return the own units' context (n, s, units x head size) of the given queries; keys_values: of all of the encoder's tokens."""
-        held, block = self.held[number], self._blocks[number]
-        head_size = self.layout.parts[block.stack].head_size
-        asked = queries[0] if len(queries) == 1 else torch.cat(tuple(queries), dim=1)
+        held, block, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
-            gathered = keys_values[0] if len(keys_values) == 1 else torch.cat(tuple(keys_values), dim=1)
-            run.projected = number, split_heads(gathered, (held.count, held.count), head_size)
+            run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.head_size)
             if run.cache is not None:
-                run.cache.keep_whole(number, *run.projected[1])
-        (own,) = split_heads(asked, (held.count,), head_size)
+                run.cache.keep(number, *run.projected[1], grows=False)
+        (own,) = split_heads(_joined(queries), (held.count,), part.head_size)
         keys, values = run.projected[1]
         return attend(own, keys, values, run.padding, is_causal=False, scale=block.scale)
 
@@ -264,13 +261,23 @@ class ModelShard:
 
     def decode(self, number: int, hidden: Tensor, step: Step) -> Tensor:
         """Return a block's partial product (n, 1, d) for one token of each sample: own units, or the own part of the columns."""
-        held, block = self.held[number], self._blocks[number]
-        if block.kind == "feed_forward":
-            own = self.spec.layers[block.layer].own_columns
-            if own == held.count:
-                return self.down(number, self.up(number, hidden))
-            return decode_columns(held, own, hidden, self._activation)
-        return decode_attention(block, self.layout.parts[block.stack], held, hidden, step, self.positions)
+        held, block, part = self._block(number)
+        if block.kind != "feed_forward":
+            return decode_attention(block, part, held, hidden, step, self.positions.step_mask(block, held.ranges, step))
+        own = self.spec.layers[block.layer].own_columns
+        if own == held.count:
+            return self.down(number, self.up(number, hidden))
+        if not own:
+            return torch.zeros_like(hidden)
+        # Under scheme 2 other devices' columns are held behind the own ones, in the gate's part and in up's.
+        matrix, bias = held.inputs[0], held.biases[0]
+        tops = range(0, len(matrix), held.count)
+        parts = [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
+        return F.linear(self._activate(torch.cat(parts, dim=-1), block), held.output[:, :own])
+
+    def _block(self, number: int) -> tuple[HeldBlock, Block, StackLayout]:
+        block = self._blocks[number]
+        return self.held[number], block, self.layout.parts[block.stack]
 
     def _activate(self, projected: Tensor, block: Block) -> Tensor:
         if len(block.inputs[0]) == 1:
@@ -299,3 +306,7 @@ class ModelShard:
                 "An embedding or a head was asked for.", "This device holds neither.", "Ask the first device of the plan, which does."
             )
         return self.ends
+
+
+def _joined(tiles: Sequence[Tensor]) -> Tensor:
+    return tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)

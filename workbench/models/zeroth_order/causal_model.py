@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import Decoder, Family, LayerContext
+from workbench.models.families import LayerContext, Part
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
@@ -167,7 +167,7 @@ class CausalModel(nn.Module):
     def _layers(
         self,
         indices: range,
-        part: Family | Decoder,
+        part: Part,
         states: list[Tensor],
         contexts: Sequence[LayerContext],
         enters: Sequence[Enter],

@@ -10,7 +10,7 @@ from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.measuring import measure_host, sizes_of
 from workbench.models.facts import ModelFacts
 from workbench.models.loading import model_facts
-from workbench.models.sharding import end_bytes, model_layout, open_weights
+from workbench.models.sharding import model_layout, open_weights
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 
@@ -44,5 +44,5 @@ def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
     """
     layout = model_layout(model)
     one = Cluster(name="host", devices=(replace(GIVEN_DEVICE, flops_per_s=flops_per_s),))
-    first_bytes, last_bytes = end_bytes(layout)
+    first_bytes, last_bytes = layout.end_bytes
     return analytic_from(model, sizes_of(layout), one, first_bytes=first_bytes, last_bytes=last_bytes)

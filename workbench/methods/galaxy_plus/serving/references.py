@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.local import local_hidden
 from workbench.methods.galaxy_plus.requests import Request
 from workbench.models.loading import load_model
-from workbench.models.sharding import ModelLayout, load_shard, run_plan, shard_spec, weights_of
+from workbench.models.sharding import ModelLayout
 
 TOLERANCE = 1e-4
 """An answer is right if no number of it is further from the local model's than this part of the largest."""
@@ -42,23 +42,14 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
 
 def local_answers(model: str, layout: ModelLayout, requests: Sequence[Request]) -> list[np.ndarray]:
     """Return what the model computes whole, in this process: final hidden states (1, t, d), of an encoder-decoder its decoder's."""
+    if layout.has_decoder or layout.family.reads_images:
+        return [found.numpy() for found in local_hidden(model, list(requests))]
     local = load_model(model)
+    base = getattr(local, local.base_model_prefix, local)
     with torch.inference_mode():
-        answers = [_answer(local, layout, request) for request in requests]
-    return answers
+        return [base(input_ids=request.ids, attention_mask=request.mask).last_hidden_state.numpy() for request in requests]
 
 
 def is_right(found: Any, wanted: np.ndarray) -> bool:
     """Return whether an answer equals the local model's to float tolerance."""
     return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
-
-
-def _answer(local: Any, layout: ModelLayout, request: Request) -> np.ndarray:
-    assert request.ids is not None
-    if request.ids.dim() == 2 and not layout.has_decoder:
-        base = getattr(local, local.base_model_prefix, local)
-        return base(input_ids=request.ids, attention_mask=request.mask).last_hidden_state.numpy()
-    # Pictures come as patches, and models with a head hide their decoder: one shard of everything is the model, too.
-    plan = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(layout.num_layers,))
-    shard = load_shard(layout, shard_spec(plan, 0, layout.stacks), weights_of(local))
-    return run_plan(plan, [shard], request.ids, request.mask, request.decoder_ids).numpy()
