@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workbench.models.evaluation import LabelledBatch, attach_head
+from workbench.models.calibration import BatchLike
+from workbench.models.evaluation import attach_head
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
@@ -17,7 +18,7 @@ from workbench.models.stack import LayerStack
 class Epochs(Protocol):
     """epochs(epoch) gives the mini-batches of that epoch."""
 
-    def __call__(self, epoch: int) -> Sequence[LabelledBatch]:
+    def __call__(self, epoch: int) -> Sequence[BatchLike]:
         """Return the mini-batches."""
         ...
 
@@ -51,7 +52,7 @@ def train_reference(
             yield epoch, loss.item()
 
 
-def reference_loss(stack: LayerStack, adapter: ParallelAdapter, batch: LabelledBatch, epoch: int) -> Tensor:
+def reference_loss(stack: LayerStack, adapter: ParallelAdapter, batch: BatchLike, epoch: int) -> Tensor:
     """Return the mini-batch's mean loss, with an autograd graph through the adapter only."""
     with torch.no_grad():
         _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)

@@ -132,7 +132,7 @@ def saved(folder, name, maker="AutoModel", **changes):
     """Save a random model of a changed configuration and return the Hugging Face model."""
     import transformers
 
-    config = loading._config(name)
+    config = loading.model_config(name)
     for key, value in changes.items():
         setattr(config, key, value)
     config = type(config).from_dict(config.to_dict())

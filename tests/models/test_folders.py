@@ -247,6 +247,7 @@ def test_sizes_that_no_model_has_are_refused_in_every_family(family: str, tmp_pa
             with pytest.raises(WorkbenchError) as caught:
                 whole(str(folder), *batch_for(family))
             assert "\n" not in str(caught.value) and "asked for" in str(caught.value)
+            assert f"{field} = 0, which must be 1 to" in str(caught.value) or value != 0 or field != "num_attention_heads"
             (folder / "config.json").write_text(text)
 
 
@@ -290,6 +291,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "hidden_size -384": (settings(hidden_size=-384), "hidden_size = -384"),
     "hidden_size '32'": (settings(hidden_size="32"), "hidden_size"),
     "heads 0": (settings(num_attention_heads=0), "num_attention_heads = 0"),
+    "key-value heads 0": (settings(num_key_value_heads=0), "num_key_value_heads = 0"),
     "heads 7": (settings(num_attention_heads=7), "attention heads"),
     "layers 'six'": (settings(num_hidden_layers="six"), "num_hidden_layers"),
     "layers 5": (settings(num_hidden_layers=5), "4 layers"),

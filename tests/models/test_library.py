@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from workbench.core.errors import ConfigError
 from workbench.models.dropout import ids_of_texts
 from workbench.models.library import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
-from workbench.models.loading import _config, load_stack, load_tokenizer
+from workbench.models.loading import load_stack, load_tokenizer, model_config
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
@@ -23,7 +23,7 @@ from .plain_training import train_reference
 def hugging_face(name="tiny-bert-2", seed=0, kind=AutoModel):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return kind.from_config(_config(name))
+        return kind.from_config(model_config(name))
 
 
 def arguments(batch):

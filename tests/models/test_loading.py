@@ -46,7 +46,7 @@ def test_a_saved_folder_loads_as_itself(family, tmp_path):
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = loading._from_config(loading._config(f"tiny-{family}-2"))
+        model = loading._from_config(loading.model_config(f"tiny-{family}-2"))
     model.save_pretrained(tmp_path)
     tokenizer = save_tokenizer(family, tmp_path)
     stack, tiny = load_stack(str(tmp_path)), load_stack(f"tiny-{family}-2")
@@ -74,7 +74,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        loading._from_config(loading._config(f"tiny-{family}")).save_pretrained(tmp_path)
+        loading._from_config(loading.model_config(f"tiny-{family}")).save_pretrained(tmp_path)
     save_tokenizer(family, tmp_path)
     monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
     stack = load_stack(f"tiny-{family}")

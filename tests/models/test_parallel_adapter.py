@@ -8,7 +8,8 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, TapProjection, parameter_groups, task_loss
+from workbench.models.optimization import make_optimizer
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, TapProjection, task_loss
 
 from .helpers import batch_for, small_config
 from .plain_training import reference_loss
@@ -127,7 +128,7 @@ def test_parameters_belong_to_one_stage_and_decay_is_for_matrices():
     for part in parts:
         for name, tensor in part.items():
             assert torch.equal(tensor, whole[name]), name
-    decayed, free = parameter_groups(ParallelAdapter(config), 0.01)
+    decayed, free = make_optimizer(ParallelAdapter(config), 0.01).param_groups
     assert {parameter.ndim for parameter in decayed["params"]} == {2} and free["weight_decay"] == 0.0
 
 

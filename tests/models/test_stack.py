@@ -16,7 +16,7 @@ def reference(name):
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return loading._from_config(loading._config(name)).eval()
+        return loading._from_config(loading.model_config(name)).eval()
 
 
 def padded_batch():

@@ -21,7 +21,7 @@ STD_FLOOR_OF_MEAN = 0.01
 
 
 class BatchLike(Protocol):
-    """What a batch must have."""
+    """What a batch of a task must have."""
 
     @property
     def input_ids(self) -> Tensor:
@@ -41,6 +41,16 @@ class BatchLike(Protocol):
     @property
     def labels(self) -> Tensor:
         """Labels (n,), or (n, s) in sequence-to-sequence."""
+        ...
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """Stable sample numbers (n,)."""
+        ...
+
+    @property
+    def choices(self) -> Tensor | None:
+        """Labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence."""
         ...
 
 

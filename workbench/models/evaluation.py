@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,20 +11,6 @@ from workbench.core.errors import require_numbers
 from workbench.models.calibration import BatchLike
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
 from workbench.models.stack import LayerStack
-
-
-class LabelledBatch(BatchLike, Protocol):
-    """What a batch to predict on must have besides tokens."""
-
-    @property
-    def sample_ids(self) -> Tensor:
-        """Stable sample numbers (n,)."""
-        ...
-
-    @property
-    def choices(self) -> Tensor | None:
-        """Labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence."""
-        ...
 
 
 class Predictions:
@@ -50,7 +35,7 @@ class Predictions:
         return self.labels.tolist()
 
 
-def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[LabelledBatch]) -> list[Predictions]:
+def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[BatchLike]) -> list[Predictions]:
     """Return each adapter's predictions; the backbone runs once for each batch (its decoder once for each label word).
 
     Adapters are put into evaluation mode.  Nothing is kept of a batch's activations after it.
@@ -64,7 +49,7 @@ class ActivationMemory:
     Kept in `dtype` (bfloat16 halves the memory): d values for each token of each tap, padding included; a decoder's for each word.
     """
 
-    def __init__(self, stack: LayerStack, batches: Iterable[LabelledBatch], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, stack: LayerStack, batches: Iterable[BatchLike], dtype: torch.dtype = torch.float32) -> None:
         self._stack = stack
         self._batches = [(batch, _converted(_taps(stack, batch), dtype)) for batch in batches]
 
@@ -87,7 +72,7 @@ def word_scores(logits: Tensor, labels: Tensor) -> Tensor:
     return likely.gather(2, labels[real].expand(len(logits), -1)[:, :, None]).sum(dim=(1, 2))
 
 
-def _taps(stack: LayerStack, batch: LabelledBatch) -> list[list[Tensor]]:
+def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
     """Return the taps; in sequence-to-sequence for each label word, the encoder's being the same tensors."""
     with torch.inference_mode():
         if batch.choices is None:
@@ -113,7 +98,7 @@ def _converted(per_word: list[list[Tensor]], dtype: torch.dtype) -> list[list[Te
 
 
 def _score(
-    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[LabelledBatch, list[list[Tensor]]]]
+    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[BatchLike, list[list[Tensor]]]]
 ) -> list[Predictions]:
     logits: list[list[Tensor]] = [[] for _ in adapters]
     labels, sample_ids = [], []
@@ -134,7 +119,7 @@ def _score(
     return [Predictions(one, labels, sample_ids) for one in logits]
 
 
-def _classes(batch: LabelledBatch) -> Tensor:
+def _classes(batch: BatchLike) -> Tensor:
     """Return the labels (n,): in sequence-to-sequence which of the label words each sample has."""
     if batch.choices is None:
         return batch.labels

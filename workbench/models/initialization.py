@@ -52,13 +52,14 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
         if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
             # A small head: the first predictions are near the prior, the first loss near ln(classes); or near the backbone's own words.
             deviation = 0.02
-        parameter.copy_(torch.randn(parameter.shape, generator=_generator(seed, name)) * deviation)
+        parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(seed, name)) * deviation)
 
 
 def _is_zero(name: str, how: How) -> bool:
     return (how == "zero" and any(end in name for end in BRANCH_ENDS)) or (how == "all_zero" and ".down." not in name)
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def seeded_generator(seed: int, name: str) -> torch.Generator:
+    """Return random numbers that are a function of a seed and a parameter's name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

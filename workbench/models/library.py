@@ -9,8 +9,8 @@ Nothing here needs the workbench's runtime, planners or cache.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.dropout import ids_of_texts
+from workbench.models.evaluation import attach_head
 from workbench.models.families import family_of
 from workbench.models.initialization import How, initialize
 from workbench.models.language_model_head import head_of
@@ -87,9 +88,7 @@ class ParallelAdapterModel(nn.Module):
         self.name, self.quantization = name, quantization
         self.backbone = stack if quantization is None else quantize(stack, quantization)
         self.adapter = adapter
-        head = self.backbone.language_model_head
-        if adapter.config.kind == "sequence_to_sequence" and head is not None:
-            adapter.attach(head)
+        attach_head(self.backbone, adapter)
         self._epoch: int | None = None
         self._passes = 0
         self.register_state_dict_post_hook(_leave_backbone_out)
@@ -160,8 +159,8 @@ class ParallelAdapterModel(nn.Module):
         batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training: without it
         training works, but begins from worse-scaled inputs.
         """
-        prepared = (
-            _CalibrationBatch(
+        prepared: Any = (
+            SimpleNamespace(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 labels=batch["labels"] if "labels" in batch else torch.zeros(len(batch["input_ids"]), dtype=torch.int64),
@@ -209,14 +208,6 @@ class ParallelAdapterModel(nn.Module):
                 f"The separator of '{self.name}' is not known, by which they are told apart.",
                 "Pass tokenizer= to get_parallel_adapter_model.",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CalibrationBatch:
-    input_ids: Tensor
-    attention_mask: Tensor
-    labels: Tensor
-    decoder_ids: Tensor | None
 
 
 def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:

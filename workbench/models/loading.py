@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
 from workbench.models.families import FAMILIES, family_of
-from workbench.models.folder_checks import in_one_line, require_sizes, require_whole
+from workbench.models.folder_checks import HEADS, in_one_line, refused, require_limits, require_sizes, require_whole
 from workbench.models.hub import from_hub, known_models, locate, snapshot_of, suggestion
 from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
 from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
@@ -34,7 +36,7 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
     Raises ConfigError for an unknown name or family, MissingDataError if the files cannot be had.
     """
-    model = load_model(name, dtype) if _is_tiny(name) else _pretrained(name, _config(name), dtype).to(dtype)
+    model = load_model(name, dtype) if _is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
     family = family_of(model.config.model_type)
     separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
     head = head_of(model) if family.decoder is not None else None
@@ -48,12 +50,12 @@ def load_stage(
 
     Of a folder with safetensors only these layers are read; of anything else the whole is loaded and the rest released.
     """
-    tensors = _stored(name)
+    tensors = stored_weights(name)
     if tensors is not None:
-        config = _config(name)
+        config = model_config(name)
         separator_id = load_tokenizer(name).separator_id if family_of(config.model_type).has_token_types else None
         with parameters_on_meta():
-            model = _skeleton(name, config)
+            model = model_from_config(config, name)
         stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer)
         if stage is not None:
             return stage
@@ -69,11 +71,11 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
 
     Raises ConfigError for a model without a decoder.
     """
-    config = _config(name)
+    config = model_config(name)
     family = family_of(config.model_type)
     if family.decoder is None:
         raise no_head(name)
-    tensors = _stored(name)
+    tensors = stored_weights(name)
     head = None if tensors is None else read_head(config, family, tensors, dtype)
     head = head or load_stack(name, dtype).language_model_head
     assert head is not None
@@ -84,7 +86,7 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
 def import_family(name: str) -> None:
     """Import what loading the model needs, so that a memory budget that begins afterwards counts the model alone."""
     with parameters_on_meta():
-        _skeleton(name, _config(name))
+        model_from_config(model_config(name), name)
 
 
 def require_known(name: str) -> None:
@@ -113,7 +115,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             raise MissingDataError(
                 f"The tokenizer of '{name}' was asked for.", "Its folder has no tokenizer.json.", "Save the model's tokenizer into it."
             )
-    elif family_of((config := _config(name)).model_type).reads_images:
+    elif family_of((config := model_config(name)).model_type).reads_images:
         return image_tokenizer(config.to_dict())
     from transformers import AutoTokenizer
 
@@ -122,25 +124,42 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     if not tokenizer.is_fast:
         raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
-    start_id = getattr(_config(name), "decoder_start_token_id", None)
+    start_id = getattr(model_config(name), "decoder_start_token_id", None)
     return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, separator_id=tokenizer.sep_token_id, start_id=start_id)
 
 
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
-    config = _config(name)
+    config = model_config(name)
     with torch.device("meta"):
-        return facts_of(name, _skeleton(name, config))
+        return facts_of(name, model_from_config(config, name))
 
 
 def model_config(name: str) -> Any:
     """Return a model's Hugging Face configuration.  Raises as load_stack does."""
-    return _config(name)
+    from transformers import AutoConfig
+
+    if _is_tiny(name):
+        return AutoConfig.for_model(_tiny_parts(name)[0], **_tiny_settings(*_tiny_parts(name)))
+    place = locate(name)
+    if isinstance(place, Path):
+        require_limits(name, SimpleNamespace(**read_settings(place / "config.json")), HEADS)
+    with _quiet_transformers():
+        config = _load(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
+    require_sizes(name, config, stored_weights(name) or {})
+    return config
 
 
-def model_from_config(config: Any) -> Any:
-    """Return the base model of a configuration, with random weights.  Raises MissingDataError for one that makes no model."""
-    return _skeleton(getattr(config, "_name_or_path", "") or config.model_type, config)
+def model_from_config(config: Any, name: str = "") -> Any:
+    """Return the base model of a configuration, with random weights; who calls this gives its parameters no memory.
+
+    name: for the message, by default the configuration's.  Raises MissingDataError for one that makes no model.
+    """
+    try:
+        return _from_config(config)
+    except Exception as error:  # whatever a library says of a configuration that a user gave
+        name = name or getattr(config, "_name_or_path", "") or config.model_type
+        raise refused(name, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
 
 
 def stored_weights(name: str) -> dict[str, StoredTensor] | None:
@@ -149,12 +168,13 @@ def stored_weights(name: str) -> dict[str, StoredTensor] | None:
     Those of a hub name are looked for in the hub's local cache.
     """
     place = None if _is_tiny(name) else locate(name)
-    if not isinstance(place, str):
-        return _stored_in(name, place)
+    folder = snapshot_of(place) if isinstance(place, str) else place
     try:
-        return _stored_in(name, snapshot_of(place))
-    except MissingDataError:
-        return None  # fetched in part; who loads the model fetches the rest
+        return None if folder is None else stored_tensors(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(place, str):
+            return None  # fetched in part; who loads the model fetches the rest
+        raise refused(name, f"Its weights do not load: {in_one_line(error)}.", "Check its files.") from error
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -162,7 +182,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
     A tiny model is the base model of `load_stack`, whose word embedding stands in for a head.
     """
-    config = _config(name)
+    config = model_config(name)
     if not _is_tiny(name):
         return _pretrained(name, config, dtype, with_head=True).eval()
     # fork_rng: making a test model must not change the caller's random numbers.
@@ -183,38 +203,20 @@ def _tiny_parts(name: str) -> tuple[str, int]:
     return match[1], layers
 
 
-def _config(name: str) -> Any:
-    from transformers import AutoConfig
-
-    if _is_tiny(name):
-        family, layers = _tiny_parts(name)
-        own = FAMILIES[family]
-        # Dropout is set to zero so that a stage behaves alike in training mode; token ids beyond the vocabulary would not load.
-        special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-        shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": layers}
-        if not own.reads_images:
-            vocabulary = tiny_tokenizer(is_causal=own.is_causal).backend.get_vocab_size()
-            shape |= {"vocab_size": vocabulary, "max_position_embeddings": 128}
-        if own.decoder is not None:
-            decoder = layers // 2
-            del shape["num_hidden_layers"], shape["hidden_size"]
-            shape |= {"d_model": 32, "num_layers": layers - decoder, "num_decoder_layers": decoder}
-            shape |= {"encoder_layers": layers - decoder, "decoder_layers": decoder}
-        return AutoConfig.for_model(family, **shape, **special, **own.tiny)
-    place = locate(name)
-    with _quiet_transformers():
-        config = _load(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
-    require_sizes(name, config, _stored(name) or {})
-    return config
-
-
-def _skeleton(name: str, config: Any) -> Any:
-    """Return the base model of a configuration; who calls this gives its parameters no memory."""
-    try:
-        return _from_config(config)
-    except Exception as error:  # whatever a library says of a configuration that a user gave
-        asked = f"The model '{name}' was asked for."
-        raise MissingDataError(asked, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
+def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
+    own = FAMILIES[family]
+    # Dropout is set to zero so that a stage behaves alike in training mode; token ids beyond the vocabulary would not load.
+    settings: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    if not own.reads_images:
+        vocabulary = tiny_tokenizer(is_causal=own.is_causal).backend.get_vocab_size()
+        settings |= {"vocab_size": vocabulary, "max_position_embeddings": 128}
+    if own.decoder is None:
+        settings |= {"hidden_size": 32, "num_hidden_layers": layers}
+    else:
+        encoder, decoder = layers - layers // 2, layers // 2
+        settings |= {"d_model": 32, "num_layers": encoder, "num_decoder_layers": decoder}
+        settings |= {"encoder_layers": encoder, "decoder_layers": decoder}
+    return settings | dict(own.tiny)
 
 
 def _from_config(config: Any) -> Any:
@@ -255,44 +257,28 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     return model
 
 
-def _stored(name: str) -> dict[str, StoredTensor] | None:
-    place = None if _is_tiny(name) else locate(name)
-    return _stored_in(name, place if isinstance(place, Path) else None)
-
-
-def _stored_in(name: str, folder: Path | None) -> dict[str, StoredTensor] | None:
-    if folder is None:
-        return None
-    try:
-        return stored_tensors(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        asked = f"The model '{name}' was asked for."
-        raise MissingDataError(asked, f"Its weights do not load: {in_one_line(error)}.", "Check its files.") from error
-
-
 def _load(name: str, load: Any) -> Any:
-    asked = f"The model '{name}' was asked for."
     if isinstance(locate(name), Path):
         try:
             return load(True)
         except Exception as error:  # whatever a library says of files that a user gave
-            raise MissingDataError(asked, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
-    return from_hub(asked, load, f"Connect to the network, give a model folder, or choose one of {known_models()}.")
+            raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
+    return from_hub(
+        f"The model '{name}' was asked for.", load, f"Connect to the network, give a model folder, or choose one of {known_models()}."
+    )
 
 
-class _quiet_transformers:
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
     """Silence progress bars and notes of transformers while it loads, and restore them."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.verbosity, self.bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *exception: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self.verbosity)
-        if self.bars:
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()

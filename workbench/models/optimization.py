@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.parallel_adapter import parameter_groups
 
 
 def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: float) -> float:
@@ -26,8 +25,16 @@ def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: fl
 
 
 def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters (a stage's, or all); set its rate in each step by set_learning_rate."""
-    return torch.optim.AdamW(parameter_groups(module, weight_decay), lr=0.0, betas=(0.9, 0.999), fused=True)
+    """Return AdamW over the trainable parameters (a stage's, or all); set its rate in each step by set_learning_rate.
+
+    Weight decay is on matrices only, not on biases, norms and lambdas.
+    """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -18,7 +18,7 @@ from workbench.models.initialization import initialize
 from workbench.models.language_model_head import LanguageModelHead
 from workbench.models.side_layers import SequenceHead, SideHead, SideLayer, TapProjection, side_mask
 
-__all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "parameter_groups", "task_loss"]
+__all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "task_loss"]
 
 IGNORED = -100
 """The label of padding in a target, which no loss counts."""
@@ -154,12 +154,3 @@ def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "me
     if kind == "regression":
         return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction) / label_std**2
     return F.cross_entropy(logits, labels, reduction=reduction)
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
-    """Return AdamW's parameter groups: weight decay on matrices only, not on biases, norms and lambdas."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return [
-        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
-    ]

@@ -6,13 +6,15 @@ its own set of feed-forward neurons and attention channels.  Importance is the L
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.stack import LayerStack
+from workbench.models.quantization import dense_weight
+from workbench.models.stack import LayerStack, part_of
 
 
 def copy_pruned(adapter: Any, stack: LayerStack) -> None:
@@ -32,25 +34,32 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
         )
     parts = [layer_weights(stack, index) for index in range(stack.num_layers)]
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
-    with torch.no_grad():
-        for index, side in adapter.layers.items():
-            _copy_layer(side, parts[int(index)], hidden, num_heads(stack, int(index)), scales_attention=stack.family.scales_attention)
-            _select(side.down.weight, hidden)
-        for projection in ((adapter.first,) if adapter.first is not None else ()) + tuple(adapter.decoder_first.values()):
-            _select(projection.weight, hidden)
-        if adapter.last is not None:
-            adapter.last.up.weight.zero_()
-            adapter.last.up.weight[hidden, torch.arange(len(hidden))] = 1.0
+
+    def copy_layer(side: Any, index: int) -> None:
+        _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
+
+    copy_kept(adapter, hidden, copy_layer)
+
+
+@torch.no_grad()
+def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
+    """Let every W_down pick the kept hidden channels and W_up put them back; copy_layer: writes a side layer's own projections."""
+    rows = torch.arange(len(hidden))
+    for index, side in adapter.layers.items():
+        copy_layer(side, int(index))
+    first = [] if adapter.first is None else [adapter.first]
+    for projection in (*first, *adapter.decoder_first.values(), *(side.down for side in adapter.layers.values())):
+        projection.weight.zero_()
+        projection.weight[rows, hidden] = 1.0
+    if adapter.last is not None:
+        adapter.last.up.weight.zero_()
+        adapter.last.up.weight[hidden, rows] = 1.0
 
 
 def num_heads(stack: LayerStack, index: int) -> int:
     """Return the attention heads of a layer."""
-    in_decoder = stack.num_encoder_layers is not None and index >= stack.num_encoder_layers
-    return (
-        getattr(stack.config, "decoder_attention_heads", stack.config.num_attention_heads)
-        if in_decoder
-        else stack.config.num_attention_heads
-    )
+    heads = stack.config.num_attention_heads
+    return heads if part_of(stack, index) is stack.family else getattr(stack.config, "decoder_attention_heads", heads)
 
 
 def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
@@ -59,12 +68,8 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
     Grouped key and value heads are repeated, so that all have as many rows as the queries.
     """
     layer = stack.layers[index]
-    weights: dict[str, Tensor] = {}
-    for role, path in stack.layer_paths(index).items():
-        module: Any = layer.get_submodule(path)
-        weight = module.weight.detach().float()
-        # GPT-2's Conv1D keeps (inputs, outputs).
-        weights[role] = weight if isinstance(module, nn.Linear) else weight.T
+    paths = stack.layer_paths(index)
+    weights = {role: dense_weight(layer.get_submodule(path)).detach().float() for role, path in paths.items()}
     if "query_key_value" in weights:
         weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
     rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
@@ -135,8 +140,3 @@ def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: i
 def scale(full: int, kept: int) -> float:
     """Return sqrt(full / kept)."""
     return (full / kept) ** 0.5
-
-
-def _select(weight: Tensor, hidden: Tensor) -> None:
-    weight.zero_()
-    weight[torch.arange(len(hidden)), hidden] = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -15,6 +16,8 @@ from workbench.core.serial import from_json, to_json, write_text
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.tensor_files import save_tensors
+
+T = TypeVar("T")
 
 WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
@@ -46,16 +49,21 @@ def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: A
 
 def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescription]:
     """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
-    folder = Path(folder)
-    asked = f"The adapter '{folder}' was asked for."
-    try:
-        description = from_json((folder / DESCRIPTION).read_bytes(), AdapterDescription, source=f"'{folder / DESCRIPTION}'")
-        state = load_file(folder / WEIGHTS)
-    except OSError as error:
-        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / WEIGHTS}'.", "Check the folder.") from error
-    except SafetensorError as error:
-        raise ConfigError(asked, f"Its {WEIGHTS} is damaged: {error}.", "Train it again, or take a copy.") from error
+    description, state = load_saved(Path(folder), f"The adapter '{folder}' was asked for.", AdapterDescription, DESCRIPTION, WEIGHTS)
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
+
+
+def load_saved(folder: Path, asked: str, kind: type[T], description: str, weights: str) -> tuple[T, dict[str, Tensor]]:
+    """Return the description and the tensors of what was trained, from files of these names.
+
+    asked: sentence for the error.  Raises ConfigError if one of them is missing or damaged.
+    """
+    try:
+        return from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'"), load_file(folder / weights)
+    except OSError as error:
+        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / weights}'.", "Check the folder.") from error
+    except SafetensorError as error:
+        raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
 
 
 def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str) -> ParallelAdapter:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import to_json, write_text
 from workbench.models.loading import load_stack
 from workbench.models.lora import save_lora
+from workbench.models.saving import load_saved
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.tensor_files import save_tensors
 
@@ -65,15 +64,8 @@ def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescri
 
 def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription]:
     """Return the whole model with what was trained, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
-    folder = Path(folder)
     asked = f"The fine-tuned model '{folder}' was asked for."
-    try:
-        description = from_json((folder / DESCRIPTION).read_bytes(), TrainedDescription, source=f"'{folder / DESCRIPTION}'")
-        weights = load_file(folder / TRAINED)
-    except OSError as error:
-        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / TRAINED}'.", "Check the folder.") from error
-    except SafetensorError as error:
-        raise ConfigError(asked, f"Its {TRAINED} is damaged: {error}.", "Train it again, or take a copy.") from error
+    description, weights = load_saved(Path(folder), asked, TrainedDescription, DESCRIPTION, TRAINED)
     stack = load_stack(description.model)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
     set_trained(model, weights)

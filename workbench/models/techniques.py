@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.calibration import BatchLike
 from workbench.models.dropout import stateless_dropout
-from workbench.models.evaluation import LabelledBatch, Predictions
-from workbench.models.houlsby import DEVIATION, inject_adapters
+from workbench.models.evaluation import Predictions
+from workbench.models.initialization import seeded_generator
+from workbench.models.injection import DEVIATION, inject_adapters
 from workbench.models.lora import inject_lora
 from workbench.models.stack import BackboneStage
 
@@ -150,7 +151,7 @@ class TechniqueStage(nn.Module):
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
 
-def predict(model: TechniqueStage, batches: Iterable[LabelledBatch]) -> Predictions:
+def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     """Return a whole model's predictions; it is put into evaluation mode."""
     logits, labels, sample_ids = [], [], []
     model.eval()
@@ -169,7 +170,7 @@ def _initialize(name: str, parameter: Tensor, seed: int) -> None:
     if ".lora_B." in name or (own and parameter.ndim < 2):
         parameter.zero_()
         return
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1)
+    generator = seeded_generator(seed, name)
     if ".lora_A." in name:
         bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution as peft has it
         parameter.uniform_(-bound, bound, generator=generator)

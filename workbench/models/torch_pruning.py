@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.pruning import scale
+from workbench.models.pruning import copy_kept, scale
 from workbench.models.stack import LayerStack
 
 SUPPORTED = ("bert", "llama")
@@ -47,22 +47,9 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
         found = f"The backbone has {stack.num_layers} layers of {stack.hidden_size}."
         raise ConfigError(f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be pruned.", found, "Use its own.")
-    narrow, hidden = _prune(stack, config.width, config.heads, len(adapter_neurons(adapter)))
-    with torch.no_grad():
-        for index, side in adapter.layers.items():
-            _copy_layer(side, narrow.layers[int(index)], stack, int(index))
-            _select(side.down.weight, hidden)
-        if adapter.first is not None:
-            _select(adapter.first.weight, hidden)
-        if adapter.last is not None:
-            adapter.last.up.weight.zero_()
-            adapter.last.up.weight[hidden, torch.arange(len(hidden))] = 1.0
-
-
-def adapter_neurons(adapter: Any) -> Tensor:
-    """Return the biases of a side layer's feed-forward neurons: as many as there are neurons."""
-    bias: Tensor = next(iter(adapter.layers.values())).expand.bias
-    return bias
+    neurons = next(iter(adapter.layers.values())).expand.out_features
+    narrow, hidden = _prune(stack, config.width, config.heads, neurons)
+    copy_kept(adapter, hidden, lambda side, index: _copy_layer(side, narrow.layers[index], stack, index))
 
 
 def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[LayerStack, Tensor]:
@@ -187,8 +174,3 @@ def _copy_layer(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> N
     full = len(narrow_weight(stack, index, "up").weight)
     side.expand.weight[:kept] = weights["up"] * size
     side.contract.weight[:, :kept] = weights["down"] * scale(full, kept)
-
-
-def _select(weight: Tensor, hidden: Tensor) -> None:
-    weight.zero_()
-    weight[torch.arange(len(hidden)), hidden] = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -52,9 +51,7 @@ def held_bytes(module: nn.Module) -> int:
     """Return the bytes of memory that a module's parameters and buffers hold, whatever their types; shared memory counts once."""
     storages: dict[int, int] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
-        for part in _plain_tensors(tensor):
-            storage = part.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 
@@ -75,8 +72,7 @@ def _groups(module: nn.Module) -> list[_Places]:
 def _store_group(places: _Places, config: QuantizationConfig) -> None:
     first: Any = places[0][2]
     if _is_linear(first):
-        # GPT-2's Conv1D keeps (inputs, outputs).
-        stored = store(first.weight if isinstance(first, nn.Linear) else first.weight.T, config.storage, config)
+        stored = store(dense_weight(first), config.storage, config)
     else:
         storage = config.embedding_storage
         size = None if storage in FLOAT_TYPES else embedding_block_size(first.weight.shape[1], config.block_size)
@@ -122,13 +118,3 @@ def _cast_rest(module: nn.Module, dtype: torch.dtype) -> None:
             # The frequencies of rotary positions lose too much in 16 bits.
             if buffer.is_floating_point() and "inv_freq" not in name:
                 part.register_buffer(name, buffer.to(dtype), persistent=name not in part._non_persistent_buffers_set)
-
-
-def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Return what a tensor subclass of a library is made of; of a plain tensor, itself."""
-    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    subclass: Any = tensor
-    for name in subclass.__tensor_flatten__()[0]:
-        yield from _plain_tensors(getattr(tensor, name))

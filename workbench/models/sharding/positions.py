@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.models.position_bias import buckets_of
 from workbench.models.sharding.layout import Block, ModelLayout
 from workbench.models.sharding.run import KeyValueCache, Run, Step
-from workbench.models.sharding.slices import Ranges
+from workbench.models.sharding.slices import Ranges, units_of
+from workbench.models.stack import buckets_of
 
 _KEPT = 8
 """Tables of so many lengths are kept."""
@@ -73,9 +73,8 @@ class Positions:
         table, is_causal = self.tables[stack], self.layout.stacks[stack].is_causal
         assert table is not None
         distance: Any = self.layout.config.relative_attention_max_distance
-        units = [unit for start, stop in ranges for unit in range(start, stop)]
         buckets = buckets_of(len(table), queries, num_keys, is_causal=is_causal, max_distance=distance)
-        bias = table[:, units][buckets].permute(2, 0, 1)[None]
+        bias = table[:, units_of(ranges)][buckets].permute(2, 0, 1)[None]
         if is_causal:
             bias = bias.masked_fill(torch.arange(num_keys) > queries[:, None], -math.inf)
         return bias.contiguous()

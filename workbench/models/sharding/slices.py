@@ -43,8 +43,23 @@ class ShardSpec:
 
 
 def size(ranges: Ranges) -> int:
-    """Return how many things the ranges name."""
+    """Return how many units (or columns) the ranges name."""
     return sum(stop - start for start, stop in ranges)
+
+
+def units_of(ranges: Ranges) -> list[int]:
+    """Return the units that the ranges name, in their order."""
+    return [unit for start, stop in ranges for unit in range(start, stop)]
+
+
+def _ranges_of(units: Sequence[int]) -> Ranges:
+    ranges: list[tuple[int, int]] = []
+    for unit in units:
+        if ranges and ranges[-1][1] == unit:
+            ranges[-1] = ranges[-1][0], unit + 1
+        else:
+            ranges.append((unit, unit + 1))
+    return tuple(ranges)
 
 
 def shard_spec(
@@ -82,20 +97,21 @@ def shard_spec(
     return ShardSpec(layers=tuple(layers), has_ends=position == 0, connects_all=computes or not all(one.is_empty for one in layers))
 
 
-def deal(total: int, counts: Sequence[int], held: Sequence[Ranges] | None = None) -> list[Ranges]:
-    """Return which of `total` things each position gets, `counts` of them; neighbours stay together where they can.
+def deal(total: int, counts: Sequence[int], held: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
+    """Return which of `total` units each position gets, `counts` of them, ascending; neighbours stay together where they can.
 
     held: what each has now.  Each keeps as much of it as its count allows; who holds least chooses first.
     """
-    free: Ranges = ((0, total),) if total else ()
-    kept: list[Ranges] = [() for _ in counts]
+    free = set(range(total))
+    kept: list[list[int]] = [[] for _ in counts]
     if held is not None:
-        for index in sorted(range(len(counts)), key=lambda index: (size(held[index]), index)):
-            kept[index] = _take(_common(held[index], free), counts[index])[0]
-            free = _without(free, kept[index])
+        for index in sorted(range(len(counts)), key=lambda index: (len(held[index]), index)):
+            kept[index] = sorted(free.intersection(held[index]))[: counts[index]]
+            free.difference_update(kept[index])
+    left = sorted(free)
     for index, count in enumerate(counts):
-        more, free = _take(free, count - size(kept[index]))
-        kept[index] = _merged((*kept[index], *more))
+        more = max(0, count - len(kept[index]))
+        kept[index], left = sorted(kept[index] + left[:more]), left[more:]
     return kept
 
 
@@ -104,12 +120,12 @@ def _slices(
 ) -> LayerSlices:
     units, columns = plan.cut(stack)
     had = None if before is None else [layer or LayerSlices() for layer in before]
-    own = deal(stack.columns, columns, None if had is None else [_first(layer.columns, layer.own_columns) for layer in had])[position]
-    rest = _without(((0, stack.columns),), own) if is_whole else ()
+    own = deal(stack.columns, columns, None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had])[position]
+    rest = sorted(set(range(stack.columns)).difference(own)) if is_whole else []
     return LayerSlices(
-        units=deal(stack.num_units, units, None if had is None else [layer.units for layer in had])[position],
-        columns=own + rest,
-        own_columns=size(own),
+        units=_ranges_of(deal(stack.num_units, units, None if had is None else [units_of(layer.units) for layer in had])[position]),
+        columns=_ranges_of(own) + _ranges_of(rest),
+        own_columns=len(own),
     )
 
 
@@ -141,43 +157,3 @@ def _check(plan: InferencePlan, stack: StackShape, num_layers: int) -> None:
         raise ConfigError(
             f"A plan with schemes for {len(plan.schemes)} layers was asked for.", f"The model has {num_layers}.", "Give one for each layer."
         )
-
-
-def _first(ranges: Ranges, count: int) -> Ranges:
-    return _take(ranges, count)[0]
-
-
-def _take(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
-    """Cut the first `count` things off."""
-    taken: list[tuple[int, int]] = []
-    left: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        middle = min(stop, start + max(0, count))
-        count -= middle - start
-        taken += [(start, middle)] if middle > start else []
-        left += [(middle, stop)] if stop > middle else []
-    return tuple(taken), tuple(left)
-
-
-def _common(ranges: Ranges, others: Ranges) -> Ranges:
-    """Return what both have, in ascending order."""
-    found = [(max(start, other), min(stop, end)) for start, stop in ranges for other, end in others]
-    return tuple(sorted((start, stop) for start, stop in found if start < stop))
-
-
-def _without(ranges: Ranges, others: Ranges) -> Ranges:
-    left: Ranges = ranges
-    for other, end in others:
-        pieces = [piece for start, stop in left for piece in ((start, min(stop, other)), (max(start, end), stop))]
-        left = tuple((start, stop) for start, stop in pieces if start < stop)
-    return left
-
-
-def _merged(ranges: Ranges) -> Ranges:
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and merged[-1][1] == start:
-            merged[-1] = merged[-1][0], stop
-        else:
-            merged.append((start, stop))
-    return tuple(merged)

@@ -15,8 +15,8 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import TapStatistics, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.families import layer_paths
-from workbench.models.houlsby import DEVIATION, inject_adapters
 from workbench.models.initialization import How, initialize
+from workbench.models.injection import DEVIATION, inject_adapters
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter
