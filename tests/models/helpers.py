@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from workbench.models.adapter_config import ParallelAdapterConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallBatch:
-    input_ids: Tensor
-    attention_mask: Tensor
-    labels: Tensor
-    sample_ids: Tensor
-    decoder_ids: Tensor | None = None
-    choices: Tensor | None = None
-
-    def rows(self, first: int, end: int) -> SmallBatch:
-        """Return some of the samples, padded as in the whole."""
-        return SmallBatch(
-            input_ids=self.input_ids[first:end],
-            attention_mask=self.attention_mask[first:end],
-            labels=self.labels[first:end],
-            sample_ids=self.sample_ids[first:end],
-            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[first:end],
-            choices=self.choices,
-        )
-
+from workbench.tasks.tokenize import Batch
 
 TARGET_LENGTH = 4
 
 
-def small_batch(lengths=(11, 7, 2, 9, 11, 5, 8, 3), seed=0, first_id=0) -> SmallBatch:
+def small_batch(lengths=(11, 7, 2, 9, 11, 5, 8, 3), seed=0, first_id=0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     count, width = len(lengths), max(lengths)
     mask = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(4, 1400, (count, width), generator=generator) * mask
     labels = torch.randint(0, 2, (count,), generator=generator)
-    return SmallBatch(input_ids=ids, attention_mask=mask, labels=labels, sample_ids=torch.arange(first_id, first_id + count))
+    numbers = torch.arange(first_id, first_id + count)
+    return Batch(input_ids=ids, attention_mask=mask, labels=labels, sample_ids=numbers, indices=tuple(range(count)))
 
 
-def batch_for(stack, lengths=(11, 7, 2, 9, 11, 5, 8, 3), **options) -> SmallBatch:
+def batch_for(stack, lengths=(11, 7, 2, 9, 11, 5, 8, 3), **options) -> Batch:
     """Return a batch of what the stack reads: texts, texts with targets of several tokens, or pictures."""
     batch = small_batch(lengths, **options)
     generator = torch.Generator().manual_seed(7)

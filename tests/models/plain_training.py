@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,18 +14,10 @@ from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 
 
-class Epochs(Protocol):
-    """epochs(epoch) gives the mini-batches of that epoch."""
-
-    def __call__(self, epoch: int) -> Sequence[BatchLike]:
-        """Return the mini-batches."""
-        ...
-
-
 def train_reference(
     stack: LayerStack,
     adapter: ParallelAdapter,
-    epochs: Epochs,
+    epochs: Callable[[int], Sequence[BatchLike]],
     num_epochs: int,
     *,
     learning_rate: float = 2e-3,
@@ -35,7 +26,8 @@ def train_reference(
 ) -> Iterator[tuple[int, float]]:
     """Train the adapter in place; yield (epoch, mean loss of the mini-batch) after each step.
 
-    All epochs must have as many mini-batches as the first.  In sequence-to-sequence the adapter is given the stack's head.
+    epochs: epochs(epoch) gives the mini-batches of that epoch, as many as of the first.  In sequence-to-sequence the adapter is given
+    the stack's head.
     """
     attach_head(stack, adapter)
     optimizer = make_optimizer(adapter, weight_decay)

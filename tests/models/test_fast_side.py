@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.fast_operations import rounded
-from workbench.models.fast_side import FastSide, unsupported
+from workbench.models.fast_side import FastSide, rounded, unsupported
 from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.runtime.memory import read_memory

@@ -89,13 +89,17 @@ def staged(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None) -> Tens
 
 def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: Any = "hidden") -> Tensor:
     layout, source = model_layout(name), open_weights(name)
-    case = Case(model=None, layout=layout, ids=ids, mask=mask, decoder_ids=targets)
+    case = Case(model=None, layout=layout, ids=ids, decoder_ids=targets)
     shape = layout.stacks[0]
     plan = hybrid(case, (0, shape.num_units), (shape.columns - 9, 9), (0.4, 0.6), (1, 2))
     specs = [shard_spec(plan, position, layout.stacks) for position in range(2)]
     separator_id = load_tokenizer(name).separator_id if layout.family.has_token_types else None
     shards = [load_shard(layout, spec, source, separator_id=separator_id) for spec in specs]
-    return run_plan(plan, shards, ids, mask, targets, what=what)
+    found = []
+    for number, length in enumerate(mask.sum(1).tolist()):  # single-shot inference knows no padding
+        one = run_plan(plan, shards, ids[None, number, :length], None if targets is None else targets[None, number], what=what)
+        found.append(one if targets is not None else torch.nn.functional.pad(one, (0, 0, 0, ids.shape[1] - length)))
+    return torch.cat(found)
 
 
 def forward_only(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None) -> Tensor:

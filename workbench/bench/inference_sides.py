@@ -175,7 +175,7 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
     with torch.inference_mode():
         contents: dict[Value, Any] = {value: empty(program.costs.spec(value)).zero_() for value in received}
         contents |= {value: request.ids for value in whole.inputs[rank]}
-        run = shard.begin(request.length, None)
+        run = shard.begin(request.length)
         session.executor.idle()
         done = session.executor.run(replace(program, schedule=schedule), InferenceHandlers(shard, layout, run).table(), contents)
     return tuple(done.spans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,38 +20,12 @@ STD_FLOOR_OF_MEAN = 0.01
 """And to this share of the channel's own mean: where a decoder reads its start token alone, a whole tap is constant but for rounding."""
 
 
-class BatchLike(Protocol):
-    """What a batch of a task must have."""
+BatchLike = Any
+"""A batch as workbench.tasks.tokenize.Batch is one: input_ids (n, t), attention_mask (n, t) with 1 for real tokens, sample_ids (n,).
 
-    @property
-    def input_ids(self) -> Tensor:
-        """Token ids (n, t)."""
-        ...
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """1 for real tokens (n, t)."""
-        ...
-
-    @property
-    def decoder_ids(self) -> Tensor | None:
-        """A decoder's token ids (n, s); None without one, or where it reads only its start token."""
-        ...
-
-    @property
-    def labels(self) -> Tensor:
-        """Labels (n,), or (n, s) in sequence-to-sequence."""
-        ...
-
-    @property
-    def sample_ids(self) -> Tensor:
-        """Stable sample numbers (n,)."""
-        ...
-
-    @property
-    def choices(self) -> Tensor | None:
-        """Labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence."""
-        ...
+labels: (n,), or (n, s) in sequence-to-sequence.  decoder_ids: (n, s), None without a decoder or where it reads only its start token.
+choices: labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
 from workbench.models.tensor_files import save_tensors
 
@@ -145,13 +146,10 @@ class _Student:
             if parameter.ndim == 0:
                 parameter.zero_()
         self._seen: dict[int, Tensor] = {}
-        self._hooks = [layer.register_forward_hook(self._watch(int(index))) for index, layer in adapter.layers.items()]
-
-    def _watch(self, index: int) -> Callable[..., None]:
-        def see(module: nn.Module, inputs: object, output: Tensor) -> None:
-            self._seen[index] = output
-
-        return see
+        self._hooks = [
+            layer.register_forward_hook(lambda module, inputs, output, index=int(index): self._seen.update({index: output}))
+            for index, layer in adapter.layers.items()
+        ]
 
     def losses(self, taps: Sequence[Tensor], attention_mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return the hidden states' and the soft labels' loss.
@@ -177,8 +175,7 @@ class _Student:
         head = self._adapter.last
         assert head is not None, "a whole adapter has a head"
         length = last_hidden.shape[1]
-        share = attention_mask.to(side.dtype) if length == attention_mask.shape[1] else torch.ones(len(side), length)
-        share = (share / share.sum(dim=1, keepdim=True))[:, None]
+        share = pooling_matrix(attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length), side.dtype)
         student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
         teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
         own, wanted = (_similarities(one, temperature) for one in (student, teacher))

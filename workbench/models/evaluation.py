@@ -46,12 +46,12 @@ def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Ite
 class ActivationMemory:
     """A split's activations kept in memory, so that later checkpoints can be scored without the backbone.
 
-    Kept in `dtype` (bfloat16 halves the memory): d values for each token of each tap, padding included; a decoder's for each word.
+    These are d values for each token of each tap, padding included; a decoder's for each word.
     """
 
-    def __init__(self, stack: LayerStack, batches: Iterable[BatchLike], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, stack: LayerStack, batches: Iterable[BatchLike]) -> None:
         self._stack = stack
-        self._batches = [(batch, _converted(_taps(stack, batch), dtype)) for batch in batches]
+        self._batches = [(batch, _taps(stack, batch)) for batch in batches]
 
     def predict(self, adapters: Sequence[ParallelAdapter]) -> list[Predictions]:
         """Return each adapter's predictions on the split."""
@@ -86,15 +86,6 @@ def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
             read = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
             per_word.append(encoder_taps + decoder(memory, batch.attention_mask, read)[1])
         return per_word
-
-
-def _converted(per_word: list[list[Tensor]], dtype: torch.dtype) -> list[list[Tensor]]:
-    converted: dict[int, Tensor] = {}
-    for taps in per_word:
-        for tap in taps:
-            if id(tap) not in converted:
-                converted[id(tap)] = tap.to(dtype)
-    return [[converted[id(tap)] for tap in taps] for taps in per_word]
 
 
 def _score(

@@ -1,4 +1,4 @@
-"""The model families that can be seen as a layer stack: one table entry each, nothing else to change."""
+"""The model families that can be seen as a layer stack, one table entry each, and how their embeddings and layers are called."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch.nn.functional as functional
+from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.family_parts import (
-    Call,
-    Embed,
-    LayerContext,
-    call_bart_decoder,
-    call_llama,
-    call_masked,
-    call_t5,
-    embed_bert,
-    embed_distilbert,
-    embed_vit,
-    embed_words,
-)
 
-__all__ = ["FAMILIES", "Family", "LayerContext", "Part", "family_of", "layer_paths"]
+POSITION_OFFSET = 2
+"""The first rows of BART's and OPT's position tables belong to no position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContext:
+    """What every layer of a batch needs beside its input.
+
+    mask: (n, 1, t, t) bool, True where a query may look; None if it may look everywhere its family allows.
+    rotary: cosines and sines, (1, t, head size) each; None for families without them.
+    position_bias: (1, heads, t, t), added to the attention scores; None for families without it.
+    memory: (n, t, d), the encoder's output for a decoder's layers.  memory_mask: (n, 1, s, t) bool, None without padding.
+    """
+
+    mask: Tensor | None
+    rotary: tuple[Tensor, Tensor] | None = None
+    position_bias: Tensor | None = None
+    memory: Tensor | None = None
+    memory_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,6 @@ class Part:
 
     layers: str
     embedding: Mapping[str, str]
-    embed: Embed
-    call: Call
     norms: tuple[str, ...]
     final: str = ""
     position_bias: str = ""
@@ -88,8 +92,6 @@ def _t5(stack: str, feed_forward: int) -> dict[str, Any]:
     return {
         "layers": f"{stack}.block",
         "embedding": {"words": f"{stack}.embed_tokens"},
-        "embed": embed_words,
-        "call": call_t5,
         "norms": tuple(f"layer.{place}.layer_norm" for place in range(feed_forward + 1)),
         "final": f"{stack}.final_layer_norm",
         "position_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -108,8 +110,6 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(
         layers="encoder.layer",
         embedding={"embeddings": "embeddings"},
-        embed=embed_bert,
-        call=call_masked,
         norms=("attention.output.LayerNorm", "output.LayerNorm"),
         activation="hidden_act",
         has_token_types=True,
@@ -120,8 +120,6 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family(
         layers="transformer.layer",
         embedding={"embeddings": "embeddings"},
-        embed=embed_distilbert,
-        call=call_masked,
         norms=("sa_layer_norm", "output_layer_norm"),
         activation="activation",
         weights=_attention("attention.", "q_lin", "k_lin", "v_lin", "out_lin") | {"up": "ffn.lin1", "down": "ffn.lin2"},
@@ -130,8 +128,6 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         layers="h",
         embedding={"wte": "wte", "wpe": "wpe"},
-        embed=embed_words,
-        call=call_masked,
         norms=("ln_1", "ln_2"),
         final="ln_f",
         is_causal=True,
@@ -142,8 +138,6 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(
         layers="layers",
         embedding={"embed_tokens": "embed_tokens"},
-        embed=embed_words,
-        call=call_llama,
         norms=("input_layernorm", "post_attention_layernorm"),
         final="norm",
         rotary="rotary_emb",
@@ -157,8 +151,6 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(
         layers="decoder.layers",
         embedding={"words": "decoder.embed_tokens", "positions": "decoder.embed_positions", "project_in": "decoder.project_in"},
-        embed=embed_words,
-        call=call_masked,
         norms=("self_attn_layer_norm", "final_layer_norm"),
         final="decoder.final_layer_norm",
         is_causal=True,
@@ -169,8 +161,6 @@ FAMILIES: dict[str, Family] = {
     "vit": Family(
         layers="layers",
         embedding={"embeddings": "embeddings"},
-        embed=embed_vit,
-        call=call_masked,
         norms=("layernorm_before", "layernorm_after"),
         final="layernorm",
         is_pre_norm=True,
@@ -199,16 +189,12 @@ FAMILIES: dict[str, Family] = {
     "bart": Family(
         layers="encoder.layers",
         embedding=_bart_embedding("encoder"),
-        embed=embed_words,
-        call=call_masked,
         norms=("self_attn_layer_norm", "final_layer_norm"),
         has_head_bias=True,
         weights=_BART_SELF,
         decoder=Part(
             layers="decoder.layers",
             embedding=_bart_embedding("decoder"),
-            embed=embed_words,
-            call=call_bart_decoder,
             norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
             weights=_BART_SELF | _attention("encoder_attn.", "q_proj", "k_proj", "v_proj", "out_proj", prefix="cross_"),
         ),
@@ -241,3 +227,57 @@ def layer_paths(part: Part, layer: nn.Module) -> Mapping[str, str]:
     """Return the paths of a layer's projections by role, for the variant (gated or not) that this checkpoint has."""
     names = {name for name, _ in layer.named_modules()}
     return part.gated_weights if part.gated_weights and part.gated_weights["gate"] in names else part.weights
+
+
+def words_of(modules: Any) -> Any:
+    """Return the word embedding among embedding modules, or paths, by role."""
+    return next(module for role, module in modules.items() if role in ("words", "embed_tokens", "wte"))
+
+
+def embed_words(modules: Any, ids: Tensor) -> Tensor:
+    """Return b_0 (n, t, d) of token ids (n, t), by the embedding modules that the family has.
+
+    OPT-350m keeps its words narrower than d and projects them up.  GPT-2, OPT and BART add learned positions, and BART normalises.
+    Llama and T5 have their positions in the attention.
+    """
+    hidden = words_of(modules)(ids)
+    if "project_in" in modules:
+        hidden = modules["project_in"](hidden)
+    for role, offset in (("positions", POSITION_OFFSET), ("wpe", 0)):
+        if role in modules:
+            table: Any = modules[role].weight
+            hidden = hidden + table[offset : offset + ids.shape[1]]
+    return modules["norm"](hidden) if "norm" in modules else hidden
+
+
+def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
+    """Put a picture together again and call ViT's embedding.
+
+    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the picture's, and any padding behind.
+    """
+    projection: nn.Conv2d = embeddings.patch_embeddings.projection
+    channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
+    rows, columns = (side // patch for side, patch in zip(embeddings.image_size, (height, width), strict=True))
+    if patches.ndim != 3 or patches.shape[1] <= rows * columns or patches.shape[2] != channels * height * width:
+        raise ConfigError(
+            f"A picture of {rows * columns} patches of {channels * height * width} values was asked for.",
+            f"The input is {tuple(patches.shape)}.",
+            "Give a task of pictures, such as 'digits', to a model of pictures, and a text to a model of text.",
+        )
+    grid = patches[:, 1 : 1 + rows * columns].reshape(len(patches), rows, columns, channels, height, width)
+    pixels = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, rows * height, columns * width)
+    # Mean and deviation 0.5 of values in [0, 1]: what the published ViT checkpoints were trained with.
+    hidden = embeddings(pixels.to(projection.weight.dtype) / 127.5 - 1)
+    return functional.pad(hidden, (0, 0, 0, patches.shape[1] - hidden.shape[1]))
+
+
+def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tensor:
+    """Return a layer's output (n, t, d), whose arguments are those of its context that there are."""
+    named = {
+        "position_embeddings": context.rotary,
+        "position_bias": context.position_bias,
+        "encoder_hidden_states": context.memory,
+        "encoder_attention_mask": context.memory_mask,
+    }
+    output = layer(hidden, attention_mask=context.mask, **{name: value for name, value in named.items() if value is not None})
+    return output[0] if isinstance(output, tuple) else output

@@ -12,26 +12,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from workbench.models.fast_operations import (
-    Normed,
-    empty_with_zeros_behind,
-    grad_of,
-    linear_backward,
-    linear_forward,
-    norm_backward,
-    norm_forward,
-    outer,
-    project,
-    scores_of,
-    with_rounded_rows,
-)
 from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.side_layers import SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten
+
+Normed = tuple[Tensor, Tensor, Tensor]
+"""A layer norm's result (N, w), and the mean and inverse deviation (N, 1) that its backward pass needs."""
 
 
 @dataclass(slots=True)
@@ -52,7 +42,7 @@ class _LayerContext:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all of it."""
-        norms = [norm.output for norm in (self.first_norm, self.second_norm)]
+        norms = [norm[0] for norm in (self.first_norm, self.second_norm)]
         own = (self.difference, self.mixed, self.heads, self.probabilities, self.attended, self.between, self.expanded, self.activated)
         return sum(tensor.numel() * tensor.element_size() for tensor in (*own, *norms))
 
@@ -139,10 +129,10 @@ class FastSide:
         side: the stage before's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
         """
         # Products of float32 compile nothing.
-        taps = [with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float() for tap in taps]
+        taps = [_with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float() for tap in taps]
         weights, biases = self._folded(taps[0].dtype)
         tokens = packing.num_tokens
-        projected = (project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True))
+        projected = (_project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True))
         side = next(projected) if side is None else side
         mixes = torch.stack([layer.mix for layer in self._layers if layer.mix is not None]).tolist()
         contexts = []
@@ -162,13 +152,13 @@ class FastSide:
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
             assert layer.mix is not None
-            grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot: it adds up rounding errors one by one
-            outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
+            _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot: it adds up rounding errors one by one
+            _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
             weight_sums[at] *= mix
             bias_sums[at] *= mix
             gradient = gradient.mul_(1 - mix)
         if self._first is not None:
-            outer(gradient, context.taps[0], weight_sums[0], bias_sums[0])
+            _outer(gradient, context.taps[0], weight_sums[0], bias_sums[0])
         self._unfold(weight_sums, bias_sums)
         return None if self._first is not None else gradient
 
@@ -180,9 +170,9 @@ class FastSide:
         head = self._last
         assert head is not None, "this stage has no head"
         with torch.no_grad():
-            norm = norm_forward(head.norm, side)
+            norm = _norm_forward(head.norm, side)
             last = (torch.mm(packing.share, last_tap.to(side.dtype)) - head.mean) * head.inverse_std
-            pooled = torch.mm(packing.share, norm.output)
+            pooled = torch.mm(packing.share, norm[0])
         logits = head.finish(pooled.requires_grad_(), last, sample_ids, epoch)
         return logits, HeadContext(packing, side, norm, pooled)
 
@@ -191,7 +181,7 @@ class FastSide:
         """Return the gradient of the side output (N, w), once autograd has come to what was pooled."""
         assert self._last is not None and context.pooled.grad is not None
         gradient = torch.mm(context.packing.share.t(), context.pooled.grad)
-        return norm_backward(self._last.norm, context.norm, context.side, gradient)
+        return _norm_backward(self._last.norm, context.norm, context.side, gradient)
 
     def _folded(self, dtype: torch.dtype) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return each projection's weight (w, d) in the taps' type and bias (w,), the standardisation folded in (see TapProjection)."""
@@ -207,8 +197,8 @@ class FastSide:
         weight_sums.baddbmm_(bias_sums[:, :, None], means[:, None], alpha=-1)
         weight_sums *= torch.stack([down.inverse_std for down in self._projections])[:, None]
         for down, weight, bias in zip(self._projections, weight_sums, bias_sums, strict=True):
-            grad_of(down.weight).add_(weight)
-            grad_of(down.bias).add_(bias)
+            _grad_of(down.weight).add_(weight)
+            _grad_of(down.bias).add_(bias)
 
     def _layer_forward(
         self, layer: SideLayer, side: Tensor, difference: Tensor, mix: float, packing: Packing
@@ -216,19 +206,19 @@ class FastSide:
         tokens, width = side.shape
         head_width = width // self._heads
         mixed = torch.add(side, difference, alpha=mix)
-        first_norm = norm_forward(layer.attention_norm, mixed)
-        fused = linear_forward(layer.query_key_value, first_norm.output)
+        first_norm = _norm_forward(layer.attention_norm, mixed)
+        fused = _linear_forward(layer.query_key_value, first_norm[0])
         heads = fused.view(-1, head_width).index_select(0, packing.to_heads).view(3, -1, packing.length, head_width)
         query, key, value = heads.unbind()
-        probabilities = torch.softmax(scores_of(query, key, packing.score_bias), dim=-1)
+        probabilities = torch.softmax(_scores_of(query, key, packing.score_bias), dim=-1)
         found = torch.bmm(probabilities, value)
         attended = found.view(-1, head_width).index_select(0, packing.from_heads).view(tokens, width)
-        between = linear_forward(layer.attention_output, attended).add_(mixed)
-        second_norm = norm_forward(layer.feed_forward_norm, between)
-        expanded = empty_with_zeros_behind(tokens, layer.expand.out_features)
-        torch.addmm(layer.expand.bias, second_norm.output, layer.expand.weight.t(), out=expanded[:tokens])
+        between = _linear_forward(layer.attention_output, attended).add_(mixed)
+        second_norm = _norm_forward(layer.feed_forward_norm, between)
+        expanded = _empty_with_zeros_behind(tokens, layer.expand.out_features)
+        torch.addmm(layer.expand.bias, second_norm[0], layer.expand.weight.t(), out=expanded[:tokens])
         activated = F.gelu(expanded)
-        output = linear_forward(layer.contract, activated[:tokens]).add_(between)
+        output = _linear_forward(layer.contract, activated[:tokens]).add_(between)
         return output, _LayerContext(
             difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
         )
@@ -237,14 +227,14 @@ class FastSide:
         """Return the gradient of `mixed` (N, w) for that of the layer's output, which is used up."""
         tokens, width = gradient.shape
         head_width = width // self._heads
-        inner = empty_with_zeros_behind(tokens, layer.expand.out_features)
-        linear_backward(layer.contract, gradient, own.activated[:tokens], out=inner[:tokens])
+        inner = _empty_with_zeros_behind(tokens, layer.expand.out_features)
+        _linear_backward(layer.contract, gradient, own.activated[:tokens], out=inner[:tokens])
         inner = _aten.gelu_backward(inner, own.expanded)[:tokens]
-        inner = linear_backward(layer.expand, inner, own.second_norm.output)
-        gradient = norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
+        inner = _linear_backward(layer.expand, inner, own.second_norm[0])
+        gradient = _norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
         # One row more than there are tokens, of zeros, for padded queries: what they look at must not learn from them.
         inner = gradient.new_zeros(tokens + 1, width)
-        linear_backward(layer.attention_output, gradient, own.attended, out=inner[:tokens])
+        _linear_backward(layer.attention_output, gradient, own.attended, out=inner[:tokens])
         found = inner.view(-1, head_width).index_select(0, packing.to_padded_heads).view(-1, packing.length, head_width)
         query, key, value = own.heads.unbind()
         heads = torch.empty_like(own.heads)
@@ -255,5 +245,85 @@ class FastSide:
         torch.bmm(scores, key, out=heads[0])
         torch.bmm(scores.transpose(1, 2), query, out=heads[1])
         fused = heads.view(-1, head_width).index_select(0, packing.from_all_heads).view(tokens, 3 * width)
-        inner = linear_backward(layer.query_key_value, fused, own.first_norm.output)
-        return norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
+        inner = _linear_backward(layer.query_key_value, fused, own.first_norm[0])
+        return _norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
+
+
+# The operations: each adds its weights' gradients where they are kept, and compiles little.  oneDNN, behind GELU and products of
+# bfloat16, compiles a kernel for every new shape and keeps a thousand of them, a quarter of a megabyte each: hundreds of MB, where
+# every batch has another number of tokens.  So these operations see rows rounded up to few sizes.
+
+
+def rounded(num_rows: int) -> int:
+    """Return the next of few sizes: multiples of a sixteenth of the power of two above, and of 16; at most an eighth larger from 128 on."""
+    step = max(16, 1 << (num_rows - 1).bit_length() >> 4) if num_rows else 16
+    return -(-num_rows // step) * step
+
+
+def _grad_of(parameter: Tensor) -> Tensor:
+    """Return where a parameter's gradient is added up."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _empty_with_zeros_behind(num_rows: int, width: int) -> Tensor:
+    """Return (rounded rows, width), of which those behind `num_rows` are zero and the others are to be written."""
+    made = torch.empty(rounded(num_rows), width)
+    made[num_rows:].zero_()
+    return made
+
+
+def _with_rounded_rows(rows: Tensor) -> Tensor:
+    """Return the rows with zeros behind them."""
+    return F.pad(rows, (0, 0, 0, rounded(len(rows)) - len(rows)))
+
+
+def _project(tap: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return W_down b, (N, w) float32, the product in the tap's own type."""
+    if tap.dtype == bias.dtype:
+        return torch.addmm(bias, tap, weight.t())
+    return torch.mm(tap, weight.t()).to(bias.dtype).add_(bias)
+
+
+def _outer(gradient: Tensor, tap: Tensor, weight_sum: Tensor, bias_sum: Tensor) -> None:
+    """Write the gradients of a projection's weight (w, d) and bias (w,)."""
+    torch.sum(gradient, dim=0, out=bias_sum)
+    if tap.dtype == gradient.dtype:
+        torch.mm(gradient.t(), tap, out=weight_sum)
+    else:
+        weight_sum.copy_(torch.mm(_with_rounded_rows(gradient.to(tap.dtype)).t(), tap))
+
+
+def _linear_forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    """Return (N, out) of inputs (N, in)."""
+    return torch.addmm(linear.bias, inputs, linear.weight.t())
+
+
+def _linear_backward(linear: nn.Linear, gradient: Tensor, inputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Add the gradients of weight and bias, and return that of the inputs."""
+    _grad_of(linear.weight).addmm_(gradient.t(), inputs)
+    _grad_of(linear.bias).add_(gradient.sum(dim=0))
+    return torch.mm(gradient, linear.weight, out=out)
+
+
+def _norm_forward(norm: nn.LayerNorm, inputs: Tensor) -> Normed:
+    """Return the normed inputs (N, w), with what the backward pass needs."""
+    return _aten.native_layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def _norm_backward(norm: nn.LayerNorm, normed: Normed, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Add the gradients of weight and bias, and return that of the inputs."""
+    result, weight, bias = _aten.native_layer_norm_backward(
+        gradient, inputs, norm.normalized_shape, *normed[1:], norm.weight, norm.bias, [True, True, True]
+    )
+    _grad_of(norm.weight).add_(weight)
+    _grad_of(norm.bias).add_(bias)
+    return result
+
+
+def _scores_of(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Return scaled and masked scores (n * h, t, t)."""
+    scale = query.shape[-1] ** -0.5
+    if bias is None:
+        return torch.bmm(query, key.transpose(1, 2)).mul_(scale)
+    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

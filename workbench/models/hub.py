@@ -78,17 +78,7 @@ def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:
 
 def snapshot_of(name: str) -> Path | None:
     """Return the folder in the hub's local cache that has a hub model's safetensors files, None if there is none."""
-    from transformers.utils.hub import cached_file
+    from transformers.utils.hub import try_to_load_from_cache
 
-    for file in ("model.safetensors.index.json", "model.safetensors"):
-        found = cached_file(
-            name,
-            file,
-            local_files_only=True,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-        if found is not None:
-            return Path(found).parent
-    return None
+    found = (try_to_load_from_cache(name, file) for file in ("model.safetensors.index.json", "model.safetensors"))
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)

@@ -19,20 +19,19 @@ BRANCH_ENDS = (".attention_output.", ".cross.output.", ".contract.")
 """The last projection of each residual branch of a side layer."""
 
 
-def initialize(adapter: nn.Module, how: How, *, seed: int | None = None, stack: LayerStack | None = None) -> None:
-    """Fill an adapter (or a stage of one) with initial weights, each a function of the seed and its own name.
+def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None) -> None:
+    """Fill an adapter (or a stage of one) with initial weights, each a function of its config's seed and its own name.
 
     how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'pruned' slices the backbone `stack` by magnitude.
     'zero' sets the last projection of each residual branch to zero, as LoRA does with B: the branches are silent at first, and learn.
     'all_zero' sets all projections inside the side layers to zero, the paper's words taken literally: no gradient reaches either end of
-    a branch, so its projections never change.  seed: None takes the adapter's config's.
+    a branch, so its projections never change.
     """
     if how not in get_args(How):
         raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {', '.join(get_args(How))}.", "Choose one of them.")
-    seed = adapter.config.seed if seed is None else seed
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(name, parameter, how, int(seed), predicts_words=adapter.config.kind == "sequence_to_sequence")
+            _initialize_one(name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind == "sequence_to_sequence")
     if how == "pruned":
         if stack is None:
             raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")

@@ -159,7 +159,7 @@ class ParallelAdapterModel(nn.Module):
         batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training: without it
         training works, but begins from worse-scaled inputs.
         """
-        prepared: Any = (
+        prepared = (
             SimpleNamespace(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],

@@ -16,7 +16,8 @@ from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
 from workbench.models.language_model_head import LanguageModelHead
-from workbench.models.side_layers import SequenceHead, SideHead, SideLayer, TapProjection, side_mask
+from workbench.models.side_layers import SequenceHead, SideHead, SideLayer, TapProjection
+from workbench.models.stack import padding_mask
 
 __all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "task_loss"]
 
@@ -79,7 +80,7 @@ class ParallelAdapterStage(nn.Module):
             side, at = self.first(taps[0]), 1
         assert side is not None
         if self.start < border:
-            mask = side_mask(attention_mask, is_causal=self.config.is_causal)
+            mask = padding_mask(attention_mask, is_causal=self.config.is_causal)
             side = self._run(self.start, min(self.stop, border), side, taps[at:], mask)
             at += min(self.stop, border) - self.start
         if self.stop <= border:
@@ -88,7 +89,7 @@ class ParallelAdapterStage(nn.Module):
         memory, states = side[:, :length], side[:, length:]
         for project in self.decoder_first.values():
             states, at = project(taps[at]), at + 1
-        memory_mask = side_mask(attention_mask, is_causal=False)
+        memory_mask = padding_mask(attention_mask, is_causal=False)
         states = self._run(max(self.start, border), self.stop, states, taps[at:], None, memory, memory_mask)
         return torch.cat([memory, states], dim=1)
 

@@ -192,9 +192,7 @@ def read_stage(
     stage = stack.stage(start, stop)
     # Before anything is stored smaller: what a layer is stored as may itself be a buffer.
     for module in stage.modules():
-        for own, buffer in list(module.named_buffers(recurse=False)):
-            if buffer.is_floating_point() and "inv_freq" not in own:
-                module.register_buffer(own, buffer.to(dtype), persistent=own not in module._non_persistent_buffers_set)
+        cast_buffers(module, dtype)
     for part in (*stage.layers.values(), stage):
         for module in part.modules():
             for own, parameter in list(module.named_parameters(recurse=False)):
@@ -207,6 +205,13 @@ def read_stage(
         if after_layer is not None and part is not stage:
             after_layer(part)
     return stage.eval()
+
+
+def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a module's own buffers, but for the frequencies of rotary positions, which lose too much in 16 bits."""
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.is_floating_point() and "inv_freq" not in name:
+            module.register_buffer(name, buffer.to(dtype), persistent=name not in module._non_persistent_buffers_set)
 
 
 def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:

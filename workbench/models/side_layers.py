@@ -81,7 +81,7 @@ class SideLayer(nn.Module):
     ) -> Tensor:
         """Return a_{i+1} (n, t, d / r) of a_i and b_{i+1} (n, t, d).
 
-        mask: as from side_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
+        mask: as from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
         """
         hidden = self._mixed(side, self.down(tap))
         count, length, width = hidden.shape
@@ -121,8 +121,7 @@ class SideHead(nn.Module):
 
     def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
         """Return (n, num_outputs): a_L (n, t, d / r), b_L (n, t, d), mask (n, t), sample ids (n,) int64 for the dropout."""
-        share = attention_mask.to(side.dtype)
-        share = (share / share.sum(dim=1, keepdim=True))[:, None]  # (n, 1, t): a pooling matrix
+        share = pooling_matrix(attention_mask, side.dtype)
         last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
         return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)
 
@@ -165,12 +164,7 @@ def joined(side: Tensor, last: Tensor, reads: str) -> Tensor:
     return side if reads == "side" else last + 0.0 * side
 
 
-def side_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
-    """Return (n, 1, 1 or t, t) bool, True where a query may look; None without padding."""
-    if bool(attention_mask.all()):
-        return None
-    mask = attention_mask.bool()[:, None, None, :]
-    if is_causal:
-        length = attention_mask.shape[1]
-        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return mask
+def pooling_matrix(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (n, 1, t), by which a product with (n, t, d) is the mean over each sample's real tokens; mask: (n, t)."""
+    share = attention_mask.to(dtype)
+    return (share / share.sum(dim=1, keepdim=True))[:, None]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import Family, LayerContext, Part, family_of, layer_paths
+from workbench.models.families import Family, LayerContext, Part, call_layer, embed_image, embed_words, family_of, layer_paths
 from workbench.models.language_model_head import LanguageModelHead
 
 
@@ -144,19 +144,18 @@ class BackboneStage(nn.Module):
         if self.start < self._border:
             context = layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
             norm = self.final if self.num_encoder_layers is None else self.encoder_final
-            hidden = self._run(self.start, min(self.stop, self._border), self.family, hidden, context, norm, taps)
-        decoder = self.family.decoder
-        if decoder is None or self.stop <= self._border:
+            hidden = self._run(self.start, min(self.stop, self._border), hidden, context, norm, taps)
+        if self.stop <= self._border:
             return hidden, taps
         length = attention_mask.shape[1]
         memory, states = hidden[:, :length], hidden[:, length:]
         if self.decoder_embedding is not None:
             if decoder_ids is None:
                 decoder_ids = torch.full((len(hidden), 1), self.decoder_start_id or 0, dtype=torch.int64, device=hidden.device)
-            states = decoder.embed(dict(self.decoder_embedding.items()), decoder_ids, None)
+            states = embed_words(self.decoder_embedding, decoder_ids)
             taps.append(states)
         context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
-        states = self._run(max(self.start, self._border), self.stop, decoder, states, context, self.final, taps)
+        states = self._run(max(self.start, self._border), self.stop, states, context, self.final, taps)
         return torch.cat([memory, states], dim=1), taps
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
@@ -187,18 +186,9 @@ class BackboneStage(nn.Module):
             return torch.randint(256, (count, length, projection.weight[0].numel()), dtype=torch.uint8), mask, targets
         return torch.randint(self.vocabulary_size, (count, length)), mask, targets
 
-    def _run(
-        self,
-        start: int,
-        stop: int,
-        part: Part,
-        hidden: Tensor,
-        context: LayerContext,
-        norm: nn.Module | None,
-        taps: list[Tensor],
-    ) -> Tensor:
+    def _run(self, start: int, stop: int, hidden: Tensor, context: LayerContext, norm: nn.Module | None, taps: list[Tensor]) -> Tensor:
         for index in range(start, stop):
-            hidden = part.call(self.layers[str(index)], hidden, context)
+            hidden = call_layer(self.layers[str(index)], hidden, context)
             taps.append(hidden)
         if norm is not None:
             hidden = taps[-1] = norm(hidden)
@@ -244,8 +234,22 @@ def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tenso
         is_separator = input_ids == separator_id
         # 1 after the first separator, on real tokens: what a tokenizer gives for a pair, and 0 everywhere for one text.
         token_types = ((is_separator.cumsum(dim=1) - is_separator.long()).clamp(max=1) * attention_mask).long()
-    named: Mapping[str, nn.Module] = dict(modules.items())
-    return family.embed(named, input_ids, token_types)
+    if "embeddings" not in modules:
+        return embed_words(modules, input_ids)
+    if family.reads_images:
+        return embed_image(modules["embeddings"], input_ids)
+    return modules["embeddings"](input_ids) if token_types is None else modules["embeddings"](input_ids, token_type_ids=token_types)
+
+
+def padding_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
+    """Return (n, 1, 1 or t, t) bool, True where a query may look; None without padding."""
+    if bool(attention_mask.all()):
+        return None
+    mask = attention_mask.bool()[:, None, None, :]
+    if is_causal:
+        length = attention_mask.shape[1]
+        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return mask
 
 
 def layer_context(
@@ -256,17 +260,13 @@ def layer_context(
     attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), for its dtype and device.
     Without padding the mask is None, which lets the attention kernels take their faster path.
     """
-    count, length = attention_mask.shape
-    tables = None
-    if rotary is not None:
-        tables = rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None])
-    bias = None if position_bias is None else position_bias(length)
-    if bool(attention_mask.all()):
-        return LayerContext(mask=None, rotary=tables, position_bias=bias)
-    mask = attention_mask.bool()[:, None, None, :].expand(count, 1, length, length)
-    if family.is_causal:
-        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return LayerContext(mask=mask, rotary=tables, position_bias=bias)
+    length = attention_mask.shape[1]
+    mask = padding_mask(attention_mask, is_causal=family.is_causal)
+    return LayerContext(
+        mask=None if mask is None else mask.expand(-1, 1, length, length),
+        rotary=None if rotary is None else rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None]),
+        position_bias=None if position_bias is None else position_bias(length),
+    )
 
 
 def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None) -> LayerContext:
@@ -274,12 +274,9 @@ def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, posi
 
     Targets are padded on the right, where causal attention keeps the padding from all that counts: mask stays None.
     """
-    length = states.shape[1]
-    memory_mask = None
-    if not bool(attention_mask.all()):
-        memory_mask = attention_mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+    length, mask = states.shape[1], padding_mask(attention_mask, is_causal=False)
     bias = None if position_bias is None else position_bias(length)
-    return LayerContext(mask=None, position_bias=bias, memory=memory, memory_mask=memory_mask)
+    return LayerContext(mask=None, position_bias=bias, memory=memory, memory_mask=None if mask is None else mask.expand(-1, 1, length, -1))
 
 
 def module_at(model: Any, path: str) -> nn.Module | None:

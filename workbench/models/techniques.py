@@ -16,6 +16,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.initialization import seeded_generator
 from workbench.models.injection import DEVIATION, inject_adapters
 from workbench.models.lora import inject_lora
+from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import BackboneStage
 
 Technique = Literal["full", "lora", "adapters"]
@@ -87,8 +88,7 @@ class PoolingHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
         """Return logits (n, num_outputs) of hidden states (n, t, d), mask (n, t)."""
-        share = attention_mask.to(hidden.dtype)
-        pooled = torch.bmm((share / share.sum(dim=1, keepdim=True))[:, None], hidden).squeeze(1)
+        pooled = torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
         if self.training:
             pooled = stateless_dropout(pooled, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
         return self.output(pooled) * self.label_std + self.label_mean

@@ -91,8 +91,8 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
     }
 
 
-def request_for(layout: ModelLayout, *, padding: int = 0) -> Request:
-    """Return a made-up request; padding: tokens at its end that are none."""
+def request_for(layout: ModelLayout) -> Request:
+    """Return a made-up request."""
     generator = torch.Generator().manual_seed(0)
     if layout.family.reads_images:
         config = layout.config
@@ -100,15 +100,10 @@ def request_for(layout: ModelLayout, *, padding: int = 0) -> Request:
         shape = (1, patches + 1, config.num_channels * config.patch_size**2)
         return Request(length=patches + 1, ids=torch.randint(256, shape, generator=generator, dtype=torch.uint8))
     ids = torch.randint(5, 60, (1, LENGTH), generator=generator)
-    mask = None
-    if padding:
-        mask = torch.ones(1, LENGTH, dtype=torch.int64)
-        mask[:, LENGTH - padding :] = 0
-        ids = ids * mask
     if not layout.has_decoder:
-        return Request(length=LENGTH, ids=ids, mask=mask)
+        return Request(length=LENGTH, ids=ids)
     targets = torch.randint(5, 60, (1, TARGET), generator=generator)
-    return Request(length=LENGTH, ids=ids, mask=mask, decoder_length=TARGET, decoder_ids=targets)
+    return Request(length=LENGTH, ids=ids, decoder_length=TARGET, decoder_ids=targets)
 
 
 def serve_with_little(context: RankContext, job: RankJob) -> RankServed:

@@ -20,7 +20,6 @@ def text(length: int) -> torch.Tensor:
         ("tiny-bert-2", Request(length=0), "at least one token"),
         ("tiny-bert-2", Request(length=129), "128 positions"),
         ("tiny-bert-2", Request(length=5, ids=text(4)), r"shape \(1, 4\)"),
-        ("tiny-bert-2", Request(length=5, ids=text(5), mask=text(4)), r"shape \(1, 4\)"),
         ("tiny-bert-2", Request(length=5, decoder_length=1), "no decoder"),
         ("tiny-t5-4", Request(length=5, ids=text(5)), "is given none"),
         ("tiny-vit-2", Request(length=5), "pixels"),
@@ -33,5 +32,5 @@ def test_what_cannot_be_read(model: str, request_: Request, words: str) -> None:
 
 
 def test_what_can_be_read() -> None:
-    check_request(Request(length=128, ids=text(128), mask=text(128)), model_layout("tiny-bert-2"))
+    check_request(Request(length=128, ids=text(128)), model_layout("tiny-bert-2"))
     check_request(Request(length=200, decoder_length=3, ids=text(200), decoder_ids=text(3)), model_layout("tiny-t5-4"))

@@ -48,18 +48,12 @@ def model_of(config: Any, seed: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model, what is known of it, and a batch: ids (n, t) or patches, their mask, and what the decoder reads."""
+    """A model, what is known of it, and a batch: ids (n, t) or patches, and what the decoder reads."""
 
     model: Any
     layout: ModelLayout
     ids: Tensor
-    mask: Tensor
     decoder_ids: Tensor | None
-
-    @property
-    def real(self) -> Tensor:
-        """Return which of the output's tokens are no padding."""
-        return self.mask.bool() if self.decoder_ids is None else torch.ones_like(self.decoder_ids, dtype=torch.bool)
 
     def local(self) -> Tensor:
         """Return the final hidden states as the Hugging Face model gives them."""
@@ -70,29 +64,28 @@ class Case:
                 return base(pixels / 127.5 - 1).last_hidden_state
             types = {} if self.layout.family_name != "bert" else {"token_type_ids": self.token_types()}
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
-            found = base(input_ids=self.ids, attention_mask=self.mask, output_hidden_states=True, **types, **decoder)
+            found = base(input_ids=self.ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder)
             # T5 with a head is its own base model, which names the states of its last layer in another way.
             return found.decoder_hidden_states[-1] if self.layout.has_decoder else found.last_hidden_state
 
     def token_types(self) -> Tensor:
         """Return BERT's token types: 1 behind the first separator (3)."""
         is_separator = (self.ids == 3).long()
-        return ((is_separator.cumsum(1) - is_separator).clamp(max=1) * self.mask).long()
+        return (is_separator.cumsum(1) - is_separator).clamp(max=1)
 
 
 def case_of(config: Any, seed: int = 0) -> Case:
-    """Return a case with padding where the family reads texts."""
+    """Return a case of three texts or two pictures."""
     model = model_of(config, seed)
     layout = model_layout(model)
     generator = torch.Generator().manual_seed(seed + 1)
     if layout.family.reads_images:
         ids = torch.randint(256, (2, 17, 4), generator=generator, dtype=torch.uint8)
-        return Case(model=model, layout=layout, ids=ids, mask=torch.ones(2, 17, dtype=torch.int64), decoder_ids=None)
+        return Case(model=model, layout=layout, ids=ids, decoder_ids=None)
     ids = torch.randint(4, 1000, (3, 13), generator=generator)
     ids[0, 5] = 3
-    mask = (torch.arange(13)[None] < torch.tensor([13, 8, 3])[:, None]).long()
     decoder_ids = torch.randint(4, 1000, (3, 7), generator=generator) if layout.has_decoder else None
-    return Case(model=model, layout=layout, ids=ids * mask, mask=mask, decoder_ids=decoder_ids)
+    return Case(model=model, layout=layout, ids=ids, decoder_ids=decoder_ids)
 
 
 @functools.cache
@@ -124,10 +117,10 @@ def shards_of(case: Case, plan: InferencePlan) -> list[ModelShard]:
     return [load_shard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
 
 
-def run_plan(plan, shards, ids, mask=None, decoder_ids=None, *, what="hidden", caches=None):
+def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None):
     """Return final hidden states or logits of a batch, by the schedule and the handlers that devices run.
 
-    shards, caches: of each position.  ids: (n, t), or a picture's patches.  mask: (n, t), 1 for real tokens.  decoder_ids: (n, s).
+    shards, caches: of each position.  ids: (n, t), or a picture's patches.  decoder_ids: (n, s).
     """
     layout = shards[0].layout
     if layout.has_decoder and decoder_ids is None:
@@ -135,12 +128,11 @@ def run_plan(plan, shards, ids, mask=None, decoder_ids=None, *, what="hidden", c
     lengths = (ids.shape[1],) if decoder_ids is None else (ids.shape[1], decoder_ids.shape[1])
     with torch.inference_mode():
         runs = [
-            shard.begin(ids.shape[1], mask, target_length=lengths[-1], count=len(ids), cache=cache)
+            shard.begin(ids.shape[1], target_length=lengths[-1], cache=cache)
             for shard, cache in zip(shards, caches or [None] * len(shards), strict=True)
         ]
         made = InferenceLayout.build(plan, layout.stacks, lengths)
-        options = {"what": what, "mask": mask if len(lengths) == 1 else None}
-        handlers = [InferenceHandlers(shard, made, run, **options) for shard, run in zip(shards, runs, strict=True)]
+        handlers = [InferenceHandlers(shard, made, run, what=what) for shard, run in zip(shards, runs, strict=True)]
         return _output(inference_schedule(made), handlers, (ids, decoder_ids))
 
 
@@ -157,11 +149,11 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
     return logits
 
 
-def generate(plan, shards, ids, max_new_tokens, mask=None):
+def generate(plan, shards, ids, max_new_tokens):
     """Return the likeliest next tokens (n, max_new_tokens), greedily; ids: (n, t) prompts, of an encoder-decoder the encoder's."""
     prompt = 1 if shards[0].layout.has_decoder else ids.shape[1]
-    caches = [shard.new_cache(len(ids), prompt + max_new_tokens) for shard in shards]
-    tokens = [run_plan(plan, shards, ids, mask, what="last", caches=caches).argmax(-1)]
+    caches = [shard.new_cache(prompt + max_new_tokens) for shard in shards]
+    tokens = [run_plan(plan, shards, ids, what="last", caches=caches).argmax(-1)]
     while len(tokens) < max_new_tokens:
         tokens.append(run_step(plan, shards, tokens[-1], caches, ids.shape[1]).argmax(-1))
     return torch.stack(tokens, dim=1)

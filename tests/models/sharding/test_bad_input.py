@@ -33,7 +33,7 @@ def test_partitions_have_to_add_up():
 def test_more_devices_than_heads_work_if_some_get_none():
     case = tiny_case("llama")  # two groups of heads
     plan = hybrid(case, (1, 0, 1, 0), (16, 16, 16, 16), (0.25,) * 4, (1,))
-    assert run_plan(plan, shards_of(case, plan), case.ids, case.mask).shape == (3, 13, 32)
+    assert run_plan(plan, shards_of(case, plan), case.ids).shape == (3, 13, 32)
 
 
 def test_families_without_support():
@@ -64,14 +64,6 @@ def test_inputs_that_do_not_fit(family, ids, message):
     plan = hybrid(case, (4,), (64,), (1.0,), (1,))
     with pytest.raises(ConfigError, match=message):
         run_plan(plan, shards_of(case, plan), ids)
-
-
-@pytest.mark.parametrize("mask", [[[0, 1, 1]], [[1, 0, 1]], [[0, 0, 0]], [[1, 1, 0, 0]]])
-def test_padding_on_the_left_is_refused(mask):
-    case = tiny_case("bert")
-    plan = hybrid(case, (4,), (64,), (1.0,), (1,))
-    with pytest.raises(ConfigError, match="Pad on the right"):
-        run_plan(plan, shards_of(case, plan), torch.ones(1, 3, dtype=torch.int64), torch.tensor(mask))
 
 
 def test_only_the_first_position_has_the_ends():

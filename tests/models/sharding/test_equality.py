@@ -29,20 +29,20 @@ def partitions(units, columns):
 @pytest.mark.parametrize("family", CUT_FAMILIES)
 def test_every_scheme_and_partition_equals_the_local_model(family):
     case = tiny_case(family)
-    expected = case.local()[case.real]
+    expected = case.local()
     shape = case.layout.stacks[0]
     tiles = itertools.cycle((0, 3, 0, 5))  # against three schemes: every partition and every scheme meet whole tiles and pieces
     for units, columns, shares in partitions(shape.num_units, shape.columns):
         for schemes in SCHEMES:
             plan = hybrid(case, units, columns, shares, schemes, next(tiles))
-            found = run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)
-            assert_equal_to(found[case.real], expected)
+            found = run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids)
+            assert_equal_to(found, expected)
 
 
 @pytest.mark.parametrize("family", CUT_FAMILIES)
 def test_baselines_equal_the_local_model(family):
     case = tiny_case(family)
-    expected, shape = case.local()[case.real], case.layout.stacks[0]
+    expected, shape = case.local(), case.layout.stacks[0]
     common = {"method": "baseline", "ranks": (0, 1, 2)}
     plans = (
         InferencePlan(paradigm="tensor", units=(1, 0, shape.num_units - 1), columns=(24, 40, 0), **common),
@@ -51,7 +51,7 @@ def test_baselines_equal_the_local_model(family):
         InferencePlan(paradigm="pipeline", layers=(1, 0, 2), **common),
     )
     for plan in plans:
-        assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)[case.real], expected)
+        assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), expected)
 
 
 VARIANTS = {
@@ -89,7 +89,7 @@ def test_variants_of_families(name):
     case = case_of(config, seed=3)
     shape = case.layout.stacks[0]
     plan = hybrid(case, (shape.num_units, 0) if shape.num_units == 1 else (shape.num_units - 1, 1), (9, 55), (0.6, 0.4), (1, 2), 2)
-    assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.mask, case.decoder_ids)[case.real], case.local()[case.real])
+    assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), case.local())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "t5", "bart"])
@@ -97,13 +97,11 @@ def test_heads(family):
     case = tiny_case(family)
     decoder = {} if case.decoder_ids is None else {"decoder_input_ids": case.decoder_ids}
     with torch.no_grad():
-        expected = case.model(input_ids=case.ids, attention_mask=case.mask, **decoder).logits
+        expected = case.model(input_ids=case.ids, **decoder).logits
     plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (30, 34), (0.5, 0.5), (1, 2))
     shards = shards_of(case, plan)
-    assert_equal_to(run_plan(plan, shards, case.ids, case.mask, case.decoder_ids, what="all")[case.real], expected[case.real])
-    last = case.mask.sum(1) - 1 if case.decoder_ids is None else torch.full((3,), case.decoder_ids.shape[1] - 1)
-    found = run_plan(plan, shards, case.ids, case.mask, case.decoder_ids, what="last")
-    assert_equal_to(found, expected[torch.arange(3), last])
+    assert_equal_to(run_plan(plan, shards, case.ids, case.decoder_ids, what="all"), expected)
+    assert_equal_to(run_plan(plan, shards, case.ids, case.decoder_ids, what="last"), expected[:, -1])
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
@@ -117,10 +115,9 @@ def test_attention_of_parts_of_the_queries(family):
     ids = case.ids if case.decoder_ids is None else case.decoder_ids
     length = ids.shape[1]
     with torch.inference_mode():
-        arguments = {"target_length": length, "count": 3}
         tile = shard.qkv(block, shard.enter(stack, shard.embed(stack, ids)))
-        whole = shard.attend(block, [tile], shard.begin(13, case.mask, **arguments))
-        run = shard.begin(13, case.mask, **arguments)
+        whole = shard.attend(block, [tile], shard.begin(13, target_length=length))
+        run = shard.begin(13, target_length=length)
         for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):
             part = shard.attend(block, [tile[:, :3], tile[:, 3:]], run, start, stop)
             torch.testing.assert_close(part, whole[:, start:stop], rtol=1e-5, atol=1e-5)
@@ -130,7 +127,7 @@ def test_attention_of_parts_of_the_queries(family):
 @pytest.mark.parametrize("length", [1, 2])
 def test_sequences_shorter_than_the_devices(family, length):
     case = tiny_case(family)
-    short = replace(case, ids=case.ids[:1, :length], mask=case.mask[:1, :length])
+    short = replace(case, ids=case.ids[:1, :length])
     units = case.layout.stacks[0].num_units
     plan = hybrid(case, (1, 0, units - 1, 0), (16, 16, 16, 16), (0.25,) * 4, (1, 2))
-    assert_equal_to(run_plan(plan, shards_of(case, plan), short.ids, short.mask), short.local())
+    assert_equal_to(run_plan(plan, shards_of(case, plan), short.ids), short.local())

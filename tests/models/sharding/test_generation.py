@@ -47,36 +47,23 @@ def test_logits_of_given_tokens_one_by_one(family):
     case = tiny_case(family)
     texts = case.ids[:1] if case.decoder_ids is None else case.decoder_ids
     start = 4 if case.decoder_ids is None else 1
-    arguments = {"input_ids": texts} if case.decoder_ids is None else {"input_ids": case.ids, "attention_mask": case.mask}
+    arguments = {"input_ids": texts} if case.decoder_ids is None else {"input_ids": case.ids, "decoder_input_ids": texts}
     with torch.no_grad():
-        expected = case.model(**arguments, **({} if case.decoder_ids is None else {"decoder_input_ids": texts})).logits
+        expected = case.model(**arguments).logits
     plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))
     shards = shards_of(case, plan)
-    caches = [shard.new_cache(len(texts), texts.shape[1]) for shard in shards]
-    if case.layout.has_decoder:
-        found = [run_plan(plan, shards, case.ids, case.mask, texts[:, :start], what="last", caches=caches)]
-    else:
-        found = [run_plan(plan, shards, texts[:, :start], what="last", caches=caches)]
+    caches = [shard.new_cache(texts.shape[1]) for shard in shards]
+    first = (case.ids, texts[:, :start]) if case.layout.has_decoder else (texts[:, :start],)
+    found = [run_plan(plan, shards, *first, what="last", caches=caches)]
     found += [run_step(plan, shards, texts[:, at], caches, case.ids.shape[1]) for at in range(start, texts.shape[1])]
     assert_equal_to(torch.stack(found, dim=1), expected[:, start - 1 :])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_of_unequal_length(family):
-    """Each text is what it is alone: padding is neither seen nor counted."""
-    case = tiny_case(family)
-    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))
-    shards = shards_of(case, plan)
-    together = generate(plan, shards, case.ids, 6, case.mask)
-    for index, length in enumerate(case.mask.sum(1).tolist()):
-        assert torch.equal(together[index : index + 1], generate(plan, shards, case.ids[index : index + 1, :length], 6))
 
 
 def test_the_cache_holds_own_units_alone():
     case = tiny_case("llama")
     plan = hybrid(case, (2, 0), (24, 40), (0.5, 0.5), (1,))
     shards = shards_of(case, plan)
-    caches = [shard.new_cache(1, 20) for shard in shards]
+    caches = [shard.new_cache(20) for shard in shards]
     run_plan(plan, shards, case.ids[:1], what="last", caches=caches)
     part = case.layout.parts[0]
     assert [cache.nbytes for cache in caches] == [3 * 2 * 2 * 20 * part.head_size * 4, 0]
@@ -90,9 +77,9 @@ def test_bad_prompts_are_answered_clearly():
     with pytest.raises(ConfigError, match=r"knows 128 positions.*Shorten the prompt"):
         generate(plan, shards, case.ids[:1], 120)
     with pytest.raises(ConfigError, match="The prompt has 13"):
-        run_plan(plan, shards, case.ids[:1], caches=[shards[0].new_cache(1, 5)])
+        run_plan(plan, shards, case.ids[:1], caches=[shards[0].new_cache(5)])
     config = model_config("tiny-bert-2")
     bert = case_of(config)
     plan = hybrid(bert, (4,), (64,), (1.0,), (1,))
     with pytest.raises(ConfigError, match="has no language model head"):
-        run_plan(plan, shards_of(bert, plan), bert.ids, bert.mask, what="last")
+        run_plan(plan, shards_of(bert, plan), bert.ids, what="last")

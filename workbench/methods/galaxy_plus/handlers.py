@@ -26,10 +26,9 @@ class InferenceHandlers:
     """
 
     def __init__(
-        self, shard: ModelShard, layout: InferenceLayout, run: Run | None, *, what: What = "hidden", mask: Tensor | None = None,
-        step: Step | None = None,
-    ) -> None:  # fmt: skip
-        self._shard, self._layout, self._whole, self._what, self._mask, self._step = shard, layout, run, what, mask, step
+        self, shard: ModelShard, layout: InferenceLayout, run: Run | None, *, what: What = "hidden", step: Step | None = None
+    ) -> None:
+        self._shard, self._layout, self._whole, self._what, self._step = shard, layout, run, what, step
         self._is_sequence = layout.plan.paradigm == "sequence"
 
     @property
@@ -54,7 +53,7 @@ class InferenceHandlers:
             "ADD": lambda op, reads: (reads[1].add_(reads[0]),),
             "CONN": self._connect,
             "LAYER": self._layer,
-            "HEAD": lambda op, reads: (self._shard.head(_joined(reads), self._what, self._mask),),
+            "HEAD": lambda op, reads: (self._shard.head(_joined(reads), self._what),),
             ALLREDUCE: self._term,
             BROADCAST: self._wide,
         }
@@ -81,11 +80,7 @@ class InferenceHandlers:
 
     def _embed(self, op: Op, reads: Contents) -> Contents:
         stack = self._layout.blocks[op.stage].stack
-        embedded = self._shard.embed(stack, reads[0], self._run_mask() if stack == 0 else None)
-        return self._split(op, embedded)
-
-    def _run_mask(self) -> Tensor | None:
-        return None if self._run.mask is None else self._run.mask.long()
+        return self._split(op, self._shard.embed(stack, reads[0]))
 
     def _enter(self, op: Op, reads: Contents) -> Contents:
         hidden = self._shard.enter(self._layout.blocks[op.stage].stack, reads[0])

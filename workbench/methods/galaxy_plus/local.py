@@ -19,7 +19,7 @@ def local_hidden(name: str, requests: list[Request]) -> list[Tensor]:
         found = []
         for request in requests:
             assert request.ids is not None
-            mask = request.mask if request.mask is not None else torch.ones(request.ids.shape[:2], dtype=torch.int64)
+            mask = torch.ones(request.ids.shape[:2], dtype=torch.int64)
             found.append(stack(request.ids, mask, request.decoder_ids)[0])
     return found
 

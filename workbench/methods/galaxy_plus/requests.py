@@ -12,15 +12,14 @@ from workbench.models.sharding import ModelLayout, What
 
 
 class Request(NamedTuple):
-    """One sequence.  length, decoder_length: tokens of each stack, known to every device, as is the mask.
+    """One sequence.  length, decoder_length: tokens of each stack, known to every device.
 
     ids: (1, t) token ids or (1, t, values) patches of a picture; decoder_ids: (1, s): only the plan's first device reads them.
-    mask: (1, t), 1 for real tokens, padding on the right; None: no padding.  what: final hidden states, or logits.
+    what: final hidden states, or logits.
     """
 
     length: int
     ids: Tensor | None = None
-    mask: Tensor | None = None
     decoder_length: int = 0
     decoder_ids: Tensor | None = None
     what: What = "hidden"
@@ -82,7 +81,7 @@ def check_request(request: Request, layout: ModelLayout) -> None:
         return
     if layout.max_length and max(text, targets) > layout.max_length:
         raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
-    for ids, length in ((request.ids, text), (request.decoder_ids, targets), (request.mask, text)):
+    for ids, length in ((request.ids, text), (request.decoder_ids, targets)):
         if ids is not None and tuple(ids.shape) != (1, length):
             raise ConfigError(asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length}).")
 

@@ -180,10 +180,8 @@ class InferenceSession:
         check_request(request, self.layout)
         prepared = self.prepare(holding.plan, request)
         with torch.inference_mode():
-            run = shard.begin(request.length, request.mask, target_length=max(1, request.decoder_length), cache=cache)
-            handlers = InferenceHandlers(
-                shard, prepared.layout, run, what=request.what, mask=request.mask if len(self.stacks) == 1 else None
-            )
+            run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
+            handlers = InferenceHandlers(shard, prepared.layout, run, what=request.what)
             ids = [request.ids, request.decoder_ids]
             return self._run(prepared, handlers, ids)
 
@@ -203,7 +201,7 @@ class InferenceSession:
         if shard is None:
             return Generated((), self.answer(holding, asked), ())
         prompt = request.decoder_length or request.length
-        cache = shard.new_cache(1, prompt + num_tokens)
+        cache = shard.new_cache(prompt + num_tokens)
         prefill = self.answer(holding, asked, cache=cache)
         tokens = [_likeliest(prefill.output)] if is_first else []
         steps: list[Answer] = []

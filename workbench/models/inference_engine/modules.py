@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.models.families import LayerContext
+from workbench.models.families import LayerContext, call_layer
 from workbench.models.inference_engine.config import EngineConfig
 from workbench.models.inference_engine.rewriting import MASKED
 from workbench.models.stack import embed
@@ -88,7 +88,7 @@ class TrainStep(nn.Module):
         hidden = embed(stage.family, stage.embedding, input_ids, input_ids, None).repeat(parts, 1, 1)
         context = LayerContext(mask=self.mask, rotary=self.rotary)
         for layer in stage.layers.values():
-            hidden = stage.family.call(layer, hidden, context)
+            hidden = call_layer(layer, hidden, context)
         places = positions.repeat(parts, 1)[:, :, None].expand(-1, -1, hidden.shape[-1])
         hidden = hidden.gather(1, places)
         logits = self.head(hidden if stage.final is None else stage.final(hidden))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.language_model_head import LanguageModelHead
+from workbench.models.partial_loading import cast_buffers
 from workbench.models.quantization.config import FLOAT_TYPES, QuantizationConfig
 from workbench.models.quantization.engines import resolve_engine
 from workbench.models.quantization.stored import QuantizedEmbedding, QuantizedLinear, StoredWeight, embedding_block_size, store
@@ -114,7 +115,4 @@ def _cast_rest(module: nn.Module, dtype: torch.dtype) -> None:
         for parameter in part.parameters(recurse=False):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            # The frequencies of rotary positions lose too much in 16 bits.
-            if buffer.is_floating_point() and "inv_freq" not in name:
-                part.register_buffer(name, buffer.to(dtype), persistent=name not in part._non_persistent_buffers_set)
+        cast_buffers(part, dtype)

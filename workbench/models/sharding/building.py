@@ -9,8 +9,7 @@ from torch import nn
 
 from workbench.core.inference import StackShape
 from workbench.models import loading
-from workbench.models.families import Family, Part, family_of
-from workbench.models.family_parts import POSITION_OFFSET
+from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
 from workbench.models.partial_loading import parameters_on_meta, stored_under
 from workbench.models.sharding.layout import ITEM_BYTES, Block, Cut, Kind, ModelLayout, NormLayout, StackLayout
 from workbench.models.stack import LayerStack, module_at

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.family_parts import words_of
+from workbench.models.families import embed_words, words_of
 from workbench.models.language_model_head import head_scale
 from workbench.models.sharding.layout import ModelLayout
 from workbench.models.sharding.weights import WeightSource
@@ -39,33 +39,29 @@ class Ends:
         """Return the bytes held; a head tied to the word embedding counts once."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
+    def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
         """Return the first hidden states (n, t, d) of token ids (n, t), or of a picture's patches (n, t, values).
 
-        mask: (n, t), 1 for real tokens; None for all.  offset: position of the first token.
+        offset: position of the first token.
         Raises ConfigError for a picture of the wrong size, a picture for a model of text, and a text that is too long.
         """
-        layout = self.layout
-        part = layout.family if stack == 0 else layout.family.decoder
-        assert part is not None
-        if not layout.family.reads_images:
+        family = self.layout.family
+        if not family.reads_images:
             self._check_text(ids, offset)
         modules: Any = self.embeddings[stack]
         if offset:
             modules = {role: _Rows(module, offset) if role in ("positions", "wpe") else module for role, module in modules.items()}
         if stack == 0:
-            real = torch.ones(ids.shape[:2], dtype=torch.int64) if mask is None else mask
-            return embed(layout.family, modules, ids, real, self.separator_id)
-        return part.embed(dict(modules.items()), ids, None)
+            return embed(family, modules, ids, torch.ones(ids.shape[:2], dtype=torch.int64), self.separator_id)
+        return embed_words(modules, ids)
 
-    def head(self, hidden: Tensor, what: What = "hidden", mask: Tensor | None = None) -> Tensor:
+    def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
         """Return what is asked for of the last stack's final hidden states (n, t, d).
 
-        mask: (n, t), 1 for real tokens (padding on the right): by it the last token is found.
         Raises ConfigError if logits are asked of a model without a language model head.
         """
         if what == "last":
-            hidden = hidden[:, -1] if mask is None else hidden[torch.arange(len(hidden)), mask.long().sum(1) - 1]
+            hidden = hidden[:, -1]
         if self.output_projection is not None:
             hidden = F.linear(hidden, self.output_projection)
         if what == "hidden":

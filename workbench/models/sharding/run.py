@@ -1,32 +1,38 @@
-"""What the attention of one request needs beside hidden states: masks, positions, and the keys and values of tokens before."""
+"""What the attention of one request needs beside hidden states: positions, and the keys and values of tokens before.
+
+Causal masks, rotary tables and T5's relative positions of a device's own units are made once and kept for sequences of the same length.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.slices import Ranges
+from workbench.models.sharding.layout import Block, ModelLayout
+from workbench.models.sharding.slices import Ranges, units_of
+from workbench.models.stack import buckets_of
+
+_KEPT = 8
+"""Tables of so many lengths are kept."""
 
 
 class KeyValueCache:
     """Keys and values of a device's own units, block by block (Galaxy+ stops at the latency of a token; this makes text of them).
 
-    count: samples.  capacity: tokens of the prompt and the answer, at most.  length: tokens held now, the padding among them.
-    lengths: (n,) real tokens of each prompt, None if none is padded.  memory_padding: of what the encoder read, as in Run.
+    capacity: tokens of the prompt and the answer, at most.  length: tokens held now.
     """
 
-    def __init__(self, count: int, capacity: int) -> None:
-        if count < 1 or capacity < 1:
-            raise ConfigError(
-                f"A cache for {count} samples of {capacity} tokens was asked for.", "Neither can be below 1.", "Give the prompt room."
-            )
-        self.count, self.capacity, self.length = count, capacity, 0
-        self.lengths: Tensor | None = None
-        self.prompt_length = 0
-        self.memory_padding: Tensor | None = None
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ConfigError(f"A cache for {capacity} tokens was asked for.", "That cannot be below 1.", "Give the prompt room.")
+        self.capacity, self.length = capacity, 0
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -34,8 +40,8 @@ class KeyValueCache:
         """Return the bytes held."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._blocks.values())
 
-    def begin(self, length: int, mask: Tensor | None) -> None:
-        """Start with prompts of `length` tokens; mask: (n, t), 1 for real tokens, None for all."""
+    def begin(self, length: int) -> None:
+        """Start with prompts of `length` tokens."""
         if length > self.capacity:
             raise ConfigError(
                 f"A cache for {self.capacity} tokens was asked for.",
@@ -43,8 +49,7 @@ class KeyValueCache:
                 "Make room for the prompt and the answer.",
             )
         self._blocks.clear()
-        self.length = self.prompt_length = length
-        self.lengths = None if mask is None else mask.long().sum(1)
+        self.length = length
 
     def keep(self, number: int, keys: Tensor, values: Tensor, *, grows: bool) -> None:
         """Keep a block's keys and values (n, units, t, head size); grows: with room for more tokens, as a cross-attention needs none."""
@@ -69,49 +74,86 @@ class KeyValueCache:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One request.  lengths: tokens in each stack.  mask: (n, t) bool of the first stack, None if all tokens are real.
+    """One request: sequences of one length, none of them padded.  lengths: tokens in each stack.
 
-    padding: the same as what is added to scores, (n, 1, 1, t), 0 or -inf, which attention takes as it is, block by block.
-    rotary: cosines and sines, (1, t, 1, head size) each.  cache: keys and values are kept there.  masks: what attention adds or
-    hides, by stack and units, made once.  projected: a block's number with its queries, keys and values, while parts of it are asked for.
+    rotary: cosines and sines, (1, t, 1, head size) each.  cache: keys and values are kept there.
+    projected: a block's number with its queries, keys and values, while parts of it are asked for.
     """
 
-    count: int
     lengths: tuple[int, ...]
-    mask: Tensor | None
-    padding: Tensor | None
     rotary: tuple[Tensor, Tensor] | None
     cache: KeyValueCache | None = None
-    masks: dict[tuple[int, Ranges], Tensor] = field(default_factory=dict)
     projected: tuple[int, tuple[Tensor, ...]] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One further token of each sample.  positions: (n,) of the token.  mask: (n, 1, 1, tokens so far) bool, None if all are real.
-
-    biases: T5's, by units.
-    """
+    """One further token of each sample.  biases: T5's, by units."""
 
     cache: KeyValueCache
-    positions: Tensor
-    mask: Tensor | None
     rotary: tuple[Tensor, Tensor] | None
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
 
 
-def real_tokens(mask: Tensor | None, count: int, length: int) -> Tensor | None:
-    """Return a request's mask as (n, t) bool, None if all tokens are real.
+class Positions:
+    """tables: of each stack, T5's (buckets, heads), None without."""
 
-    mask: (n, t), 1 for real tokens, padding on the right.  Raises ConfigError for another one.
-    """
-    if mask is None:
-        return None
-    real = mask.bool()
-    if real.shape != (count, length) or bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
-        raise ConfigError(
-            f"A mask of shape {tuple(real.shape)} for {count} samples of {length} tokens was given.",
-            "It has another shape, is padded on the left, or has a sample without tokens.",
-            "Pad on the right: 1 for each real token, then 0.",
+    def __init__(self, layout: ModelLayout, tables: tuple[Tensor | None, ...]) -> None:
+        self.layout, self.tables = layout, tables
+        # Closures over the arguments alone: a cycle would keep the tables until Python collects garbage.
+        self.rotary = lru_cache(_KEPT)(lambda length: _turns(layout, torch.arange(length)[None]))
+        self._whole_bias = lru_cache(_KEPT)(
+            lambda stack, ranges, length: _bias(layout, tables, stack, ranges, torch.arange(length), length)
         )
-    return None if bool(real.all()) else real
+        self._tail = lru_cache(8 * _KEPT)(_causal_tail)
+
+    def mask(self, block: Block, ranges: Ranges, run: Run, start: int, stop: int) -> Tensor | None:
+        """Return what a block's attention hides or adds for queries [start, stop); None if nothing, or nothing but causality.
+
+        Where attention is causal the keys are those before `stop`.
+        """
+        is_causal = self.layout.stacks[block.stack].is_causal
+        if self.tables[block.stack] is None:
+            return self._tail(start, stop) if is_causal and start else None
+        bias = self._whole_bias(block.stack, ranges, run.lengths[block.stack])
+        return bias[:, :, start:stop, : stop if is_causal else None]
+
+    def step(self, cache: KeyValueCache) -> Step:
+        """Return what one further token of each sample needs."""
+        return Step(cache=cache, rotary=_turns(self.layout, torch.tensor([[cache.length]])))
+
+    def step_mask(self, block: Block, ranges: Ranges, step: Step) -> Tensor | None:
+        """Return what the attention of one token adds, None for nothing."""
+        if block.kind == "cross_attention" or self.tables[block.stack] is None:
+            return None
+        if ranges not in step.biases:
+            at = step.cache.length
+            step.biases[ranges] = _bias(self.layout, self.tables, block.stack, ranges, torch.tensor([at]), at + 1)
+        return step.biases[ranges]
+
+
+def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ranges: Ranges, queries: Tensor, num_keys: int) -> Tensor:
+    """Return what T5 adds to the own units' scores, (1, units, queries, keys); under causality keys behind the query get -inf."""
+    table, is_causal = tables[stack], layout.stacks[stack].is_causal
+    assert table is not None
+    distance: Any = layout.config.relative_attention_max_distance
+    buckets = buckets_of(len(table), queries, num_keys, is_causal=is_causal, max_distance=distance)
+    bias = table[:, units_of(ranges)][buckets].permute(2, 0, 1)[None]
+    if is_causal:
+        bias = bias.masked_fill(torch.arange(num_keys) > queries[:, None], -math.inf)
+    return bias.contiguous()
+
+
+def _turns(layout: ModelLayout, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return cosines and sines (n, t, 1, head size) of positions (n, t), None for a family without them."""
+    rotary: Any = layout.rotary
+    if rotary is None:
+        return None
+    cos, sin = rotary(torch.empty(0), position_ids=positions)
+    return cos[:, :, None], sin[:, :, None]
+
+
+def _causal_tail(start: int, stop: int) -> Tensor:
+    """Return the last rows (stop - start, stop) of a causal mask."""
+    is_behind = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
+    return torch.zeros(stop - start, stop).masked_fill_(is_behind, -math.inf)

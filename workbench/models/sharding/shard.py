@@ -17,8 +17,7 @@ from workbench.models.sharding.attention import attend, decode_attention, rotate
 from workbench.models.sharding.ends import Ends, What
 from workbench.models.sharding.held import Connection, HeldBlock
 from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
-from workbench.models.sharding.positions import Positions
-from workbench.models.sharding.run import KeyValueCache, Run, Step, real_tokens
+from workbench.models.sharding.run import KeyValueCache, Positions, Run, Step
 from workbench.models.sharding.slices import ShardSpec
 
 _TANH = "gelu_pytorch_tanh"
@@ -63,39 +62,32 @@ class ModelShard:
 
     # One request.
 
-    def begin(
-        self, length: int, mask: Tensor | None = None, *, target_length: int = 1, count: int = 1, cache: KeyValueCache | None = None
-    ) -> Run:
+    def begin(self, length: int, *, target_length: int = 1, cache: KeyValueCache | None = None) -> Run:
         """Return what the attention of one request needs, the same on every device.
 
-        length, target_length: tokens of the first and of the second stack.  mask: (n, t), 1 for real tokens of the first stack, padding
-        on the right; None for all.  cache: keeps keys and values for `decode`.  Raises ConfigError for a mask that cannot be meant.
+        length, target_length: tokens of the first and of the second stack.  cache: keeps keys and values for `decode`.
         """
-        has_decoder = self.layout.has_decoder
-        if length < 1 or (has_decoder and target_length < 1):
+        lengths = (length, target_length) if self.layout.has_decoder else (length,)
+        if min(lengths) < 1:
             raise ConfigError(
                 f"A sequence of {length} tokens was given.", "Nothing can be computed of it.", "Give at least one token to each stack."
             )
-        real = real_tokens(mask, count, length)
-        padding = None if real is None else torch.zeros(real.shape).masked_fill_(~real, -torch.inf)[:, None, None, :]
         if cache is not None:
-            cache.begin(target_length if has_decoder else length, None if has_decoder else real)
-            cache.memory_padding = padding if has_decoder else None
-        lengths = (length, target_length) if has_decoder else (length,)
-        return Run(count=count, lengths=lengths, mask=real, padding=padding, rotary=self.positions.rotary(length), cache=cache)
+            cache.begin(lengths[-1])
+        return Run(lengths=lengths, rotary=self.positions.rotary(length), cache=cache)
 
-    def embed(self, stack: int, ids: Tensor, mask: Tensor | None = None, offset: int = 0) -> Tensor:
+    def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
         """Return the first residual stream (n, t, d) of a stack; as `Ends.embed`."""
-        return self._ends().embed(stack, ids, mask, offset)
+        return self._ends().embed(stack, ids, offset)
 
     def enter(self, stack: int, residual: Tensor) -> Tensor:
         """Return the input of a stack's first block: the residual stream, normalised if the stack's norms stand in front."""
         part = self.layout.parts[stack]
         return self._norm(self.connections[part.first_block], residual) if part.is_pre_norm else residual
 
-    def head(self, hidden: Tensor, what: What = "hidden", mask: Tensor | None = None) -> Tensor:
+    def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
         """Return final hidden states or logits; as `Ends.head`."""
-        return self._ends().head(hidden, what, mask)
+        return self._ends().head(hidden, what)
 
     # Attention.
 
@@ -169,7 +161,7 @@ class ModelShard:
                 run.cache.keep(number, *run.projected[1], grows=False)
         (own,) = split_heads(_joined(queries), (held.count,), part.head_size)
         keys, values = run.projected[1]
-        return attend(own, keys, values, run.padding, is_causal=False, scale=block.scale)
+        return attend(own, keys, values, None, is_causal=False, scale=block.scale)
 
     def out(self, number: int, context: Tensor) -> Tensor:
         """Return the partial product (n, t, d) of a block's output matrix, without its bias."""
@@ -237,7 +229,7 @@ class ModelShard:
 
     # Token by token.
 
-    def new_cache(self, count: int, capacity: int) -> KeyValueCache:
+    def new_cache(self, capacity: int) -> KeyValueCache:
         """Return an empty cache for `begin`.  Raises ConfigError if the model knows fewer positions than `capacity`."""
         if self.layout.max_length and capacity > self.layout.max_length:
             raise ConfigError(
@@ -245,7 +237,7 @@ class ModelShard:
                 f"The model knows {self.layout.max_length} positions.",
                 "Shorten the prompt, or ask for fewer tokens.",
             )
-        return KeyValueCache(count, capacity)
+        return KeyValueCache(capacity)
 
     def step(self, cache: KeyValueCache) -> Step:
         """Return what the attention of one further token needs, the same on every device."""
@@ -253,11 +245,7 @@ class ModelShard:
 
     def embed_step(self, tokens: Tensor, step: Step) -> Tensor:
         """Return the residual stream (n, 1, d) of each sample's next token (n,)."""
-        ends, stack = self._ends(), len(self.layout.parts) - 1
-        if step.mask is None:
-            return ends.embed(stack, tokens[:, None], offset=int(step.positions[0]))
-        rows = [ends.embed(stack, token[None, None], offset=int(at)) for token, at in zip(tokens, step.positions, strict=True)]
-        return torch.cat(rows)
+        return self.embed(len(self.layout.parts) - 1, tokens[:, None], offset=step.cache.length)
 
     def decode(self, number: int, hidden: Tensor, step: Step) -> Tensor:
         """Return a block's partial product (n, 1, d) for one token of each sample: own units, or the own part of the columns."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import LayerContext, Part
+from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
@@ -112,26 +112,25 @@ class CausalModel(nn.Module):
         if stage.start < border:
             length, packing = self._fill(states, self.packing(batch))
             context = self._context(mask, states[0], packing, num_parts)
-            self._layers(range(stage.start, min(stage.stop, border)), stage.family, states, [context] * len(states), enters)
+            self._layers(range(stage.start, min(stage.stop, border)), states, [context] * len(states), enters)
             if states[0].shape[1] > length:
                 states = [hidden[:, :length].contiguous() for hidden in states]
             if stage.encoder_final is not None:
                 states = [stage.encoder_final(hidden) for hidden in states]
-        decoder = stage.family.decoder
-        if decoder is None or stage.stop <= border:
+        if stage.stop <= border:
             return states
         length = mask.shape[1]
         memories = [hidden[:, :length] for hidden in states]
         if stage.decoder_embedding is not None:
             assert batch.decoder_ids is not None, "a batch for a model without a decoder"
-            first = decoder.embed(dict(stage.decoder_embedding.items()), batch.decoder_ids, None)
+            first = embed_words(stage.decoder_embedding, batch.decoder_ids)
             states = [_replicated(first, num_parts) for _ in states]
         else:
             states = [hidden[:, length:] for hidden in states]
         contexts = [
             decoder_context(mask, hidden, memory, stage.decoder_position_bias) for hidden, memory in zip(states, memories, strict=True)
         ]
-        self._layers(range(max(stage.start, border), stage.stop), decoder, states, contexts, enters)
+        self._layers(range(max(stage.start, border), stage.stop), states, contexts, enters)
         if self.is_last:
             return states
         return [torch.cat([memory, hidden], dim=1) for memory, hidden in zip(memories, states, strict=True)]
@@ -167,7 +166,6 @@ class CausalModel(nn.Module):
     def _layers(
         self,
         indices: range,
-        part: Part,
         states: list[Tensor],
         contexts: Sequence[LayerContext],
         enters: Sequence[Enter],
@@ -177,7 +175,7 @@ class CausalModel(nn.Module):
             with dequantized(layer) if len(states) > 1 else nullcontext():
                 for number, enter in enumerate(enters):
                     enter(index)
-                    states[number] = part.call(layer, states[number], contexts[number])
+                    states[number] = call_layer(layer, states[number], contexts[number])
 
     def _context(self, mask: Tensor, hidden: Tensor, packing: Packing | None, num_parts: int) -> LayerContext:
         stage = self.backbone

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.allocator import keep_freed_memory
-from workbench.models.families import family_of
+from workbench.models.families import family_of, words_of
 from workbench.models.language_model_head import LanguageModelHead, head_of
 from workbench.models.loading import (
     load_language_model_head,
@@ -26,9 +26,6 @@ from workbench.models.stack import LayerStack, module_at
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.injection import sizes_of
-
-_WORDS = ("words", "embed_tokens", "wte")
-"""Roles of word embeddings in the families' tables."""
 
 
 class ProjectedHead(nn.Module):
@@ -124,7 +121,7 @@ def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
     if not family.is_causal:
         return None
     tensors = stored_weights(name)
-    words = next(path for role, path in family.embedding.items() if role in _WORDS)
+    words = words_of(family.embedding)
     # A head of its own in the files is the head, whatever the configuration ties: so transformers reads it.
     names = ["lm_head.weight"]
     if config.tie_word_embeddings:

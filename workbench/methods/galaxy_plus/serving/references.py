@@ -35,9 +35,7 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
     def tokens(number: int) -> Tensor:
         return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
 
-    return tuple(
-        Request(length, tokens(length), None, decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count)
-    )
+    return tuple(Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count))
 
 
 def local_answers(model: str, layout: ModelLayout, requests: Sequence[Request]) -> list[np.ndarray]:
@@ -47,7 +45,7 @@ def local_answers(model: str, layout: ModelLayout, requests: Sequence[Request]) 
     local = load_model(model)
     base = getattr(local, local.base_model_prefix, local)
     with torch.inference_mode():
-        return [base(input_ids=request.ids, attention_mask=request.mask).last_hidden_state.numpy() for request in requests]
+        return [base(input_ids=request.ids).last_hidden_state.numpy() for request in requests]
 
 
 def is_right(found: Any, wanted: np.ndarray) -> bool:
