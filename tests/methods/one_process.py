@@ -51,7 +51,8 @@ def run_schedule(
                         here[rank] = torch.zeros_like(given) if op.kind == BROADCAST and not op.reads else given
                         if len(here) == len(op.ranks):
                             total = torch.stack(torch.broadcast_tensors(*here.values())).sum(dim=0)
-                            here.update({member: total.clone() for member in here})
+                            for member, tensor in here.items():  # in place: gradients are summed where they are kept
+                                here[member] = tensor.copy_(total) if tensor.shape == total.shape else total.clone()
                     if len(here) < len(op.ranks):
                         break
                     own.update(dict.fromkeys(op.writes, here[rank]))
