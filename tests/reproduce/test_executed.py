@@ -9,17 +9,11 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
 from workbench.fetch import ASSETS
 from workbench.models.loading import load_stack
-from workbench.reproduce.pac_plus import (
-    executed_cache,
-    executed_initialization,
-    executed_parity,
-    executed_precision,
-    executed_techniques,
-)
+from workbench.reproduce import find_item
+from workbench.reproduce.pac_plus import executed, executed_cache
 from workbench.reproduce.pac_plus.executed_build import run_all
-from workbench.reproduce.pac_plus.executed_runs import RunFolder, Training, answers, score
-from workbench.reproduce.pac_plus.executed_statistics import ensemble, mcnemar, paired_bootstrap
-from workbench.reproduce.pac_plus.executed_taps import TappedSplit
+from workbench.reproduce.pac_plus.executed_runs import RunFolder, Training, answers, ensemble, mcnemar, paired_bootstrap, score
+from workbench.reproduce.pac_plus.executed_training import TappedSplit
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task
@@ -166,30 +160,24 @@ def test_an_ensemble_is_the_mean_of_the_logits(data):
 
 
 def test_iterations_to_a_target():
-    assert executed_initialization.reached(((5, 50.0), (10, 61.0), (15, 60.0)), 60.0) == 10
-    assert executed_initialization.reached(((5, 50.0),), 60.0) is None
+    assert executed.reached(((5, 50.0), (10, 61.0), (15, 60.0)), 60.0) == 10
+    assert executed.reached(((5, 50.0),), 60.0) is None
     assert executed_cache.saving(1, 10.0, 2.0) == 0 and executed_cache.saving(2, 10.0, 2.0) == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize(
-    ("module", "comparisons"),
-    [
-        (executed_techniques, 4),
-        (executed_initialization, 6),
-        (executed_precision, 4),
-        (executed_cache, 3),
-        (executed_parity, len(executed_parity.VARIANTS)),
-    ],
+    ("name", "comparisons"), [("table6", 4), ("fig14", 6), ("table7", 4), ("fig18-executed", 3), ("parity", len(executed.VARIANTS))]
 )
-def test_quick_versions_run_from_end_to_end(module, comparisons, embedded, tmp_path):
-    result = module.run(Settings(quick=True, seeds=(0,), workdir=tmp_path / "work"))
+def test_quick_versions_run_from_end_to_end(name, comparisons, embedded, tmp_path):
+    item = find_item("pac_plus", name)
+    result = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path / "work"))
     assert len(result.comparisons) == comparisons and result.source == "executed" and result.explanation
     assert from_json(to_json(result), Result) == result
-    assert all(one.figure.data for one in module.draw(result))
+    assert all(one.figure.data for one in item.draw(result))
 
 
 def test_glue_joins_where_a_folder_is_given(data, embedded):
-    result = executed_techniques.run(Settings(quick=True, seeds=(0,), data=data))
+    result = find_item("pac_plus", "table6").run(Settings(quick=True, seeds=(0,), data=data))
     assert {labels[1] for labels in (one.labels for one in result.comparisons)} == {"sentiment", "MRPC", "STS-B", "SST-2"}
     paper = {one.labels: one.paper for one in result.comparisons}
     # Table VI: the mean over three models of the row 'Difference from Mean'.

@@ -12,38 +12,35 @@ from workbench.core.serial import from_json, to_json
 from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
-from workbench.reproduce import Result, Settings, items_of
-from workbench.reproduce.galaxy_plus import fig12, fig13, fig14, fig15, fig16, fig16_executed, table1, table2, table5, table5_plans
-from workbench.reproduce.galaxy_plus.contradictions import contradictions, least_bytes
+from workbench.reproduce import Item, Result, Settings, find_item, items_of
+from workbench.reproduce.galaxy_plus import counted, environments, latency, scaling, speedups, straggler
 from workbench.reproduce.galaxy_plus.latency import sequence_s, timeline
 from workbench.reproduce.galaxy_plus.printed import printed_s
-from workbench.reproduce.galaxy_plus.sensitivity import VARIED, sensitivity
 from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, run_system
 from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, load_constants, profile
 from workbench.reproduce.values import lookup, paper_folder, paper_values
 
 CONSTANTS = load_constants()
-PAPER = {labels: value for labels, value in lookup(paper_values("galaxy_plus", "table5")).items() if labels[2] in table5.QUANTITIES}
-MODULES = (table1, table2, table5, fig12, fig13, fig14, fig15, fig16)
+SENSITIVITY = Item.sensitivity
+PAPER = {labels: value for labels, value in lookup(paper_values("galaxy_plus", "table5")).items() if labels[2] in speedups.QUANTITIES}
+COMPUTED = [item for item in items_of("galaxy_plus") if item.source != "executed"]
 
 
 @pytest.fixture(scope="module")
 def result():
     """Each table, computed once; one constant varied instead of all, fewer models scheduled, scaling to 8 devices: the code is the same."""
-    made: dict[object, Result] = {}
+    made: dict[str, Result] = {}
 
-    def run(module) -> Result:
-        if module not in made:
-            made[module] = module.run(Settings())
-        return made[module]
+    def run(name: str) -> Result:
+        if name not in made:
+            made[name] = find_item("galaxy_plus", name).run(Settings())
+        return made[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (table1, table5, fig12, fig13, fig14, fig15):
-            patch.setattr(module, "sensitivity", lambda *given, **named: sensitivity(*given, **(named | {"varied": ("speed_factor",)})))
-        for module in (fig14, fig15):
-            patch.setattr(module, "MANY", (1, 2, 3, 4, 8))
-        patch.setattr(fig16, "FACTORS", (fig16.FACTOR,))
-        patch.setattr(table5_plans, "TABLE_V", ("DistilBert", "OPT-L"))
+        patch.setattr(Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given))
+        patch.setattr(scaling, "MANY", (1, 2, 3, 4, 8))
+        patch.setattr(straggler, "FACTORS", (straggler.FACTOR,))
+        patch.setattr(latency, "TABLE_V", ("DistilBert", "OPT-L"))
         yield run
 
 
@@ -51,12 +48,11 @@ def failing(result: Result) -> list[str]:
     return [f"{check.claim}: {check.found}" for check in result.checks if not check.holds]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_claim_holds_and_figures_are_drawn_from_json(module, result):
-    made = result(module)
+@pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
+def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
+    made = result(item.name)
     assert failing(made) == []
-    read = from_json(to_json(made), Result)
-    drawn = module.draw(read)
+    drawn = item.draw(from_json(to_json(made), Result))
     assert drawn
     for captioned in drawn:
         assert f"({made.source})" in captioned.figure.layout.title.text
@@ -64,9 +60,8 @@ def test_every_claim_holds_and_figures_are_drawn_from_json(module, result):
 
 
 def test_the_registry_has_every_table_and_figure_with_numbers():
-    known = {item.name: item.module for item in items_of("galaxy_plus")}
-    assert {module.__name__ for module in MODULES} <= set(known.values())
-    assert {"table1", "table2", "table5", *(f"fig{number}" for number in range(12, 17))} <= set(known)
+    known = {item.name for item in items_of("galaxy_plus")}
+    assert {"table1", "table2", "table5", *(f"fig{number}" for number in range(12, 17))} <= known
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("galaxy_plus").glob("*.csv")))
@@ -86,36 +81,36 @@ def test_table_v_was_read_whole():
 
 
 def test_table_i_is_bound_by_memory_and_gb_are_2_30_bytes(result):
-    made = {one.labels: one for one in result(table1).comparisons}
-    assert made["Bert-L", table1.PI].kind == "predicted"
-    assert abs(made["Bert-L", table1.PI].deviation) < 15
-    assert made["GPT2-L", table1.MEMORY].ours == pytest.approx(2.89, abs=0.02)
-    [table] = [table for table in result(table1).tables if "every token" in table.title]
+    made = {one.labels: one for one in result("table1").comparisons}
+    assert made["Bert-L", counted.PI].kind == "predicted"
+    assert abs(made["Bert-L", counted.PI].deviation) < 15
+    assert made["GPT2-L", counted.MEMORY].ours == pytest.approx(2.89, abs=0.02)
+    [table] = [table for table in result("table1").tables if "every token" in table.title]
     assert all(row[3] < 1 and row[5] < 1.05 for row in table.rows), "Table I's latency per token would leave nothing to gain"
 
 
 def test_table_ii_volumes_are_counted_from_operations(monkeypatch):
-    assert table2.volumes(CONSTANTS, 1, 4)[table2.COMMUNICATION] == pytest.approx(1)
-    monkeypatch.setattr(table2, "RINGS", {1: 4, 2: 4})
-    assert table2.volumes(CONSTANTS, 2, 4)[table2.COMMUNICATION] == pytest.approx(0.5)
+    assert counted.volumes(CONSTANTS, 1, 4)[counted.COMMUNICATION] == pytest.approx(1)
+    monkeypatch.setattr(counted, "RINGS", {1: 4, 2: 4})
+    assert counted.volumes(CONSTANTS, 2, 4)[counted.COMMUNICATION] == pytest.approx(0.5)
 
 
 def test_table_v_floors():
-    ours = table5.cells(CONSTANTS)
-    assert table5.configurations_near(ours, PAPER, ("Env. A",)) == 6
-    assert table5.configurations_near(ours, PAPER) >= 8
-    assert table5.verdicts(ours, PAPER) == (48, 48)
-    assert table5.median_deviation(ours, PAPER) <= 15
-    assert table5.columns_in_order(ours, PAPER, table5.TIE)[:2] == (12, 12)
+    ours = speedups.cells(CONSTANTS)
+    assert speedups.configurations_near(ours, PAPER, ("Env. A",)) == 6
+    assert speedups.configurations_near(ours, PAPER) >= 8
+    assert speedups.verdicts(ours, PAPER) == (48, 48)
+    assert speedups.median_deviation(ours, PAPER) <= 15
+    assert speedups.columns_in_order(ours, PAPER, speedups.TIE)[:2] == (12, 12)
     swapped = dict(ours)
-    first, second = (("ViT-Huge", "Env. B", table5.SPEED_UP[system]) for system in (MEGATRON, EDGESHARD))
+    first, second = (("ViT-Huge", "Env. B", speedups.SPEED_UP[system]) for system in (MEGATRON, EDGESHARD))
     swapped[first], swapped[second] = swapped[second], swapped[first]
-    assert table5.columns_in_order(swapped, PAPER, table5.TIE)[0] == 11
+    assert speedups.columns_in_order(swapped, PAPER, speedups.TIE)[0] == 11
 
 
 def test_constants_were_fitted_on_env_a_where_they_are_best():
     def error(**changes: float) -> float:
-        made = table5.cells(replace(CONSTANTS, **changes))
+        made = speedups.cells(replace(CONSTANTS, **changes))
         cells = [(made[labels], value) for labels, value in PAPER.items() if labels[1] == "Env. A" and isinstance(value, float)]
         assert len(cells) == 20
         return sum(abs(own / value - 1) for own, value in cells) / len(cells)
@@ -127,15 +122,15 @@ def test_constants_were_fitted_on_env_a_where_they_are_best():
 
 
 def test_impossible_configurations_are_found_with_their_sums():
-    weights, accounting, balance, asked, _, _ = contradictions(CONSTANTS, PAPER)
-    impossible = {(row[0], row[1]) for row in weights.rows if str(row[-1]).startswith("impossible")}
+    weights, accounting, balance, asked, _, _ = speedups.contradictions(CONSTANTS, PAPER).values()
+    impossible = {(row[0], row[1]) for row in weights if str(row[-1]).startswith("impossible")}
     assert impossible == {("ViT-Huge", "Env. B"), ("GPT2-L", "Env. B"), ("OPT-L", "Env. B")}
-    assert least_bytes("ViT-Huge", 22)[0] / GB == pytest.approx(1.15, abs=0.01)
-    assert least_bytes("OPT-L", 8)[1] / GB == pytest.approx(8.05, abs=0.02)
-    with_gib = next(row for row in accounting.rows if "2^30" in row[0])
+    assert speedups.least_bytes("ViT-Huge", 22)[0] / GB == pytest.approx(1.15, abs=0.01)
+    assert speedups.least_bytes("OPT-L", 8)[1] / GB == pytest.approx(8.05, abs=0.02)
+    with_gib = next(row for row in accounting if "2^30" in row[0])
     assert with_gib[3] > 22, "with 2^30 bytes ViT-Huge has more layers of scheme 2 than printed"
-    assert [row[-1] for row in balance.rows].count("yes") == 5
-    assert max(row[-1] for row in asked.rows) > 100, "a factor beyond perfect balance"
+    assert [row[-1] for row in balance].count("yes") == 5
+    assert max(row[-1] for row in asked) > 100, "a factor beyond perfect balance"
 
 
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
@@ -173,28 +168,28 @@ def test_edgeshard_readings_use_the_devices_that_they_say():
 
 
 def test_fig_12_bandwidth_matters_most_to_who_communicates_most():
-    cells = fig12.speed_ups(CONSTANTS)
+    cells = environments.speed_ups(CONSTANTS)
     for environment in ("Env. A", "Env. B"):
         for model in TABLE_V:
-            over = [cells[model, environment, MEGATRON, mbits] for mbits in fig12.MBITS]
+            over = [cells[model, environment, MEGATRON, mbits] for mbits in environments.MBITS]
             if over[0] is not None:
                 assert over == sorted(over, reverse=True)
     assert cells["Bert-L", "Env. B", SEQUENCE, 500] is None
-    low, high = fig12.bounds(cells, "any", (GALAXY,))
+    low, high = environments.bounds(cells, "any", (GALAXY,))
     assert 1 <= low <= high < 2
 
 
 def test_fig_13_opt_xl_fits_on_the_cards_only():
-    made = fig13.runs(CONSTANTS)
+    made = environments.runs(CONSTANTS)
     assert made["OPT-XL", "Env. C", OURS].plan is None
     assert made["OPT-XL", "Env. D", OURS].plan is not None
-    slower = fig13.runs(replace(CONSTANTS, nano_speed_factor=0.25))
-    assert fig13.most(slower, "Env. C")[0] > 3.01 > fig13.most(made, "Env. C")[0]
+    slower = environments.runs(replace(CONSTANTS, nano_speed_factor=0.25))
+    assert environments.most(slower, "Env. C")[0] > 3.01 > environments.most(made, "Env. C")[0]
 
 
 def test_scaling_is_predicted_within_a_fifth(result):
-    for module in (fig14, fig15):
-        told = [one for one in result(module).comparisons if one.paper is not None]
+    for name in ("fig14", "fig15"):
+        told = [one for one in result(name).comparisons if one.paper is not None]
         assert len(told) == 2
         for one in told:
             assert one.kind == "predicted"
@@ -202,31 +197,31 @@ def test_scaling_is_predicted_within_a_fifth(result):
 
 
 def test_fig_16_the_excluded_device_is_the_loaded_one(result):
-    reports = fig16.served(CONSTANTS, fig16.FACTOR)
-    assert {event.rank for event in reports[fig16.WITH].events_of("excluded")} == {fig16.LOADED}
-    assert not reports[fig16.WITHOUT].events_of("excluded", "rebalanced")
-    before, after = fig16.rates(reports[fig16.WITH])
-    assert fig16.rates(reports[fig16.WITHOUT])[1] < after < before
-    assert result(fig16).source == "simulated"
+    reports = straggler.served(CONSTANTS, straggler.FACTOR)
+    assert {event.rank for event in reports[straggler.WITH].events_of("excluded")} == {straggler.LOADED}
+    assert not reports[straggler.WITHOUT].events_of("excluded", "rebalanced")
+    before, after = straggler.rates(reports[straggler.WITH])
+    assert straggler.rates(reports[straggler.WITHOUT])[1] < after < before
+    assert result("fig16").source == "simulated"
 
 
 def test_fig_16_executed_is_told_from_its_reports():
-    on = fig16_executed.devices()
+    item, on = find_item("galaxy_plus", "fig16-executed"), straggler.devices()
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
     fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
     spike = LoadSpike(rank=1, start_s=5.0, factor=4.0, until_s=16.0)
     found = load_spike_simulated(analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, length=128, noise=0.0)
-    made = fig16_executed.result_of(found, "all-MiniLM-L6-v2", 128)
+    made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)
-    lost = replace(found.reports[fig16_executed.WITH], valid=False, overrun_share=0.3)
-    again = fig16_executed.result_of(replace(found, reports=found.reports | {fig16_executed.WITH: lost}), "all-MiniLM-L6-v2", 128)
+    lost = replace(found.reports["exclusion"], valid=False, overrun_share=0.3)
+    again = straggler.result_of(item, replace(found, reports=found.reports | {"exclusion": lost}), "all-MiniLM-L6-v2", 128)
     assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
-    assert [captioned.name for captioned in fig16_executed.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
+    assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
 
 
 def test_constants_say_which_cells_they_were_fitted_on(result):
-    kinds = {one.labels: one.kind for one in result(table5).comparisons}
+    kinds = {one.labels: one.kind for one in result("table5").comparisons}
     assert sum(kind == "fitted" for kind in kinds.values()) == 20 + 3
     assert {labels[1] for labels, kind in kinds.items() if kind == "fitted"} == {"Env. A"}
     for name in ("fitted", "assumed", "paper", "derived", "datasheet"):
@@ -234,11 +229,11 @@ def test_constants_say_which_cells_they_were_fitted_on(result):
 
 
 def test_sensitivity_varies_each_constant_both_ways():
-    table = sensitivity(CONSTANTS, ("rate",), lambda c: (c.collective_efficiency,), trivial=("none", (0,)))
-    rows = {row[0]: row[1:] for row in table.rows}
-    assert len(rows) == 2 + 2 * len(VARIED)
+    item = find_item("galaxy_plus", "fig14")
+    rows = {row[0]: row[1:] for row in SENSITIVITY(item, CONSTANTS, lambda c: (c.collective_efficiency,), (0,))}
+    assert len(rows) == 2 + 2 * len(item.varied)
     assert rows["collective_efficiency +5%"][0] == pytest.approx(1.05 * CONSTANTS.collective_efficiency)
-    assert set(VARIED) <= {field.name for field in fields(CONSTANTS)}
+    assert {name for each in COMPUTED for name in each.varied} <= {field.name for field in fields(CONSTANTS)}
 
 
 def test_environments_are_the_catalogues():

@@ -111,7 +111,7 @@ def test_results_and_figures_are_written_and_escaped(tmp_path):
         tables=(Table(title="more", columns=("a",), rows=((1,),)),),
         checks=(Check(claim="c", holds=False, found="f"),),
     )
-    item = Drawn(name="table1", title="t", source="counted", module="")
+    item = Drawn(paper="pac_plus", name="table1", title="t", source="counted", module="")
     files = write([(item, result)], tmp_path, title="all", png=False)
     assert [file.name for file in files] == ["index.html", "table1.json", "one.html"]
     page = files[0].read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
-from importlib import import_module
+from functools import partial
 
 import pytest
 
@@ -12,11 +12,10 @@ from workbench.core.catalogue import load_device
 from workbench.core.serial import from_json, to_json
 from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import forward_memory
-from workbench.reproduce import Result, Settings, items_of
-from workbench.reproduce.items import find_item
-from workbench.reproduce.p_rge import fig5, fig6, table1, table3, table4, table13, task_memory, task_times
-from workbench.reproduce.p_rge.sensitivity import sensitivity
-from workbench.reproduce.p_rge.testbed import GIB, LLAMA, TINY, load_constants, median_deviation
+from workbench.reproduce import Item, Result, Settings, find_item, items_of
+from workbench.reproduce.items import median_deviation
+from workbench.reproduce.p_rge import memory, steps, tasks
+from workbench.reproduce.p_rge.testbed import GIB, LLAMA, TINY, load_constants
 from workbench.reproduce.values import lookup, paper_folder, paper_values
 
 CONSTANTS = load_constants()
@@ -35,16 +34,14 @@ def result():
             made[item.name] = item.run(Settings())
         return made[item.name]
 
-    def few(constants, compare, varied, *, trivial):
-        return sensitivity(constants, compare, varied[:1], trivial=trivial)
-
+    sensitivity = Item.sensitivity
     with pytest.MonkeyPatch.context() as patch:
-        for item in COMPUTED:
-            module = import_module(item.module)
-            for one in (module, task_times, task_memory):
-                if hasattr(one, "sensitivity"):
-                    patch.setattr(one, "sensitivity", few)
+        patch.setattr(Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given))
         yield run
+
+
+def compared(name, ours, constants=CONSTANTS):
+    return find_item("p_rge", name).compare(partial(ours, constants))
 
 
 @pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
@@ -90,7 +87,7 @@ def test_each_constant_says_what_fixed_it():
 
 
 def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitted_on_within_3():
-    comparisons = table3.compare(CONSTANTS)
+    comparisons = compared("table3", memory.step_gb)
     assert len(comparisons) == 72
     assert max(abs(one.deviation) for one in comparisons) < 10
     assert max(abs(one.deviation) for one in comparisons if one.kind == "computed") < 3
@@ -104,8 +101,8 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
 
 @pytest.mark.parametrize("table", ["table17", "table18"])
 def test_tables_17_and_18_follow_from_one_number_a_task(table):
-    comparisons = task_memory.compare(CONSTANTS, table)
-    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {task_memory.STANDARD}
+    comparisons = compared(table, partial(memory.run_gb, table))
+    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {memory.STANDARD}
     assert median_deviation(comparisons) < 1
     assert max(abs(one.deviation) for one in comparisons) < 10
 
@@ -114,17 +111,17 @@ def test_the_constants_fit_their_own_cells():
     def deviations(comparisons):
         return [abs(one.deviation) for one in comparisons if one.kind == "fitted"]
 
-    assert max(deviations(table13.compare(CONSTANTS))) < 1
-    assert max(deviations(table4.compare(CONSTANTS))) < 3
-    assert fig6.speedup(CONSTANTS, LLAMA, "nf4", 64, 1) == pytest.approx(1.97, abs=0.01)
-    assert fig6.speedup(CONSTANTS, LLAMA, "float16", 64, 1) == pytest.approx(1.79, abs=0.01)
+    assert max(deviations(compared("table13", steps.server_s))) < 1
+    assert max(deviations(compared("table4", steps.jetson_s))) < 3
+    assert steps.speedup(CONSTANTS, LLAMA, "nf4", 64, 1) == pytest.approx(1.97, abs=0.01)
+    assert steps.speedup(CONSTANTS, LLAMA, "float16", 64, 1) == pytest.approx(1.79, abs=0.01)
     slower = replace(CONSTANTS, a100_flops_per_s=CONSTANTS.a100_flops_per_s / 2)
-    assert max(deviations(table13.compare(slower))) > 50
+    assert max(deviations(compared("table13", steps.server_s, slower))) > 50
     assert load_device("oneplus-12").flops_per_s == pytest.approx(CONSTANTS.oneplus_flops_per_s, rel=0.01)
 
 
 def test_row_3_of_table_1_is_slow_one_after_the_other_and_free_in_one_pass():
-    times = table1.relative_times(CONSTANTS)
+    times = steps.relative_times(CONSTANTS)
     assert times["q", "B/q", "T", "sequential"] > 3
     assert times["q", "B/q", "T", "both"] == pytest.approx(1.0, abs=0.05)
 
@@ -135,8 +132,8 @@ def test_padding_is_counted_for_what_a_folder_holds(tmp_path):
     rows = "".join(f"{'very ' * (index % 7)}good film {index}\t{index % 2}\n" for index in range(60))
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
-    found = fig5.statistics(Settings(data=tmp_path))
+    found = tasks.statistics(Settings(data=tmp_path))
     assert set(found) == {"sentiment", "sst2"}
-    assert [row.batch_size for row in found["sst2"]] == list(fig5.BATCHES)
+    assert [row.batch_size for row in found["sst2"]] == list(tasks.BATCHES)
     assert found["sst2"][0].share == pytest.approx(0.0, abs=1e-9)
     assert found["sst2"][-1].share > 0.2

@@ -8,17 +8,9 @@ import pytest
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
-from workbench.reproduce import Result, Settings
-from workbench.reproduce.p_rge import (
-    executed_long,
-    executed_references,
-    executed_settings,
-    executed_table2,
-    executed_table7,
-    executed_training,
-)
-from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
-from workbench.reproduce.p_rge.executed_training import Runner
+from workbench.reproduce import Result, Settings, find_item
+from workbench.reproduce.p_rge import executed, executed_training
+from workbench.reproduce.p_rge.executed_training import Runner, Trial, TrialFolder
 from workbench.reproduce.p_rge.testbed import TINY
 from workbench.reproduce.values import lookup, paper_values
 
@@ -97,11 +89,11 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
 )
 def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
     short, longer = replace(SMALL, loss="label_words", steps=200), replace(SMALL, loss="label_words", steps=900)
-    assert executed_settings.RATES["P-RGE", "lora_fa"] == (4e-3, 8e-3, 1.6e-2)
+    assert executed.RATES["P-RGE", "lora_fa"] == (4e-3, 8e-3, 1.6e-2)
     for wanted, rates, scale in (
-        (short, executed_settings.RATES["P-RGE", "lora_fa"], 1),
-        (longer, executed_settings.LONG_RATES, 2),
-        (replace(short, loss="vocabulary"), executed_settings.OVER_VOCABULARY, 4),
+        (short, executed.RATES["P-RGE", "lora_fa"], 1),
+        (longer, executed.LONG_RATES, 2),
+        (replace(short, loss="vocabulary"), executed.OVER_VOCABULARY, 4),
     ):
         asked = []
 
@@ -110,7 +102,7 @@ def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
                 asked.append(trial)
                 return dict(zip(rates, scores, strict=True))[trial.learning_rate]
 
-        assert executed_settings.best_rate(Known(), wanted, seed=5) == chosen / scale
+        assert executed.best_rate(Known(), wanted, seed=5) == chosen / scale
         assert {one.seed for one in asked} == {5}
         assert {one.steps for one in asked} == {min(wanted.steps, 300)}
 
@@ -118,31 +110,33 @@ def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
 def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_path, monkeypatch):
     """Every row's trial is made; what trains is a row of each kind."""
     settings = Settings(quick=True, seeds=(0, 1), workdir=tmp_path)
-    full, beside = executed_table2.rows(Settings()), executed_references.rows(Settings())
-    q4, fewer, vocabulary = executed_table2.Q4, executed_references.FEWER_STEPS, executed_references.VOCABULARY
+    names = ("table2", "table2-long", "table2-references", "table7")
+    two, long, beside_it, seven_item = (find_item("p_rge", name) for name in names)
+    full, beside = executed.table2_rows(Settings()), executed.reference_rows(Settings())
+    q4, fewer, vocabulary = executed.Q4, executed.FEWER_STEPS, executed.VOCABULARY
     assert {one.queries * one.batch_size for one in full.values() if one.steps} == {16}
-    assert executed_long.rows(Settings())[q4] == replace(full[q4], steps=executed_settings.STEPS)
+    assert executed.long_rows(Settings())[q4] == replace(full[q4], steps=executed.STEPS)
     assert beside[q4] == full[q4]
-    assert beside[q4].steps == 4 * beside[fewer].steps == executed_settings.SHORT_STEPS
+    assert beside[q4].steps == 4 * beside[fewer].steps == executed.SHORT_STEPS
     assert beside["MeZO (full)"].epsilon == 1e-3
-    made = executed_table2.run(settings)
+    made = two.run(settings)
     assert set(made.series) == {name for name, one in full.items() if one.steps}
     by_name = {one.labels[0]: one for one in made.comparisons}
     printed = lookup(paper_values("p_rge", "table2"))
     assert by_name[q4].paper == printed[TINY, q4, "SST-2"]
     rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
-    assert set(rates.values()) <= set(executed_settings.RATES["P-RGE", "lora_fa"])
-    assert executed_table2.draw(from_json(to_json(made), Result))
-    longer = executed_long.run(settings)
+    assert set(rates.values()) <= set(executed.RATES["P-RGE", "lora_fa"])
+    assert two.draw(from_json(to_json(made), Result))
+    longer = long.run(settings)
     [check] = longer.checks
     [reached] = [one.ours for one in longer.comparisons if one.labels == (q4,)]
-    assert check.holds == (reached >= executed_long.FLOOR)
-    [figure] = executed_long.draw(from_json(to_json(longer), Result))
+    assert check.holds == (reached >= executed.FLOOR)
+    [figure] = long.draw(from_json(to_json(longer), Result))
     assert figure.name == "table2-long"
     kept = (q4, vocabulary, fewer, "FO-Adam (LoRA-FA)")
-    rows = executed_references.rows(settings)
-    monkeypatch.setattr(executed_references, "rows", lambda settings: {name: rows[name] for name in kept})
-    references = executed_references.run(settings)
+    rows = executed.reference_rows(settings)
+    monkeypatch.setattr(executed, "reference_rows", lambda settings: {name: rows[name] for name in kept})
+    references = beside_it.run(settings)
     by_name = {one.labels[0]: one for one in references.comparisons}
     assert by_name[vocabulary].paper == printed[TINY, q4, "SST-2"]
     assert by_name[fewer].paper is None
@@ -151,11 +145,11 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert seeds == {q4: 2, vocabulary: 1, fewer: 2, "FO-Adam (LoRA-FA)": 1}
     again = {row[0]: row[4] for row in references.tables[0].rows}
     assert again[q4] == again[fewer] == rates[q4]
-    assert again[vocabulary] in executed_settings.OVER_VOCABULARY
-    [figure] = executed_references.draw(from_json(to_json(references), Result))
+    assert again[vocabulary] in executed.OVER_VOCABULARY
+    [figure] = beside_it.draw(from_json(to_json(references), Result))
     assert figure.name == "table2-references"
-    seven = executed_table7.rows(settings)
-    monkeypatch.setattr(executed_table7, "rows", lambda settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
-    techniques = executed_table7.run(replace(settings, seeds=(0,)))
+    seven = executed.technique_rows(settings)
+    monkeypatch.setattr(executed, "technique_rows", lambda settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
+    techniques = seven_item.run(replace(settings, seeds=(0,)))
     assert [one.labels[0] for one in techniques.comparisons] == ["LoRA-FA", "VeRA"]
-    assert executed_table7.draw(techniques)
+    assert seven_item.draw(techniques)

@@ -11,8 +11,8 @@ import pytest
 from workbench.core.serial import from_json
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import LogFile, TrainableConfig, load_causal_model, replay
-from workbench.reproduce.p_rge import executed_long, executed_settings, executed_table2
-from workbench.reproduce.p_rge.executed_runs import Trial, TrialFolder
+from workbench.reproduce.p_rge import executed
+from workbench.reproduce.p_rge.executed_training import Trial, TrialFolder
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.prompts import evaluate, load_prompt_task
 
@@ -24,13 +24,13 @@ KEPT = TrialFolder(FOLDER / "trials")
 def trials(result: Result) -> list[Trial]:
     """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all seeds."""
     rates = {row[0]: row[4] for row in result.tables[0].rows}
-    wanted = (executed_table2 if result is TABLE else executed_long).rows(Settings())
+    wanted = (executed.table2_rows if result is TABLE else executed.long_rows)(Settings())
     found = []
     for name, one in wanted.items():
         if one.steps:
-            tried = executed_settings.RATES[one.method, one.technique] if result is TABLE else executed_settings.LONG_RATES
+            tried = executed.RATES[one.method, one.technique] if result is TABLE else executed.LONG_RATES
             assert rates[name] in tried
-            short = min(one.steps, executed_settings.SEARCH_STEPS)
+            short = min(one.steps, executed.SEARCH_STEPS)
             found += [replace(one, learning_rate=rate, steps=short) for rate in tried]
             found += [replace(one, learning_rate=rates[name], seed=seed) for seed in (0, 1, 2)]
     return found
@@ -51,7 +51,7 @@ def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
 
 @pytest.mark.parametrize(
     ("result", "rows"),
-    [(TABLE, (executed_table2.MEZO, executed_table2.Q4, executed_table2.Q16)), (LONG, (executed_table2.Q4,))],
+    [(TABLE, (executed.MEZO, executed.Q4, executed.Q16)), (LONG, (executed.Q4,))],
     ids=["table2", "table2-long"],
 )
 def test_a_table_says_what_it_was_made_with(result, rows):
@@ -60,11 +60,11 @@ def test_a_table_says_what_it_was_made_with(result, rows):
 
 
 def test_the_long_training_reaches_the_floor_as_its_check_says():
-    [row] = [row for row in LONG.tables[0].rows if row[0] == executed_table2.Q4]
+    [row] = [row for row in LONG.tables[0].rows if row[0] == executed.Q4]
     each = [float(score) for score in str(row[-1]).split(", ")]
     [check] = LONG.checks
     assert row[5] == pytest.approx(sum(each) / 3, abs=0.1)
-    assert check.holds == (row[5] >= executed_long.FLOOR)
+    assert check.holds == (row[5] >= executed.FLOOR)
 
 
 @pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (TABLE, 16), (LONG, 4)], ids=["q=1", "q=16", "long"])

@@ -144,7 +144,7 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
     assert again.trained() is finished and list(again.drawn().data[0].y) == [loss for _, loss in curve.losses]
     kept = again.log_path
-    again.loss.value = "label_words"
+    again.controls["loss"].value = "label_words"
     among = again.trained()
     assert again.log_path != kept and "among the label words" in again.drawn().layout.title.subtitle.text
     # Of two words, beside all tokens.

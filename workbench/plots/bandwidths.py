@@ -7,9 +7,25 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from workbench.core.spread import Spread
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILLION, empty, finish, time_unit
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREEN,
+    GREY,
+    LEGEND_BELOW,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    SYMBOLS,
+    VERMILLION,
+    empty,
+    error_bars,
+    finish,
+    time_unit,
+)
 
-SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 COLOUR_OF = {
     "Galaxy+": BLUE,
     "Algorithm 1": SKY_BLUE,
@@ -43,50 +59,42 @@ def latencies(
         return empty(title=title, label=label, why="Nothing was timed.", note=note)
     unit = time_unit(max(values))
     figure = go.Figure()
-    for index, name in enumerate(_in_order(found, predicted)):
+    for index, name in enumerate(dict.fromkeys([*found, *(predicted or {})])):
         colour, symbol = colour_of(name, index), SYMBOLS[index % len(SYMBOLS)]
         points = dict(sorted(found.get(name, {}).items()))
         if points:
-            figure.add_trace(
-                go.Scatter(
-                    name=name,
-                    mode="lines+markers",
-                    x=list(points),
-                    y=[spread.median * unit.factor for spread in points.values()],
-                    error_y={
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [(spread.high - spread.median) * unit.factor for spread in points.values()],
-                        "arrayminus": [(spread.median - spread.low) * unit.factor for spread in points.values()],
-                        "thickness": 1.5,
-                        "width": 4,
-                    },
-                    line={"color": colour, "width": 2},
-                    marker={"size": 8, "symbol": symbol},
-                    hovertemplate=f"<b>{name}</b><br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
-                )
+            figure.add_scatter(
+                name=name,
+                mode="lines+markers",
+                x=list(points),
+                y=[spread.median * unit.factor for spread in points.values()],
+                error_y=error_bars([spread.scaled(unit.factor) for spread in points.values()]),
+                line={"color": colour, "width": 2},
+                marker={"size": 8, "symbol": symbol},
+                hovertemplate=f"<b>{name}</b><br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
             )
         simulated = dict(sorted((predicted or {}).get(name, {}).items()))
         if simulated:
-            figure.add_trace(
-                go.Scatter(
-                    name=f"{name}, simulated",
-                    mode="lines+markers",
-                    x=list(simulated),
-                    y=[seconds * unit.factor for seconds in simulated.values()],
-                    line={"color": colour, "width": 1.5, "dash": "dot"},
-                    marker={"size": 9, "symbol": f"{symbol}-open", "line": {"width": 1.5}},
-                    showlegend=not points,
-                    hovertemplate=f"<b>{name}</b>, simulated<br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
-                )
+            figure.add_scatter(
+                name=f"{name}, simulated",
+                mode="lines+markers",
+                x=list(simulated),
+                y=[seconds * unit.factor for seconds in simulated.values()],
+                line={"color": colour, "width": 1.5, "dash": "dot"},
+                marker={"size": 9, "symbol": f"{symbol}-open", "line": {"width": 1.5}},
+                showlegend=not points,
+                hovertemplate=f"<b>{name}</b>, simulated<br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
             )
     if predicted and any(found.values()):
         hollow = {"size": 9, "symbol": "circle-open", "color": DARK_GREY, "line": {"width": 1.5}}
         line = {"color": DARK_GREY, "width": 1.5, "dash": "dot"}
-        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line))
-    _bandwidth_axis(figure, found, predicted)
+        figure.add_scatter(x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line)
+    marked = sorted({rate for points in (*found.values(), *(predicted or {}).values()) for rate in points})
+    ticks = {"tickvals": marked, "ticktext": [f"{rate:,g}" for rate in marked], "minor": {"ticks": ""}}
+    figure.update_xaxes(title="links (Mbit/s)", type="log", zeroline=False, **ticks)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False)
-    return _with_legend(finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460))
+    below = {"legend": LEGEND_BELOW, "margin": {"b": 105}}
+    return finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460, **below)
 
 
 def speedups(
@@ -105,29 +113,18 @@ def speedups(
     for index, (name, points) in enumerate(found.items()):
         shown = dict(sorted(points.items()))
         at = [places[rate] + (index - (len(found) - 1) / 2) * width for rate in shown]
-        figure.add_trace(
-            go.Bar(
-                name=name,
-                x=at,
-                y=[spread.median for spread in shown.values()],
-                width=width * 0.94,
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [spread.high - spread.median for spread in shown.values()],
-                    "arrayminus": [spread.median - spread.low for spread in shown.values()],
-                    "thickness": 1.5,
-                    "width": 4,
-                    "color": BLACK,
-                    "visible": any(spread.high > spread.low for spread in shown.values()),
-                },
-                marker={"color": colour_of(name, index)},
-                hovertext=[
-                    f"{name} at {rate:,g} Mbit/s: {spread.median:.2f} times ours ({spread.low:.2f}-{spread.high:.2f})"
-                    for rate, spread in shown.items()
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_bar(
+            name=name,
+            x=at,
+            y=[spread.median for spread in shown.values()],
+            width=width * 0.94,
+            error_y=error_bars([*shown.values()], color=BLACK, visible=any(spread.high > spread.low for spread in shown.values())),
+            marker={"color": colour_of(name, index)},
+            hovertext=[
+                f"{name} at {rate:,g} Mbit/s: {spread.median:.2f} times ours ({spread.low:.2f}-{spread.high:.2f})"
+                for rate, spread in shown.items()
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
         for x, spread in zip(at, shown.values(), strict=True):
             figure.add_annotation(
@@ -142,16 +139,9 @@ def speedups(
             )
         if floors and name in floors:
             for x in at:
-                figure.add_shape(
-                    type="line",
-                    x0=x - width * 0.47,
-                    x1=x + width * 0.47,
-                    y0=floors[name],
-                    y1=floors[name],
-                    line={"color": BLACK, "width": 2, "dash": "dot"},
-                )
+                ends = {"x0": x - width * 0.47, "x1": x + width * 0.47, "y0": floors[name], "y1": floors[name]}
+                figure.add_shape(type="line", line={"color": BLACK, "width": 2, "dash": "dot"}, **ends)
     figure.add_hline(y=1.0, line={"color": BLACK, "width": 1.5})
-    figure.update_layout(barmode="overlay", bargap=0)
     figure.update_xaxes(
         title="links (Mbit/s)", tickvals=list(places.values()), ticktext=[f"{rate:,g}" for rate in places], showgrid=False, zeroline=False
     )
@@ -160,25 +150,10 @@ def speedups(
     said = "; ".join(
         filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else "", "dotted: what is aimed at" if floors else ""])
     )
-    return _with_legend(finish(figure, title=title, label=label, subtitle=said, note=note, height=460))
+    bars = {"barmode": "overlay", "bargap": 0, "legend": LEGEND_BELOW, "margin": {"b": 105}}
+    return finish(figure, title=title, label=label, subtitle=said, note=note, height=460, **bars)
 
 
 def colour_of(name: str, index: int) -> str:
     """Return a system's colour, the cycle's for an unknown one."""
     return COLOUR_OF.get(name, CYCLE[index % len(CYCLE)])
-
-
-def _in_order(found: Found, predicted: Mapping[str, Mapping[float, float]] | None) -> list[str]:
-    return list(dict.fromkeys([*found, *(predicted or {})]))
-
-
-def _bandwidth_axis(figure: go.Figure, found: Found, predicted: Mapping[str, Mapping[float, float]] | None) -> None:
-    marked = sorted({rate for points in (*found.values(), *(predicted or {}).values()) for rate in points})
-    figure.update_xaxes(
-        title="links (Mbit/s)", type="log", tickvals=marked, ticktext=[f"{rate:,g}" for rate in marked], zeroline=False, minor={"ticks": ""}
-    )
-
-
-def _with_legend(figure: go.Figure) -> go.Figure:
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}, margin_b=105)
-    return figure

@@ -9,7 +9,19 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import BLACK, COLOURS, LEGEND_RANK, class_of, empty, finish, mark_of, shown_ranks, time_unit
+from workbench.plots.style import (
+    BLACK,
+    COLOURS,
+    LEGEND_BELOW,
+    LEGEND_RANK,
+    class_of,
+    empty,
+    finish,
+    mark_of,
+    rows_for,
+    shown_ranks,
+    time_unit,
+)
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
@@ -74,19 +86,17 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         seconds = time_by_class(timeline)
         for name, colour in COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
-                figure.add_trace(
-                    go.Bar(
-                        orientation="h",
-                        y=list(range(len(ranks))),
-                        x=[seconds[rank].get(name, 0.0) * unit.factor for rank in ranks],
-                        name=name,
-                        legendgroup=name,
-                        showlegend=name not in in_legend,
-                        legendrank=LEGEND_RANK[name],
-                        marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
-                        customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
-                        hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
-                    ),
+                figure.add_bar(
+                    orientation="h",
+                    y=list(range(len(ranks))),
+                    x=[seconds[rank].get(name, 0.0) * unit.factor for rank in ranks],
+                    name=name,
+                    legendgroup=name,
+                    showlegend=name not in in_legend,
+                    legendrank=LEGEND_RANK[name],
+                    marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
+                    customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
+                    hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
                     row=row,
                     col=column,
                 )
@@ -95,27 +105,22 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
             title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, row=row, col=column
         )
         figure.update_yaxes(
-            tickvals=list(range(len(ranks))),
-            ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
-            range=[len(ranks) - 0.5, -0.5],
+            **rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},
             row=row,
             col=column,
         )
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.25 if most <= 16 else 0.12,
-        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-    )
     figure.update_annotations(font={"size": 13, "color": BLACK})
     lane = 34 if most <= 8 else 18 if most <= 32 else 12
-    finish(
+    return finish(
         figure,
         title=title,
         label=" and ".join(reversed(labels)),
         subtitle="a transfer that runs while the device computes costs it nothing and is not shown",
         note=note,
         height=190 + rows * (90 + lane * most),
+        margin={"t": 120, "b": 100},
+        barmode="stack",
+        bargap=0.25 if most <= 16 else 0.12,
+        legend=LEGEND_BELOW | {"traceorder": "normal"},
     )
-    figure.update_layout(margin={"t": 120, "b": 100})
-    return figure

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.cluster import Cluster
-from workbench.plots.style import BLUE, GREEN, ORANGE, SKY_BLUE, byte_unit, finish, shown_ranks
+from workbench.plots.style import BLUE, GREEN, ORANGE, SKY_BLUE, byte_unit, finish, rows_for, shown_ranks
 
 
 def cluster(cluster: Cluster) -> go.Figure:
@@ -26,42 +26,36 @@ def cluster(cluster: Cluster) -> go.Figure:
         rows=1, cols=len(panels), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels]
     )
     for column, (name, colour, values) in enumerate(panels, start=1):
-        figure.add_trace(
-            go.Bar(
-                orientation="h",
-                y=list(range(len(devices))),
-                x=values,
-                text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
-                textposition="auto",
-                textangle=0,
-                insidetextfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
-                name=name,
-                marker={"color": colour},
-                showlegend=False,
-                customdata=[[device.name, device.model] for device in devices],
-                hovertemplate="%{customdata[0]} %{customdata[1]}<br>" + name + ": %{text}<extra></extra>",
-            ),
+        figure.add_bar(
+            orientation="h",
+            y=list(range(len(devices))),
+            x=values,
+            text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
+            textposition="auto",
+            textangle=0,
+            insidetextfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
+            name=name,
+            marker={"color": colour},
+            showlegend=False,
+            customdata=[[device.name, device.model] for device in devices],
+            hovertemplate="%{customdata[0]} %{customdata[1]}<br>" + name + ": %{text}<extra></extra>",
             row=1,
             col=column,
         )
         figure.update_xaxes(range=[0, max(values) * 1.12], nticks=5, zeroline=False, row=1, col=column)
-    figure.update_yaxes(range=[len(devices) - 0.5, -0.5], showgrid=False)
-    figure.update_yaxes(
-        tickvals=list(range(len(devices))),
-        ticktext=[f"{rank} {device.name} " for rank, device in zip(ranks, devices, strict=True)],
-        col=1,
-    )
+    rows = rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
+    figure.update_yaxes(range=rows["range"], showgrid=False)
+    figure.update_yaxes(col=1, **rows)
     figure.update_annotations(font={"size": 13})
-    figure.update_layout(bargap=0.25)
     subtitle = cluster.description or f"{cluster.world_size} devices"
     if cluster.world_size > len(ranks):
         subtitle += f"; {len(ranks)} of {cluster.world_size:,} devices shown"
-    finish(
+    return finish(
         figure,
         title=f"Cluster '{cluster.name}'",
         label="as described, not measured",
         subtitle=subtitle,
         height=170 + (34 if len(devices) <= 8 else 20) * len(devices),
+        margin={"t": 110},
+        bargap=0.25,
     )
-    figure.update_layout(margin_t=110)
-    return figure

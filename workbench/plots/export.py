@@ -72,9 +72,7 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     folder = make_folder(folder)
     drawn = figures(report)
     written = [write_html(figure, folder / f"{name}.html") for name, _, figure in drawn]
-    pictures, why_none = write_pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
-    if why_none and png is True:
-        raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
+    pictures, why_none = write_pngs(drawn, folder, png)
     index = folder / INDEX
     write_text(index, _index(report, drawn, why_none))
     return [index, *written, *pictures]
@@ -97,8 +95,15 @@ def browser_path() -> str | None:
     return str(found) if found and Path(found).is_file() else None
 
 
-def write_pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
-    """Draw figures with kaleido; return the files, and why there are none ('' if there are)."""
+def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | bool) -> tuple[list[Path], str]:
+    """Draw figures with kaleido; return the files, and why there are none ('' if there are).  png: as write_figures has it."""
+    files, why_none = _pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
+    if why_none and png is True:
+        raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
+    return files, why_none
+
+
+def _pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
     if browser_path() is None:
         return [], "No Chromium was found on this machine, so no PNG files were written."
     import kaleido

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from workbench.core.timeline import Span, Timeline
 from workbench.plots.style import (
     COLOURS,
+    LEGEND_BELOW,
     LEGEND_RANK,
     MAX_DEVICES,
     WHITE_TEXT,
@@ -61,11 +62,6 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
     for name in COLOURS:
         if name in bars:
             figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
-    figure.update_layout(
-        barmode="overlay",
-        bargap=0,
-        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-    )
     figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
     figure.update_yaxes(
         tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
@@ -80,9 +76,18 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
         subtitle += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
     if end_s < timeline.makespan_s:
         subtitle += f"; the first {unit.text(end_s)} shown"
-    finish(figure, title=title, label=timeline.label, subtitle=subtitle, note=note, height=185 + lane_pixels * len(ranks))
-    figure.update_layout(margin_b=95)
-    return figure
+    return finish(
+        figure,
+        title=title,
+        label=timeline.label,
+        subtitle=subtitle,
+        note=note,
+        height=185 + lane_pixels * len(ranks),
+        margin={"b": 95},
+        barmode="overlay",
+        bargap=0,
+        legend=LEGEND_BELOW | {"traceorder": "normal"},
+    )
 
 
 def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.plots.style import BLACK, CYCLE, DARK_GREY, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish, rows_for
 
 Cut = Literal["columns", "rows", "copies"]
 HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # of the drawing, in widths of the hidden state
@@ -57,6 +57,7 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
     gather = Arrow("AllGather", _gathered(plan, tokens, shape.hidden_bytes))
     scatter = Arrow("ReduceScatter", tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens))
     reduced = Arrow("AllReduce", (2 * (size - 1) * length * shape.hidden_bytes // size,) * size)
+    before, after = ([gather], scatter) if plan.paradigm == "hybrid" else ([], reduced)
     by_token = plan.paradigm == "sequence"
     wide = min(3.0, max(1.4, shape.columns / shape.hidden_size * 0.6))
     parts: list[Part] = []
@@ -70,12 +71,11 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
                 Matrix(f"{prefix}W<sub>O</sub>", "copies", everywhere, "all heads", 1.0, HEIGHT),
             ]
         else:
-            units = plan.units
             parts += [
-                *([gather] if plan.paradigm == "hybrid" else []),
-                Matrix(f"{prefix}W<sub>QKV</sub>", "columns", units, "heads", 1.5, HEIGHT),
-                Matrix(f"{prefix}W<sub>O</sub>", "rows", units, "heads", 1.0, HEIGHT),
-                scatter if plan.paradigm == "hybrid" else reduced,
+                *before,
+                Matrix(f"{prefix}W<sub>QKV</sub>", "columns", plan.units, "heads", 1.5, HEIGHT),
+                Matrix(f"{prefix}W<sub>O</sub>", "rows", plan.units, "heads", 1.0, HEIGHT),
+                after,
             ]
         parts.append(_connection(plan, tokens, length))
     if by_token or (plan.paradigm == "hybrid" and scheme == 2):
@@ -86,10 +86,10 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
         ]
     else:
         parts += [
-            *([gather] if plan.paradigm == "hybrid" else []),
+            *before,
             Matrix("W<sub>up</sub>", "columns", plan.columns, "columns", wide, HEIGHT),
             Matrix("W<sub>down</sub>", "rows", plan.columns, "columns", 1.0, wide),
-            scatter if plan.paradigm == "hybrid" else reduced,
+            after,
         ]
     return (*parts, _connection(plan, tokens, length))
 
@@ -145,7 +145,6 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
     columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
-    figure.update_layout(barmode="overlay", bargap=0, showlegend=False)
     total = sum(sum(one.values()) for one in held)
     whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
     moved, weights = byte_unit(sum(sent)).text(sum(sent)), byte_unit(total).text(total)
@@ -157,6 +156,9 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
         label="computed",
         subtitle=f"{weights} of weights on all devices together{copies}; {moved} travel for this layer",
         height=390 + 26 * plan.num_positions + (60 if plan.num_positions > 8 else 0),
+        barmode="overlay",
+        bargap=0,
+        showlegend=False,
     )
 
 
@@ -230,7 +232,8 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
         width = part.width + (SHIFT * min(1.0, 4 / len(part.counts)) * (len(part.counts) - 1) if part.cut == "copies" else 0)
         edge = part.height / 2 + (SHIFT * 1.5 if part.cut == "copies" else 0)
         words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", BLACK))
-        words.append(_words(_how(part), left + width / 2, -edge, "top", DARK_GREY))
+        how = f"by {part.what}" if part.cut != "copies" else f"{part.what},<br>everywhere"
+        words.append(_words(how, left + width / 2, -edge, "top", DARK_GREY))
         left += width + GAP
     # The first position's copy lies in front, so its boxes come last.
     positions = sorted({box.position for box in boxes}, reverse=True)
@@ -259,10 +262,6 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
     )
 
 
-def _how(matrix: Matrix) -> str:
-    return f"by {matrix.what}" if matrix.cut != "copies" else f"{matrix.what},<br>everywhere"
-
-
 def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str, object]:
     place = {"x": x, "y": y, "xref": "x", "yref": "y", "yanchor": anchor}
     return {"text": text, "showarrow": False, "font": {"size": 11, "color": colour}, **place}
@@ -282,35 +281,24 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
 
 def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
     unit = byte_unit(max(sizes, default=0))
-    figure.add_trace(
-        go.Bar(
-            orientation="h",
-            x=[size * unit.factor for size in sizes],
-            y=list(range(len(sizes))),
-            width=0.7,
-            marker={"color": [colour_of(position) for position in range(len(sizes))]},
-            text=[unit.text(size) for size in sizes],
-            textposition="auto",
-            textangle=0,
-            insidetextfont={"color": [_text_colour(position) for position in range(len(sizes))]},
-            hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
-            hovertemplate="%{hovertext}<extra></extra>",
-        ),
+    figure.add_bar(
+        orientation="h",
+        x=[size * unit.factor for size in sizes],
+        y=list(range(len(sizes))),
+        width=0.7,
+        marker={"color": [colour_of(position) for position in range(len(sizes))]},
+        text=[unit.text(size) for size in sizes],
+        textposition="auto",
+        textangle=0,
+        insidetextfont={"color": [_text_colour(position) for position in range(len(sizes))]},
+        hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
+        hovertemplate="%{hovertext}<extra></extra>",
         row=2,
         col=column,
     )
     most = max(sizes, default=0) * unit.factor
     figure.update_xaxes(title=unit.name, range=[0, most * 1.02 or 1], gridcolor=LIGHT_GREY, zeroline=False, row=2, col=column)
-    figure.update_yaxes(
-        tickvals=list(range(len(who))),
-        ticktext=[f"{name} " for name in who],
-        range=[len(who) - 0.5, -0.5],
-        showticklabels=column == 1,
-        showgrid=False,
-        zeroline=False,
-        row=2,
-        col=column,
-    )
+    figure.update_yaxes(showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **rows_for(who))
 
 
 def colour_of(position: int) -> str:

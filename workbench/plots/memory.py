@@ -19,7 +19,10 @@ def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
     ranks = shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
-    unit, clock = byte_unit(_most(timeline)), time_unit(timeline.makespan_s)
+    unit, clock = (
+        byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1)),
+        time_unit(timeline.makespan_s),
+    )
     figure = make_subplots(
         rows=rows,
         cols=columns,
@@ -34,32 +37,28 @@ def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
         peak = timeline.peak_bytes(rank)
         over = bool(budget) and peak > budget
         samples = _thinned(timeline.memory[rank])
-        figure.add_trace(
-            go.Scatter(
-                x=[sample.time_s * clock.factor for sample in samples] + [timeline.makespan_s * clock.factor],
-                y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
-                mode="lines",
-                line={"shape": "hv", "color": VERMILLION if over else BLUE, "width": 1.5},
-                fill="tozeroy",
-                fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
-                name=timeline.device_names[rank],
-                hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
-                showlegend=False,
-            ),
+        figure.add_scatter(
+            x=[sample.time_s * clock.factor for sample in samples] + [timeline.makespan_s * clock.factor],
+            y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
+            mode="lines",
+            line={"shape": "hv", "color": VERMILLION if over else BLUE, "width": 1.5},
+            fill="tozeroy",
+            fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
+            name=timeline.device_names[rank],
+            hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
+            showlegend=False,
             row=row,
             col=column,
         )
         if budget:
-            figure.add_trace(
-                go.Scatter(
-                    x=[0, timeline.makespan_s * clock.factor],
-                    y=[budget * unit.factor] * 2,
-                    mode="lines",
-                    line={"dash": "dash", "color": BLACK, "width": 1.5},
-                    name="budget",
-                    hovertemplate=f"budget %{{y:.4g}} {unit.name}<extra></extra>",
-                    showlegend=False,
-                ),
+            figure.add_scatter(
+                x=[0, timeline.makespan_s * clock.factor],
+                y=[budget * unit.factor] * 2,
+                mode="lines",
+                line={"dash": "dash", "color": BLACK, "width": 1.5},
+                name="budget",
+                hovertemplate=f"budget %{{y:.4g}} {unit.name}<extra></extra>",
+                showlegend=False,
                 row=row,
                 col=column,
             )
@@ -76,9 +75,7 @@ def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
     if timeline.world_size > len(ranks):
         lines += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
     row_pixels = 170 if columns < 4 else 115
-    finish(figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows)
-    figure.update_layout(margin_t=115)
-    return figure
+    return finish(figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows, margin={"t": 115})
 
 
 def _heading(timeline: Timeline, rank: int) -> str:
@@ -88,10 +85,6 @@ def _heading(timeline: Timeline, rank: int) -> str:
     budget = timeline.budget_bytes[rank]
     heading = f"{timeline.device_names[rank]}: peak {byte_unit(peak).text(peak)} of {byte_unit(budget).text(budget)}"
     return f"<b>{heading}: too much</b>" if peak > budget else heading
-
-
-def _most(timeline: Timeline) -> int:
-    return max(max(map(timeline.peak_bytes, range(timeline.world_size))), *timeline.budget_bytes, 1)
 
 
 def _thinned(samples: tuple[MemorySample, ...]) -> list[MemorySample]:

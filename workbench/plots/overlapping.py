@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from workbench.core.spread import Spread
-from workbench.plots.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, empty, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, DARK_GREY, GREEN, LEGEND_BELOW, PURPLE, empty, error_bars, finish, time_unit
 
 ALLOWED = 1.10
 """An overlapped block may take this many times the longer of its two parts."""
@@ -40,26 +40,15 @@ def overlap(
     parts = (("computation alone", BLUE), ("communication alone", GREEN), ("overlapped", PURPLE))
     for index, (name, colour) in enumerate(parts):
         spreads = [(cell.computation_s, cell.communication_s, cell.together_s)[index].scaled(unit.factor) for cell in cells]
-        figure.add_trace(
-            go.Bar(
-                name=name,
-                x=[place + (index - 1) * width for place in range(len(cells))],
-                y=[spread.median for spread in spreads],
-                width=width * 0.94,
-                marker={"color": colour},
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [spread.high - spread.median for spread in spreads],
-                    "arrayminus": [spread.median - spread.low for spread in spreads],
-                    "thickness": 1.5,
-                    "width": 4,
-                    "color": BLACK,
-                    "visible": any(spread.high > spread.low for spread in spreads),
-                },
-                hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_bar(
+            name=name,
+            x=[place + (index - 1) * width for place in range(len(cells))],
+            y=[spread.median for spread in spreads],
+            width=width * 0.94,
+            marker={"color": colour},
+            error_y=error_bars(spreads, color=BLACK, visible=any(spread.high > spread.low for spread in spreads)),
+            hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
     for line, dash, of in (("the longer of the two", "solid", max), ("their sum (nothing hidden)", "dot", lambda a, b: a + b)):
         xs: list[float | None] = []
@@ -68,9 +57,7 @@ def overlap(
             height = of(cell.computation_s.median, cell.communication_s.median) * unit.factor
             xs += [place - 1.5 * width, place + 1.5 * width, None]
             ys += [height, height, None]
-        figure.add_trace(
-            go.Scatter(x=xs, y=ys, mode="lines", name=line, line={"color": DARK_GREY, "width": 2, "dash": dash}, hoverinfo="skip")
-        )
+        figure.add_scatter(x=xs, y=ys, mode="lines", name=line, line={"color": DARK_GREY, "width": 2, "dash": dash}, hoverinfo="skip")
     for place, cell in enumerate(cells):
         figure.add_annotation(
             x=place + width,
@@ -80,13 +67,19 @@ def overlap(
             showarrow=False,
             font={"size": 11.5, "color": BLACK},
         )
-    figure.update_layout(
-        barmode="overlay", bargap=0, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
-    )
     figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[cell.name for cell in cells], showgrid=False, zeroline=False)
     figure.update_yaxes(title=f"{what} ({unit.name})", rangemode="tozero", zeroline=False)
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
-    finish(figure, title=title, label=label, subtitle="; ".join(filter(None, [subtitle, said])), note=note, height=440)
-    figure.update_layout(margin_b=95)
-    return figure
+    return finish(
+        figure,
+        title=title,
+        label=label,
+        subtitle="; ".join(filter(None, [subtitle, said])),
+        note=note,
+        height=440,
+        margin={"b": 95},
+        barmode="overlay",
+        bargap=0,
+        legend=LEGEND_BELOW,
+    )

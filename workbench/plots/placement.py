@@ -8,7 +8,20 @@ import plotly.graph_objects as go
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.plots.style import BLUE, CYCLE, DARK_GREY, GREY, LIGHT_GREY, ORANGE, SKY_BLUE, VERMILLION, byte_unit, finish
+from workbench.plots.style import (
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREY,
+    LEGEND_BELOW,
+    LIGHT_GREY,
+    ORANGE,
+    SKY_BLUE,
+    VERMILLION,
+    byte_unit,
+    finish,
+    rows_for,
+)
 
 ROW_PIXELS = 34
 
@@ -17,28 +30,26 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     """Return a row for each device with the layers that it holds, coloured by stage; inside: its samples of a micro-batch."""
     figure = go.Figure()
     for index, stage in enumerate(plan.stages):
-        figure.add_trace(
-            go.Bar(
-                name=f"stage {index}",
-                orientation="h",
-                base=[stage.start] * len(stage.shares),
-                x=[stage.num_layers] * len(stage.shares),
-                y=[share.rank for share in stage.shares],
-                width=0.72,
-                text=[f"{share.samples} of {plan.micro_batch_size}" for share in stage.shares],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                textfont={"color": "white" if CYCLE[index % len(CYCLE)] not in (ORANGE, SKY_BLUE) else "black"},
-                marker={"color": CYCLE[index % len(CYCLE)], "line": {"width": 1, "color": "white"}},
-                hovertext=[
-                    f"{cluster.devices[share.rank].name}: layers {stage.start} to {stage.stop - 1}, "
-                    f"{share.samples} of {plan.micro_batch_size} samples of a micro-batch"
-                    for share in stage.shares
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-                showlegend=True,
-            )
+        figure.add_bar(
+            name=f"stage {index}",
+            orientation="h",
+            base=[stage.start] * len(stage.shares),
+            x=[stage.num_layers] * len(stage.shares),
+            y=[share.rank for share in stage.shares],
+            width=0.72,
+            text=[f"{share.samples} of {plan.micro_batch_size}" for share in stage.shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "white" if CYCLE[index % len(CYCLE)] not in (ORANGE, SKY_BLUE) else "black"},
+            marker={"color": CYCLE[index % len(CYCLE)], "line": {"width": 1, "color": "white"}},
+            hovertext=[
+                f"{cluster.devices[share.rank].name}: layers {stage.start} to {stage.stop - 1}, "
+                f"{share.samples} of {plan.micro_batch_size} samples of a micro-batch"
+                for share in stage.shares
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            showlegend=True,
         )
     idle = [rank for rank in range(cluster.world_size) if plan.stage_of(rank) is None]
     for rank in idle:
@@ -47,18 +58,17 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
         figure.add_vline(x=stage.start, line={"color": DARK_GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
     _rows(figure, cluster)
-    figure.update_layout(
-        barmode="overlay", bargap=0, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
-    )
-    finish(
+    return finish(
         figure,
         title=f"Layers {plan.partition()} on device groups {plan.grouping()}",
         label="",
         subtitle="inside a bar: the device's samples of each micro-batch",
         height=185 + ROW_PIXELS * cluster.world_size,
+        margin={"b": 95},
+        barmode="overlay",
+        bargap=0,
+        legend=LEGEND_BELOW,
     )
-    figure.update_layout(margin_b=95)
-    return figure
 
 
 def needs(
@@ -74,59 +84,46 @@ def needs(
     figure = go.Figure()
     for name, colour in zip(needed[ranks[0]], (BLUE, SKY_BLUE, ORANGE, GREY), strict=False):
         sizes = [needed[rank][name] for rank in ranks]
-        figure.add_trace(
-            go.Bar(
-                name=name,
-                orientation="h",
-                x=[nbytes * unit.factor for nbytes in sizes],
-                y=ranks,
-                width=0.6,
-                marker={"color": colour},
-                hovertext=[
-                    f"{cluster.devices[rank].name}: {name} {byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            x=[nbytes * unit.factor for nbytes in sizes],
+            y=ranks,
+            width=0.6,
+            marker={"color": colour},
+            hovertext=[
+                f"{cluster.devices[rank].name}: {name} {byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
     for is_over, colour, name in ((False, "black", "budget"), (True, VERMILLION, "budget, exceeded")):
         shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
         if shown:
-            figure.add_trace(
-                go.Scatter(
-                    name=name,
-                    mode="markers",
-                    x=[cluster.devices[rank].memory_bytes * unit.factor for rank in shown],
-                    y=shown,
-                    marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
-                    hovertext=[
-                        f"{cluster.devices[rank].name}: {byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown
-                    ],
-                    hovertemplate="%{hovertext}<extra>budget</extra>",
-                )
+            figure.add_scatter(
+                name=name,
+                mode="markers",
+                x=[cluster.devices[rank].memory_bytes * unit.factor for rank in shown],
+                y=shown,
+                marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
+                hovertext=[f"{cluster.devices[rank].name}: {byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown],
+                hovertemplate="%{hovertext}<extra>budget</extra>",
             )
     figure.update_xaxes(title=f"memory ({unit.name})", rangemode="tozero", zeroline=False, gridcolor=LIGHT_GREY)
     _rows(figure, cluster)
-    figure.update_layout(
-        barmode="stack", bargap=0, legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
-    )
     names = ", ".join(f"{cluster.devices[rank].name} needs {byte_unit(n := total[rank]).text(n)}" for rank in over)
-    finish(
+    return finish(
         figure,
         title=title,
         label="planned",
         subtitle=f"Out of memory: {names}" if over else "every device is within its budget",
         height=185 + ROW_PIXELS * cluster.world_size,
+        margin={"b": 95},
+        barmode="stack",
+        bargap=0,
+        legend=LEGEND_BELOW,
     )
-    figure.update_layout(margin_b=95)
-    return figure
 
 
 def _rows(figure: go.Figure, cluster: Cluster) -> None:
-    figure.update_yaxes(
-        tickvals=list(range(cluster.world_size)),
-        ticktext=[f"{rank} {device.name} " for rank, device in enumerate(cluster.devices)],
-        range=[cluster.world_size - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    figure.update_yaxes(showgrid=False, zeroline=False, **rows_for([f"{rank} {one.name}" for rank, one in enumerate(cluster.devices)]))

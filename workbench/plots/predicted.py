@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 
 from workbench.core.report import Report
-from workbench.plots.style import BLUE, DARK_GREY, ORANGE, busy_note, empty, finish, median, time_unit
+from workbench.plots.style import BLUE, DARK_GREY, ORANGE, busy_note, empty, finish, time_unit
 
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
@@ -69,20 +70,18 @@ def predicted_against_measured(report: Report) -> go.Figure:
     margin = 1.3 if logarithmic else 1.15
     low, high = shortest * unit.factor / margin, longest * unit.factor * margin
     figure = go.Figure()
-    figure.add_trace(
-        go.Scatter(
-            x=[low, high, high, low],
-            y=[low * (1 + BAND), high * (1 + BAND), high * (1 - BAND), low * (1 - BAND)],
-            fill="toself",
-            fillcolor="rgba(153,153,153,0.22)",
-            line={"width": 0},
-            mode="lines",
-            name=f"within {BAND:.0%}",
-            hoverinfo="skip",
-        )
+    figure.add_scatter(
+        x=[low, high, high, low],
+        y=[low * (1 + BAND), high * (1 + BAND), high * (1 - BAND), low * (1 - BAND)],
+        fill="toself",
+        fillcolor="rgba(153,153,153,0.22)",
+        line={"width": 0},
+        mode="lines",
+        name=f"within {BAND:.0%}",
+        hoverinfo="skip",
     )
-    figure.add_trace(
-        go.Scatter(x=[low, high], y=[low, high], mode="lines", line={"color": DARK_GREY, "dash": "dash"}, name="equal", hoverinfo="skip")
+    figure.add_scatter(
+        x=[low, high], y=[low, high], mode="lines", line={"color": DARK_GREY, "dash": "dash"}, name="equal", hoverinfo="skip"
     )
     groups: dict[str, list[Point]] = defaultdict(list)
     for point in found:
@@ -97,33 +96,30 @@ def predicted_against_measured(report: Report) -> go.Figure:
     if named:
         places = _label_places({point: (along(point.predicted_s), along(point.measured_s)) for point in found})
     for (group, members), colour, symbol in zip(groups.items(), (BLUE, ORANGE), ("circle", "diamond"), strict=False):
-        figure.add_trace(
-            go.Scatter(
-                x=[point.predicted_s * unit.factor for point in members],
-                y=[point.measured_s * unit.factor for point in members],
-                mode="markers+text" if named else "markers",
-                text=["" if named and not places[point] else point.name + point.mark for point in members],
-                hovertext=[point.name for point in members],
-                textposition=[places[point] or "middle right" for point in members],
-                textfont={"size": 11},
-                marker={
-                    "size": 11 if named else 7,
-                    "color": colour,
-                    "symbol": [f"{symbol}-open" if point.mark else symbol for point in members],
-                    "line": {"width": 2 if report.mark else 1, "color": colour if report.mark else "white"},
-                },
-                name=group,
-                customdata=[[point.deviation, point.mark] for point in members],
-                hovertemplate=(
-                    f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}%{{customdata[1]}}"
-                    "<br>deviation %{customdata[0]:.1%}<extra></extra>"
-                ),
-            )
+        figure.add_scatter(
+            x=[point.predicted_s * unit.factor for point in members],
+            y=[point.measured_s * unit.factor for point in members],
+            mode="markers+text" if named else "markers",
+            text=["" if named and not places[point] else point.name + point.mark for point in members],
+            hovertext=[point.name for point in members],
+            textposition=[places[point] or "middle right" for point in members],
+            textfont={"size": 11},
+            marker={
+                "size": 11 if named else 7,
+                "color": colour,
+                "symbol": [f"{symbol}-open" if point.mark else symbol for point in members],
+                "line": {"width": 2 if report.mark else 1, "color": colour if report.mark else "white"},
+            },
+            name=group,
+            customdata=[[point.deviation, point.mark] for point in members],
+            hovertemplate=(
+                f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}%{{customdata[1]}}"
+                "<br>deviation %{customdata[0]:.1%}<extra></extra>"
+            ),
         )
     axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
     figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
     figure.update_yaxes(title=f"measured, {report.label} ({unit.name})", zeroline=False, **axis)
-    figure.update_layout(legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"})
     within = sum(point.deviation <= BAND for point in found)
     mark = next((point.mark for point in found if point.mark), "")
     kind = "plans" if report.sweep and found[0].group == "plan" else "steps"
@@ -134,6 +130,7 @@ def predicted_against_measured(report: Report) -> go.Figure:
         subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}{mark}",
         note=note,
         height=620,
+        legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"},
     )
 
 

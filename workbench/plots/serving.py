@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import median
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -15,6 +16,7 @@ from workbench.plots.style import (
     DARK_GREY,
     GREEN,
     GREY,
+    LEGEND_BELOW,
     LIGHT_GREY,
     ORANGE,
     PURPLE,
@@ -24,7 +26,6 @@ from workbench.plots.style import (
     empty,
     finish,
     mark_of,
-    median,
     time_unit,
 )
 
@@ -34,15 +35,8 @@ MIN_REQUESTS = 3  # that a step of the throughput curve should see
 MAX_NAMED_EVENTS = 14
 MAX_POINTS = 4000
 CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # of a fault's name and of the time axis, roughly
-RAISED = {
-    "straggler": -0.26,
-    "lost": -0.26,
-    "recovered": -0.26,
-    "switched": 0.26,
-    "repeated": 0.26,
-    "waiting": 0.26,
-    "paused": 0.26,
-}  # in rows, downwards
+RAISED = dict.fromkeys(("straggler", "lost", "recovered"), -0.26) | dict.fromkeys(("switched", "repeated", "waiting", "paused"), 0.26)
+"""In rows, downwards."""
 SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "straggler": (ORANGE, "diamond"),
     "lost": (VERMILLION, "x"),
@@ -91,10 +85,16 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     _faults(figure, first, end_s, rows=len(heights))
     figure.update_xaxes(range=[-0.005 * end_s, end_s], zeroline=False)
     figure.update_xaxes(title="time (s)", row=len(heights), col=1)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.005, "yanchor": "bottom", "x": 0, "traceorder": "normal"})
-    finish(figure, title=title, label=label, subtitle=_summary(shown), note=note, height=round(sum(heights)) + 34 * len(heights) + 200)
-    figure.update_layout(margin={"t": 78 + 16 * (len(shown) + bool(note)), "b": 105})
-    return figure
+    return finish(
+        figure,
+        title=title,
+        label=label,
+        subtitle=_summary(shown),
+        note=note,
+        height=round(sum(heights)) + 34 * len(heights) + 200,
+        margin={"t": 78 + 16 * (len(shown) + bool(note)), "b": 105},
+        legend={"orientation": "h", "yref": "container", "y": 0.005, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+    )
 
 
 def request_latencies(report: ServingReport, *, title: str = "Latency of every request", note: str = "") -> go.Figure:
@@ -108,24 +108,22 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
     for index in sorted({request.plan for request in chosen}):
         mine = [request for request in chosen if request.plan == index]
         devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[index].ranks)
-        figure.add_trace(
-            go.Scattergl(
-                name=f"plan {index}: {devices}",
-                mode="markers",
-                x=[request.arrival_s for request in mine],
-                y=[request.latency_s * unit.factor for request in mine],
-                marker={
-                    "size": 6,
-                    "color": CYCLE[index % len(CYCLE)],
-                    "symbol": ["x" if request.attempts > 1 else "circle" for request in mine],
-                },
-                hovertext=[
-                    f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
-                    f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}"
-                    for request in mine
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_scattergl(
+            name=f"plan {index}: {devices}",
+            mode="markers",
+            x=[request.arrival_s for request in mine],
+            y=[request.latency_s * unit.factor for request in mine],
+            marker={
+                "size": 6,
+                "color": CYCLE[index % len(CYCLE)],
+                "symbol": ["x" if request.attempts > 1 else "circle" for request in mine],
+            },
+            hovertext=[
+                f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
+                f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}"
+                for request in mine
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
     shares = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
     for share, _ in shares:
@@ -135,10 +133,16 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
     repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
     figure.update_xaxes(title="arrival (s)", zeroline=False)
     figure.update_yaxes(title=f"from arrival to answer ({unit.name}){report.mark}", rangemode="tozero", zeroline=False)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
-    finish(figure, title=title, label=report.label, subtitle=f"{words} (dotted){repeated}", note=note, height=430)
-    figure.update_layout(margin_b=105)
-    return figure
+    return finish(
+        figure,
+        title=title,
+        label=report.label,
+        subtitle=f"{words} (dotted){repeated}",
+        note=note,
+        height=430,
+        margin={"b": 105},
+        legend=LEGEND_BELOW,
+    )
 
 
 def step_of(reports: Iterable[ServingReport]) -> float:
@@ -150,16 +154,14 @@ def step_of(reports: Iterable[ServingReport]) -> float:
 
 def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int, step_s: float) -> None:
     points = report.throughput(step_s)
-    figure.add_trace(
-        go.Scatter(
-            name=f"answers per second{', ' * bool(name)}{name}",
-            mode="lines",
-            x=[at for at, _ in points],
-            y=[rate for _, rate in points],
-            line={"color": BLACK if index == 0 else VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
-            hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
-            legendrank=1,
-        ),
+    figure.add_scatter(
+        name=f"answers per second{', ' * bool(name)}{name}",
+        mode="lines",
+        x=[at for at, _ in points],
+        y=[rate for _, rate in points],
+        line={"color": BLACK if index == 0 else VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
+        hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
+        legendrank=1,
         row=1,
         col=1,
     )
@@ -169,18 +171,16 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
 def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
     for rank, device in enumerate(report.cluster.devices):
         points = report.utilisation(rank, step_s)
-        figure.add_trace(
-            go.Scatter(
-                name=device.name,
-                legendgroup=device.name,
-                showlegend=in_legend,
-                legendrank=2,
-                mode="lines",
-                x=[at for at, _ in points],
-                y=[100 * share for _, share in points],
-                line={"color": CYCLE[rank % len(CYCLE)], "width": 1.8},
-                hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
-            ),
+        figure.add_scatter(
+            name=device.name,
+            legendgroup=device.name,
+            showlegend=in_legend,
+            legendrank=2,
+            mode="lines",
+            x=[at for at, _ in points],
+            y=[100 * share for _, share in points],
+            line={"color": CYCLE[rank % len(CYCLE)], "width": 1.8},
+            hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
             row=row,
             col=1,
         )
@@ -198,20 +198,18 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
         if not found:
             continue
         named = sum(len(report.events_of(*SHOWN_EVENTS)) for report in reports.values()) <= MAX_NAMED_EVENTS
-        figure.add_trace(
-            go.Scatter(
-                name=kind,
-                legendrank=3,
-                mode="markers+text" if named and kind in ("straggler", "lost", "recovered") else "markers",
-                x=[event.time_s for _, _, event in found],
-                y=[place for place, _, _ in found],
-                text=[_device(report, event) for _, report, event in found],
-                textposition="middle left",
-                textfont={"size": 10.5},
-                marker={"size": 11, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
-                hovertext=[_words(report, event) for _, report, event in found],
-                hovertemplate="%{hovertext}<extra></extra>",
-            ),
+        figure.add_scatter(
+            name=kind,
+            legendrank=3,
+            mode="markers+text" if named and kind in ("straggler", "lost", "recovered") else "markers",
+            x=[event.time_s for _, _, event in found],
+            y=[place for place, _, _ in found],
+            text=[_device(report, event) for _, report, event in found],
+            textposition="middle left",
+            textfont={"size": 10.5},
+            marker={"size": 11, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
+            hovertext=[_words(report, event) for _, report, event in found],
+            hovertemplate="%{hovertext}<extra></extra>",
             row=row,
             col=1,
         )
@@ -233,8 +231,10 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
         if fault.start >= end_s:
             break
         stop = end_s if fault.end is None else min(fault.end, end_s)
-        for row in range(1, rows + 1):
-            shapes.append(_shade(row, fault.start, stop, LIGHT_GREY if fault.kind == "slow" else PALE_RED))
+        look = {"fillcolor": LIGHT_GREY if fault.kind == "slow" else PALE_RED, "opacity": 0.55, "layer": "below", "line": {"width": 0}}
+        for number in ("", *range(2, rows + 1)):
+            where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": fault.start, "x1": stop, "y0": 0, "y1": 1}
+            shapes.append({"type": "rect", **look, **where})
         if fault.start >= free_from_s:
             name = report.cluster.devices[fault.rank].name
             did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
@@ -243,12 +243,6 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
             names.append({"text": text, "showarrow": False, "font": {"size": 11}, **place})
             free_from_s = fault.start + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
     figure.update_layout(shapes=shapes, annotations=[*figure.layout.annotations, *names])
-
-
-def _shade(row: int, start_s: float, stop_s: float, colour: str) -> dict[str, object]:
-    number = row if row > 1 else ""
-    where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": start_s, "x1": stop_s, "y0": 0, "y1": 1}
-    return {"type": "rect", "fillcolor": colour, "opacity": 0.55, "layer": "below", "line": {"width": 0}, **where}
 
 
 def _device(report: ServingReport, event: ServingEvent) -> str:

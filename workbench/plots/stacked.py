@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from workbench.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, finish
+from workbench.plots.style import BLUE, GREEN, GREY, LEGEND_BELOW, ORANGE, PURPLE, SKY_BLUE, finish
 
 COLOURS = (BLUE, ORANGE, SKY_BLUE, GREEN, PURPLE, GREY)
 
@@ -17,30 +17,31 @@ def stacked_bars(
     """Return a bar for each name, its parts in a row; parts[part][i] belongs to names[i].  label: what the numbers are."""
     figure = go.Figure()
     for (part, values), colour in zip(parts.items(), COLOURS, strict=False):
-        figure.add_trace(
-            go.Bar(
-                name=part,
-                orientation="h",
-                x=list(values),
-                y=list(names),
-                text=[f"{value:.3g}" if value else "" for value in values],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                textfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
-                marker={"color": colour},
-                hovertemplate=f"%{{y}}: {part} %{{x:.4g}}<extra></extra>",
-                showlegend=True,
-            )
+        figure.add_bar(
+            name=part,
+            orientation="h",
+            x=list(values),
+            y=list(names),
+            text=[f"{value:.3g}" if value else "" for value in values],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
+            marker={"color": colour},
+            hovertemplate=f"%{{y}}: {part} %{{x:.4g}}<extra></extra>",
+            showlegend=True,
         )
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
-    figure.update_layout(
+    return finish(
+        figure,
+        title=title,
+        label=label,
+        subtitle=subtitle,
+        height=185 + 38 * len(names),
+        margin={"b": 95},
         barmode="stack",
         bargap=0.3,
         uniformtext={"minsize": 9, "mode": "hide"},
-        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        legend=LEGEND_BELOW | {"traceorder": "normal"},
     )
-    finish(figure, title=title, label=label, subtitle=subtitle, height=185 + 38 * len(names))
-    figure.update_layout(margin_b=95)
-    return figure

@@ -12,13 +12,17 @@ import plotly.graph_objects as go
 from workbench.core.report import Report
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.serving import ServingReport
+from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
 
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 PALE_GREEN, DARK_GREY, GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#E8E8E8"
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
+
+LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
 
 # What an operation counts as in a figure, in the order of the legend.
 COLOURS = {
@@ -110,6 +114,18 @@ def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
     return tuple(round(index * (world_size - 1) / (limit - 1)) for index in range(limit))
 
 
+def rows_for(names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a y axis with a row for each name, the first on top."""
+    count = len(names)
+    return {"tickvals": list(range(count)), "ticktext": [f"{name} " for name in names], "range": [count - 0.5, -0.5]}
+
+
+def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
+    """Return the error bars of a trace at its spreads' medians.  more: plotly's further settings."""
+    high, low = [one.high - one.median for one in spreads], [one.median - one.low for one in spreads]
+    return {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.5, "width": 4, **more}
+
+
 def shown_ranks(world_size: int) -> tuple[int, ...]:
     """Return the ranks that a figure draws: all, or MAX_DEVICES of them."""
     return evenly_spaced(world_size, MAX_DEVICES)
@@ -170,10 +186,10 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
     return lost
 
 
-def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420) -> go.Figure:
+def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any) -> go.Figure:
     """Give a figure its title with what the numbers are, its note in sight, and the common look; return it.
 
-    Values that are no numbers are not drawn: a second note says how many, and of what.
+    layout: plotly's further settings.  Values that are no numbers are not drawn: a second note says how many, and of what.
     """
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
@@ -200,6 +216,7 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
         legend={"title": {"text": ""}},
         hoverlabel={"namelength": -1},
     )
+    figure.update_layout(**layout)
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     # Plotly reads tags in every text that it shows, and every text may hold a name from a cluster's or a report's file.
@@ -217,10 +234,3 @@ def empty(*, title: str, label: str, why: str, note: str = "") -> go.Figure:
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return finish(figure, title=title, label=label, note=note, height=260)
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of at least one value."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import BLACK, BLUE, VERMILLION, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, LEGEND_BELOW, VERMILLION, finish, time_unit
 
 
 class TradePoint(NamedTuple):
@@ -34,29 +34,25 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simul
         ("memory of the fullest device", [100 * point.fullness for point in ordered], 100 * mine.fullness, VERMILLION, "square", "%", True),
     )
     for name, values, own, colour, symbol, of, secondary in series:
-        figure.add_trace(
-            go.Scatter(
-                name=name,
-                mode="lines+markers",
-                x=across,
-                y=values,
-                line={"color": colour, "width": 2, "dash": "dash" if secondary else "solid"},
-                marker={"size": 8, "symbol": [symbol if fit else f"{symbol}-open" for fit in fits]},
-                hovertemplate=f"{name}: %{{y:.4g}} {of} with %{{x}} layers in scheme 2<extra></extra>",
-            ),
+        figure.add_scatter(
+            name=name,
+            mode="lines+markers",
+            x=across,
+            y=values,
+            line={"color": colour, "width": 2, "dash": "dash" if secondary else "solid"},
+            marker={"size": 8, "symbol": [symbol if fit else f"{symbol}-open" for fit in fits]},
+            hovertemplate=f"{name}: %{{y:.4g}} {of} with %{{x}} layers in scheme 2<extra></extra>",
             secondary_y=secondary,
         )
-        figure.add_trace(
-            go.Scatter(
-                name="yours",
-                legendgroup="yours",
-                showlegend=not secondary,
-                mode="markers",
-                x=[mine.layers],
-                y=[own],
-                marker={"size": 17, "symbol": "circle-open", "color": BLACK, "line": {"width": 2.5}},
-                hovertemplate=f"yours: %{{y:.4g}} {of}<extra></extra>",
-            ),
+        figure.add_scatter(
+            name="yours",
+            legendgroup="yours",
+            showlegend=not secondary,
+            mode="markers",
+            x=[mine.layers],
+            y=[own],
+            marker={"size": 17, "symbol": "circle-open", "color": BLACK, "line": {"width": 2.5}},
+            hovertemplate=f"yours: %{{y:.4g}} {of}<extra></extra>",
             secondary_y=secondary,
         )
     most = 108 * max(1.0, mine.fullness, *(point.fullness for point in ordered))
@@ -66,8 +62,13 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simul
     figure.update_yaxes(
         title="of its budget (%)", range=[0, most], zeroline=False, showgrid=False, tickmode="auto", nticks=6, secondary_y=True
     )
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     said = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))
-    finish(figure, title="Scheme 2 trades memory for communication", label=label, subtitle=said, height=430)
-    figure.update_layout(margin={"b": 95, "r": 70})
-    return figure
+    return finish(
+        figure,
+        title="Scheme 2 trades memory for communication",
+        label=label,
+        subtitle=said,
+        height=430,
+        margin={"b": 95, "r": 70},
+        legend=LEGEND_BELOW,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -12,12 +14,12 @@ from workbench.plots.style import (
     CYCLE,
     DARK_GREY,
     GREY,
+    LEGEND_BELOW,
     ORANGE,
     SKY_BLUE,
     busy_note,
     empty,
     finish,
-    median,
     metrics_text,
     time_unit,
 )
@@ -37,21 +39,17 @@ def curves(report: Report) -> go.Figure:
     )
     losses = [step.loss for step in steps if step.loss is not None]
     numbers = list(range(1, len(steps) + 1))
-    figure.add_trace(
-        go.Scatter(x=numbers, y=losses, mode="lines", name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8),
-        row=1,
-        col=1,
+    figure.add_scatter(
+        x=numbers, y=losses, mode="lines", name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8, row=1, col=1
     )
     half = SMOOTHING_STEPS // 2
     if len(losses) > SMOOTHING_STEPS:
-        figure.add_trace(
-            go.Scatter(
-                x=numbers,
-                y=[median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))],
-                mode="lines",
-                name=f"median of {SMOOTHING_STEPS} steps",
-                line={"color": BLUE, "width": 2.5},
-            ),
+        figure.add_scatter(
+            x=numbers,
+            y=[median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))],
+            mode="lines",
+            name=f"median of {SMOOTHING_STEPS} steps",
+            line={"color": BLUE, "width": 2.5},
             row=1,
             col=1,
         )
@@ -60,18 +58,16 @@ def curves(report: Report) -> go.Figure:
     _mark_recoveries(figure, report)
     for index, metric in enumerate(sorted({name for epoch in epochs for name in epoch.metrics})):
         having = [epoch for epoch in epochs if metric in epoch.metrics]
-        figure.add_trace(
-            go.Scatter(
-                x=[epoch.epoch + 1 for epoch in having],
-                y=[epoch.metrics[metric] for epoch in having],
-                mode="lines+markers+text",
-                text=[f"{epoch.metrics[metric]:.3f}" for epoch in having],
-                textposition="top center" if index % 2 == 0 else "bottom center",
-                cliponaxis=False,
-                name=f"validation {metric}",
-                line={"color": CYCLE[(index + 1) % len(CYCLE)], "width": 2},
-                marker={"size": 9, "symbol": ("circle", "square", "diamond", "cross")[index % 4]},
-            ),
+        figure.add_scatter(
+            x=[epoch.epoch + 1 for epoch in having],
+            y=[epoch.metrics[metric] for epoch in having],
+            mode="lines+markers+text",
+            text=[f"{epoch.metrics[metric]:.3f}" for epoch in having],
+            textposition="top center" if index % 2 == 0 else "bottom center",
+            cliponaxis=False,
+            name=f"validation {metric}",
+            line={"color": CYCLE[(index + 1) % len(CYCLE)], "width": 2},
+            marker={"size": 9, "symbol": ("circle", "square", "diamond", "cross")[index % 4]},
             row=1,
             col=2,
         )
@@ -80,13 +76,16 @@ def curves(report: Report) -> go.Figure:
     if epochs:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     tested = metrics_text(report.metrics)
-    finish(
-        figure, title=title, label=report.label, subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "", height=460
+    return finish(
+        figure,
+        title=title,
+        label=report.label,
+        subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "",
+        height=460,
+        margin={"t": 105, "b": 95},
+        legend=LEGEND_BELOW,
     )
-    figure.update_layout(margin={"t": 105, "b": 95})
-    return figure
 
 
 def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
@@ -97,34 +96,22 @@ def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
             figure.add_vline(x=start + 0.5, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=1)
         end = starts[number + 1] if number + 1 < len(starts) else len(steps)
         if len(starts) <= 12:
-            figure.add_annotation(
-                x=(start + end + 1) / 2,
-                xref="x",
-                y=1,
-                yref="y domain",
-                yanchor="top",
-                showarrow=False,
-                text=f"epoch {steps[start].epoch + 1}" + (", cached" if steps[start].cached and len(starts) <= 5 else ""),
-                font={"size": 11, "color": DARK_GREY},
-                bgcolor="rgba(255,255,255,0.75)",
-            )
+            cached = ", cached" if steps[start].cached and len(starts) <= 5 else ""
+            _say(figure, f"epoch {steps[start].epoch + 1}{cached}", (start + end + 1) / 2, 1, yanchor="top")
 
 
 def _mark_recoveries(figure: go.Figure, report: Report) -> None:
     """Draw a line where a device was lost, left, slowed down or came back, and say what."""
     for number, recovery in enumerate(report.recoveries):
         figure.add_vline(x=recovery.step + 0.5, line={"color": ORANGE, "width": 1.5}, row=1, col=1)
-        figure.add_annotation(
-            x=recovery.step + 0.5,
-            xref="x",
-            y=0.9 - 0.08 * (number % 4),
-            yref="y domain",
-            xanchor="left",
-            showarrow=False,
-            text=f"{recovery.what}, {recovery.seconds:.2g} s",
-            font={"size": 11, "color": DARK_GREY},
-            bgcolor="rgba(255,255,255,0.75)",
-        )
+        said = f"{recovery.what}, {recovery.seconds:.2g} s"
+        _say(figure, said, recovery.step + 0.5, 0.9 - 0.08 * (number % 4), xanchor="left")
+
+
+def _say(figure: go.Figure, text: str, x: float, y: float, **anchor: str) -> None:
+    """Write at a step; y: share of the panel's height."""
+    look = {"font": {"size": 11, "color": DARK_GREY}, "bgcolor": "rgba(255,255,255,0.75)"}
+    figure.add_annotation(text=text, x=x, xref="x", y=y, yref="y domain", showarrow=False, **look, **anchor)
 
 
 def epoch_times(report: Report) -> go.Figure:
@@ -139,36 +126,38 @@ def epoch_times(report: Report) -> go.Figure:
     for cached, name, colour in ((False, "through the backbone", BLUE), (True, "from the activation cache", ORANGE)):
         same = [epoch for epoch in report.epochs if epoch.cached == cached]
         if same:
-            figure.add_trace(
-                go.Bar(
-                    x=[epoch.epoch + 1 for epoch in same],
-                    y=[epoch.seconds * unit.factor for epoch in same],
-                    name=name,
-                    marker={"color": colour},
-                    width=0.6,
-                    text=[f"{unit.text(epoch.seconds)}{report.mark}" for epoch in same],
-                    textposition="outside",
-                    cliponaxis=False,
-                    hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}{report.mark}<extra>{name}</extra>",
-                )
+            figure.add_bar(
+                x=[epoch.epoch + 1 for epoch in same],
+                y=[epoch.seconds * unit.factor for epoch in same],
+                name=name,
+                marker={"color": colour},
+                width=0.6,
+                text=[f"{unit.text(epoch.seconds)}{report.mark}" for epoch in same],
+                textposition="outside",
+                cliponaxis=False,
+                hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}{report.mark}<extra>{name}</extra>",
             )
     if predicted:
-        figure.add_trace(
-            go.Scatter(
-                x=[epoch + 1 for epoch in predicted],
-                y=[seconds * unit.factor for seconds in predicted.values()],
-                mode="markers",
-                name="predicted (simulated)",
-                marker={"symbol": "line-ew", "size": 46, "line": {"width": 3, "color": BLACK}},
-                hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
-            )
+        figure.add_scatter(
+            x=[epoch + 1 for epoch in predicted],
+            y=[seconds * unit.factor for seconds in predicted.values()],
+            mode="markers",
+            name="predicted (simulated)",
+            marker={"symbol": "line-ew", "size": 46, "line": {"width": 3, "color": BLACK}},
+            hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
         )
     figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in report.epochs], showgrid=False)
     figure.update_yaxes(title=f"time ({unit.name})", rangemode="tozero")
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
-    finish(figure, title=title, label=report.label, subtitle=_speedup(report), note=note, height=460)
-    figure.update_layout(margin={"b": 95, "t": 105})
-    return figure
+    return finish(
+        figure,
+        title=title,
+        label=report.label,
+        subtitle=_speedup(report),
+        note=note,
+        height=460,
+        margin={"b": 95, "t": 105},
+        legend=LEGEND_BELOW,
+    )
 
 
 def _predicted_by_epoch(report: Report) -> dict[int, float]:

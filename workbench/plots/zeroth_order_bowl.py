@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY_BLUE, VERMILLION, finish
+from workbench.plots.style import BLACK, BLUE, GREEN, GREY, LEGEND_BELOW, ORANGE, SKY_BLUE, VERMILLION, finish
 
 Point = tuple[float, float]
 HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
@@ -42,33 +42,30 @@ def bowl(
     x, y = path[-1]
     figure = go.Figure(_contours(loss))
     if len(path) > 1:
-        figure.add_trace(_line("path", path, BLACK, width=1.5, symbol="circle", size=5))
+        line, marker = {"color": BLACK, "width": 1.5}, {"symbol": "circle", "size": 5}
+        x_path, y_path = zip(*path, strict=True)
+        figure.add_scatter(name="path", mode="lines+markers", x=x_path, y=y_path, line=line, marker=marker, hoverinfo="skip")
     shown = probes[:MAX_PROBES]
     tips = [(x + side * epsilon * probe.direction[0], y + side * epsilon * probe.direction[1]) for side in (1, -1) for probe in shown]
     scale = ARROW / max(math.hypot(*gradient), 1e-9)
-    parts = [_downhill(probe, scale) for probe in shown]
+    parts = [(-scale * probe.slope * probe.direction[0], -scale * probe.slope * probe.direction[1]) for probe in shown]
     figure.add_trace(_arrows("each query: −g z", (x, y), parts, SKY_BLUE, width=1.5, size=9))
     for name, symbol, colour, some in (
         ("θ + εz", "cross", VERMILLION, tips[: len(shown)]),
         ("θ − εz", "circle", ORANGE, tips[len(shown) :]),
     ):
         marker = {"symbol": symbol, "size": 8, "color": colour, "line": {"color": BLACK, "width": 0.5}}
-        figure.add_trace(
-            go.Scatter(name=name, mode="markers", x=[at[0] for at in some], y=[at[1] for at in some], marker=marker, hoverinfo="skip")
-        )
+        figure.add_scatter(name=name, mode="markers", x=[at[0] for at in some], y=[at[1] for at in some], marker=marker, hoverinfo="skip")
     mean = tuple(sum(probe.slope * probe.direction[axis] for probe in probes) / max(1, len(probes)) for axis in (0, 1))
     figure.add_trace(_arrows("their mean", (x, y), [(-scale * mean[0], -scale * mean[1])], BLUE, width=4, size=15))
     figure.add_trace(_arrows("exact: −∇L", (x, y), [(-scale * gradient[0], -scale * gradient[1])], BLACK, width=2.5, size=13, dash="dot"))
     here = {"symbol": "circle", "size": 11, "color": GREEN, "line": {"color": BLACK, "width": 1}}
-    figure.add_trace(go.Scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip"))
+    figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip")
     figure.update_xaxes(title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain")
     figure.update_yaxes(
         title="θ<sub>2</sub>", range=[-HALF_HEIGHT, HALF_HEIGHT], zeroline=False, showgrid=False, scaleanchor="x", constrain="domain"
     )
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
-    finish(figure, title=title, label=label, subtitle=subtitle, height=600)
-    figure.update_layout(margin={"b": 100})
-    return figure
+    return finish(figure, title=title, label=label, subtitle=subtitle, height=600, margin={"b": 100}, legend=LEGEND_BELOW)
 
 
 def _contours(loss: Callable[[float, float], float]) -> go.Contour:
@@ -86,22 +83,6 @@ def _contours(loss: Callable[[float, float], float]) -> go.Contour:
         showscale=False,
         hovertemplate="loss %{z:.3g}<extra></extra>",
         name="loss",
-    )
-
-
-def _downhill(probe: Probe, scale: float) -> Point:
-    return (-scale * probe.slope * probe.direction[0], -scale * probe.slope * probe.direction[1])
-
-
-def _line(name: str, points: Sequence[Point], colour: str, *, width: float, symbol: str, size: float) -> go.Scatter:
-    return go.Scatter(
-        name=name,
-        mode="lines+markers",
-        x=[point[0] for point in points],
-        y=[point[1] for point in points],
-        line={"color": colour, "width": width},
-        marker={"symbol": symbol, "size": size},
-        hoverinfo="skip",
     )
 
 

@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, finish
-
-SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, LEGEND_BELOW, SYMBOLS, finish
 
 
 class Pass(NamedTuple):
@@ -49,22 +47,21 @@ def roofline(
     rate = 1e-12 if flops_per_s >= 2e12 else 1e-9
     figure = go.Figure()
     roof = [(at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)]
-    figure.add_trace(_line("the roof", roof, BLACK))
+    x, y = zip(*roof, strict=True)
+    figure.add_scatter(name="the roof", mode="lines", x=x, y=y, line={"color": BLACK, "width": 3}, hoverinfo="skip")
     for index, (name, several) in enumerate(found.items()):
         colour = CYCLE[index % len(CYCLE)]
-        figure.add_trace(
-            go.Scatter(
-                name=name,
-                mode="lines+markers+text",
-                x=[one.intensity for one in several],
-                y=[one.flops_per_s * rate for one in several],
-                text=[f"{one.parts}" for one in several],
-                textposition="bottom center",
-                line={"color": colour, "width": 1.5, "dash": "dot"},
-                marker={"size": 10, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": colour},
-                customdata=[[one.parts, one.seconds * 1e3] for one in several],
-                hovertemplate=f"{name}: %{{customdata[0]}} parts, %{{customdata[1]:.3g}} ms<extra></extra>",
-            )
+        figure.add_scatter(
+            name=name,
+            mode="lines+markers+text",
+            x=[one.intensity for one in several],
+            y=[one.flops_per_s * rate for one in several],
+            text=[f"{one.parts}" for one in several],
+            textposition="bottom center",
+            line={"color": colour, "width": 1.5, "dash": "dot"},
+            marker={"size": 10, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": colour},
+            customdata=[[one.parts, one.seconds * 1e3] for one in several],
+            hovertemplate=f"{name}: %{{customdata[0]}} parts, %{{customdata[1]:.3g}} ms<extra></extra>",
         )
     figure.add_vline(x=ridge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
     unit = "TFLOP/s" if rate == 1e-12 else "GFLOP/s"
@@ -81,16 +78,8 @@ def roofline(
         title="FLOPs for each byte of weights that is read", type="log", zeroline=False, range=[math.log10(low), math.log10(high)]
     )
     figure.update_yaxes(title=unit, type="log", zeroline=False, exponentformat="none", dtick="D2")
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
     said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
-    finish(figure, title=title, label=label, subtitle=said, height=490)
-    figure.update_layout(margin={"b": 95, "t": 105})
-    return figure
-
-
-def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> go.Scatter:
-    x, y = [at for at, _ in points], [value for _, value in points]
-    return go.Scatter(name=name, mode="lines", x=x, y=y, line={"color": colour, "width": 3}, hoverinfo="skip")
+    return finish(figure, title=title, label=label, subtitle=said, height=490, margin={"b": 95, "t": 105}, legend=LEGEND_BELOW)
 
 
 def _short(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import BLUE, DARK_GREY, GREEN, SKY_BLUE, VERMILLION, byte_unit, finish
+from workbench.plots.style import BLUE, DARK_GREY, GREEN, LEGEND_BELOW, SKY_BLUE, VERMILLION, byte_unit, finish
 
 DASHES = ("dot", "dash", "dashdot")
 MEAN_OF = 15  # steps: one batch is few samples
@@ -31,35 +31,32 @@ def learning(
     """
     figure = make_subplots(specs=[[{"secondary_y": True}]])
     faint = {"color": SKY_BLUE, "width": 1}
-    figure.add_trace(go.Scatter(x=_first(losses), y=_second(losses), name="loss of a step", mode="lines", line=faint))
-    figure.add_trace(
-        go.Scatter(x=_first(losses), y=running_mean(_second(losses)), name="its mean", mode="lines", line={"color": BLUE, "width": 2.5})
-    )
+    figure.add_scatter(x=_first(losses), y=_second(losses), name="loss of a step", mode="lines", line=faint)
+    figure.add_scatter(x=_first(losses), y=running_mean(_second(losses)), name="its mean", mode="lines", line={"color": BLUE, "width": 2.5})
     if engine:
         line = {"color": VERMILLION, "width": 2.5}
-        figure.add_trace(go.Scatter(x=_first(engine), y=_second(engine), name="loss in the engine", mode="lines", line=line))
+        figure.add_scatter(x=_first(engine), y=_second(engine), name="loss in the engine", mode="lines", line=line)
     marker = {"symbol": "square", "size": 9, "color": GREEN}
-    figure.add_trace(
-        go.Scatter(
-            x=_first(scores), y=_second(scores), name=f"validation {metric}", mode="lines+markers", line={"color": GREEN}, marker=marker
-        ),
+    figure.add_scatter(
+        x=_first(scores),
+        y=_second(scores),
+        name=f"validation {metric}",
+        mode="lines+markers",
+        line={"color": GREEN},
+        marker=marker,
         secondary_y=True,
     )
     for index, (name, value) in enumerate((baselines or {}).items()):
         line = {"color": DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]}
         last = max([1, *_first(losses), *_first(engine)])
-        figure.add_trace(
-            go.Scatter(x=[0, last], y=[value, value], mode="lines", name=f"{name} {value:.2f}", line=line, hoverinfo="skip"),
-            secondary_y=True,
+        figure.add_scatter(
+            x=[0, last], y=[value, value], mode="lines", name=f"{name} {value:.2f}", line=line, hoverinfo="skip", secondary_y=True
         )
     shown = _second(losses) + _second(engine)
     figure.update_xaxes(title="steps", rangemode="tozero", zeroline=False)
     figure.update_yaxes(title="loss", range=[0, 1.08 * max(shown, default=1.0)], zeroline=False, secondary_y=False)
     figure.update_yaxes(title=metric, range=[0, 1], showgrid=False, zeroline=False, tickmode="auto", nticks=6, secondary_y=True)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
-    finish(figure, title=title, label=label, subtitle=subtitle, height=450)
-    figure.update_layout(margin={"b": 100, "r": 70})
-    return figure
+    return finish(figure, title=title, label=label, subtitle=subtitle, height=450, margin={"b": 100, "r": 70}, legend=LEGEND_BELOW)
 
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
@@ -86,14 +83,10 @@ def traffic(
     )
     # Room on the right for the longest bar's text.
     figure.update_xaxes(
-        type="log", title="bytes", dtick=1, exponentformat="power", zeroline=False, range=[0, _digits(max(sizes, default=1)) + 1]
+        type="log", title="bytes", dtick=1, exponentformat="power", zeroline=False, range=[0, len(str(int(max(sizes, default=1)))) + 1]
     )
     figure.update_yaxes(autorange="reversed")
     return finish(figure, title=title, label=label, subtitle=subtitle, height=170 + 48 * len(names))
-
-
-def _digits(value: float) -> int:
-    return len(str(int(value)))
 
 
 def _first(points: Sequence[tuple[int, float]]) -> list[int]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import from_json
 
 Source = Literal["simulated", "executed", "counted"]
 Kind = Literal["fitted", "predicted", "computed", "measured"]
 OOM = "OOM"
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +110,11 @@ class Settings:
     quick: bool = False
     workdir: Path | None = None
     progress: Callable[[str], None] = _silent
+
+
+def read_kept(path: Path, kind: type[T]) -> T | None:
+    """Return what a file keeps of an earlier run; None if it is not there, cut off, or written by another version."""
+    try:
+        return from_json(path.read_bytes(), kind, source=str(path)) if path.is_file() else None
+    except ConfigError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import MissingDataError
@@ -55,6 +56,11 @@ def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
 def lookup(values: tuple[PaperValue, ...]) -> dict[tuple[str, ...], Number]:
     """Return the values by their labels, in the order of the file's columns."""
     return {tuple(value.labels.values()): value.value for value in values}
+
+
+def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
+    """Return a table's values by their labels, for sums with cells that are known to be numbers."""
+    return dict(lookup(paper_values(paper, table)))
 
 
 def _number(text: str) -> float | str:

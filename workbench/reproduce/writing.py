@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
-from workbench.core.errors import RuntimeSetupError
 from workbench.core.files import make_folder
 from workbench.core.serial import to_json, write_text
 from workbench.reproduce.items import Item
@@ -36,9 +35,7 @@ def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png:
         written += [write_html(figure, folder / f"{name}.html") for name, _, figure in drawn]
         figures += drawn
         sections.append(_section(result, drawn))
-    pictures, why_none = write_pngs({folder / f"{name}.png": figure for name, _, figure in figures}) if png else ([], "")
-    if why_none and png is True:
-        raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
+    pictures, why_none = write_pngs(figures, folder, png)
     index = folder / INDEX
     note = Markup("<p class='note'>{}</p>").format(why_none) if why_none else ""
     write_text(index, page(title, _joined([note, *sections])))

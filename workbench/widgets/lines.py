@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from workbench.plots.style import CYCLE, finish
+from workbench.plots.style import CYCLE, LEGEND_BELOW, finish
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
 
@@ -45,7 +45,7 @@ def lines(
         figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
     if "y" in logarithmic:
         figure.update_yaxes(type="log", dtick=1)
-    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0})
+    figure.update_layout(legend=LEGEND_BELOW)
     finish(figure, title=title, label=label, subtitle=subtitle, height=420)
     figure.update_layout(margin={"b": 95})
     return figure

@@ -1,16 +1,24 @@
-"""Weak and strong scaling of one layer on RPi-M at 1000 Mbit/s (Galaxy+, section IV-E); what Fig. 14 and 15 share."""
+"""Weak (Fig. 14) and strong (Fig. 15) scaling of one layer on RPi-M at 1000 Mbit/s, simulated (Galaxy+, section IV-E)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
 from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
+from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.galaxy_plus.latency import sequence_s
 from workbench.reproduce.galaxy_plus.printed import printed_s
 from workbench.reproduce.galaxy_plus.systems import GALAXY, MEGATRON, OURS, SEQUENCE
-from workbench.reproduce.galaxy_plus.testbed import MODELS, Constants, cluster, handling, profile
+from workbench.reproduce.galaxy_plus.testbed import MODELS, PAPER, Constants, cluster, handling, load_constants, profile
+from workbench.reproduce.items import Item, Rows
+from workbench.reproduce.result import Result, Settings
+from workbench.reproduce.values import printed
 
 SCALED = ("GPT2-L", "OPT-L")
 FOUR = (1, 2, 3, 4)
@@ -18,8 +26,10 @@ EVEN = (2, 4)
 """Devices, of the paper's, by which the heads divide: with 3 one has a head more than the others, which SP does not mind."""
 MANY = (1, 2, 3, 4, 8, 16, 32, 64)
 SCHEDULED = "Galaxy+, as this workbench schedules it"
+SYSTEMS = (OURS, SCHEDULED, GALAXY, MEGATRON, SEQUENCE)
 LAYERS = 24
 """The layer is repeated, as the paper repeats it: what embedding and head take does not count."""
+Found = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def layer_plan(model: str, system: str, count: int, length: int) -> InferencePlan:
@@ -76,6 +86,88 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
     return {count: alone / layer_s(constants, model, system, count, constants.strong_tokens) for count in counts}
 
 
-def series(found: Mapping[tuple[str, str], Mapping[int, float]]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return lines for a figure."""
-    return {f"{model}, {system}": tuple((float(count), value) for count, value in made.items()) for (model, system), made in found.items()}
+def _result(item: Item, found: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **given: Any) -> Result:
+    """Return a figure's result: ours(value with 4 devices) of each method beside the paper's of Galaxy+."""
+    paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
+    way = weak if item.name == "fig14" else strong
+    ahead = all(
+        found[model, OURS][count] >= found[model, system][count] for model, system, count in product(SCALED, (MEGATRON, SEQUENCE), EVEN)
+    )
+    given["holds"] = {"ahead": ahead} | given["holds"]
+    return item.result(
+        [
+            item.cell((model, system), paper[model] if system == OURS else None, ours(found[model, system][4]))
+            for model, system in product(SCALED, SYSTEMS)
+        ],
+        tables=tables
+        | {
+            "sensitivity": item.sensitivity(
+                load_constants(), lambda changed: [ours(way(changed, model, OURS, (1, 4))[4]) for model in SCALED], (trivial, trivial)
+            )
+        },
+        columns={name: [str(count) for count in MANY] for name in tables},
+        series={
+            f"{model}, {system}": tuple((float(count), value) for count, value in made.items()) for (model, system), made in found.items()
+        },
+        **given,
+    )
+
+
+def fig14(item: Item, settings: Settings) -> Result:
+    """Simulate weak scaling, 96 tokens for each device."""
+    constants = load_constants()
+    found = {(model, system): weak(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
+    rows = [(*labels, *(100 * value / count for count, value in made.items())) for labels, made in found.items()]
+    four = {model: found[model, OURS][4] for model in SCALED}
+    return _result(
+        item,
+        found,
+        lambda value: 100 * value / 4,
+        100.0,
+        {"share": rows},
+        holds={"linear": all(value / 4 >= 0.82 for value in four.values()), "larger": four["OPT-L"] > four["GPT2-L"]},
+        shares=", ".join(f"{model} {value / 4:.0%}" for model, value in four.items()),
+        percent=", ".join(f"{model} {100 * value / 4:.1f} %" for model, value in four.items()),
+    )
+
+
+def fig15(item: Item, settings: Settings) -> Result:
+    """Simulate strong scaling, 384 tokens in all."""
+    constants = load_constants()
+    found = {(model, system): strong(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
+    rows = []
+    for (model, system), made in found.items():
+        alone = 1e3 * layer_s(constants, model, system, 1, constants.strong_tokens)
+        rows.append((model, system, *(alone / value for value in made.values())))
+    best = {key: max(made, key=made.__getitem__) for key, made in found.items()}
+    four = {model: found[model, OURS][4] for model in SCALED}
+    return _result(
+        item,
+        found,
+        lambda value: value,
+        4.0,
+        {"milliseconds": rows},
+        holds={"faster": all(value >= 2.9 for value in four.values())},
+        fastest=", ".join(f"{model} by {system}: {count}" for (model, system), count in best.items()),
+        factors=", ".join(f"{model} {value:.2f}" for model, value in four.items()),
+    )
+
+
+def draw_fig14(item: Item, result: Result) -> list[Captioned]:
+    """Return a figure for the paper's numbers of devices and one for many, each with the straight line."""
+    drawn = []
+    for suffix, counts in (("", FOUR), ("-64", MANY)):
+        most = counts[-1]
+        linear = {"linear": ((1.0, 1.0), (float(most), float(most)))}
+        panels = {
+            model: linear
+            | {system: tuple(point for point in result.series[f"{model}, {system}"] if point[0] <= most) for system in SYSTEMS}
+            for model in SCALED
+        }
+        title = f"{result.title}, to {most} devices"
+        chart = replace(item.figures[0], title=title, at=counts, logarithmic=most > FOUR[-1])
+        drawn.append(Captioned(f"{item.name}{suffix}", f"{title}.", line_panels(result, panels, chart)))
+    return drawn
+
+
+draw_fig15 = draw_fig14

@@ -16,22 +16,21 @@ from workbench.planners.galaxy_plus import (
     check_inference,
     edgeshard,
     galaxy,
-    local,
     megatron_lm,
     sequence_parallel,
     stack_lengths,
 )
 from workbench.reproduce.galaxy_plus.printed import printed_s
 from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
+from workbench.reproduce.result import OOM
 
-OURS, GALAXY, MEGATRON, SEQUENCE, EDGESHARD, LOCAL = "Galaxy+", "Galaxy", "M-LM", "SP", "ES", "Local"
+OURS, GALAXY, MEGATRON, SEQUENCE, EDGESHARD = "Galaxy+", "Galaxy", "M-LM", "SP", "ES"
 PLANNERS: dict[str, InferencePlanner] = {
     OURS: algorithm_1,
     GALAXY: galaxy,
     MEGATRON: megatron_lm,
     SEQUENCE: sequence_parallel,
     EDGESHARD: edgeshard,
-    LOCAL: local,
 }
 WITH_GPUS = ("Env. C", "Env. D")
 """Where overlap costs launches and no processor time: there it is used only where it is faster."""
@@ -49,6 +48,15 @@ class Run:
     seconds: float | None = None
     reason: str = ""
 
+    @property
+    def configuration(self) -> str:
+        """Return the layers of both schemes as '[P,Q]', or OOM."""
+        return OOM if self.plan is None else "[{},{}]".format(*self.plan.configuration)
+
+    def speed_up(self, other: Run) -> float | None:
+        """Return another method's seconds over these; None where one of them runs out of memory."""
+        return None if self.seconds is None or other.seconds is None else other.seconds / self.seconds
+
 
 @lru_cache(maxsize=8192)
 def run_system(
@@ -59,12 +67,15 @@ def run_system(
     mbit_per_s: float | None = None,
     reading: Reading = "balanced",
 ) -> Run:
-    """Return a method's plan and simulated seconds for a model in an environment."""
+    """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an environment."""
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
     length, decoder_length = constants.length(model), constants.decoder_tokens
     try:
-        plan = _plan(constants, system, costs, on, length, decoder_length, reading)
+        if system == EDGESHARD and reading != "latency":
+            plan = _staged(constants, costs, on, length, decoder_length, is_equal=reading == "equal")
+        else:
+            plan = PLANNERS[system](costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
     except PlanError as error:
         return Run(reason=str(error))
     lengths = stack_lengths(costs, length, decoder_length)
@@ -73,22 +84,6 @@ def run_system(
     seconds = {way: printed_s(way, costs, on, lengths, handled) for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     return Run(plan=best, seconds=seconds[best])
-
-
-def _plan(
-    constants: Constants,
-    system: str,
-    costs: InferenceProfile,
-    on: Cluster,
-    length: int,
-    decoder_length: int,
-    reading: Reading,
-) -> InferencePlan:
-    """Return a method's plan under the paper's memory accounting.  Raises PlanError where it runs out of memory."""
-    rule = constants.memory_rule
-    if system != EDGESHARD or reading == "latency":
-        return PLANNERS[system](costs, on, length=length, decoder_length=decoder_length, memory=rule)
-    return _staged(constants, costs, on, length, decoder_length, is_equal=reading == "equal")
 
 
 def _staged(

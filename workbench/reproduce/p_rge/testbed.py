@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from workbench.core.serial import read_toml
 from workbench.profiler.zeroth_order import Machine, MemoryRule
-from workbench.reproduce.result import Comparison
+from workbench.reproduce.items import Item, Rows, median_deviation, worst
+from workbench.reproduce.result import Comparison, Number
 from workbench.reproduce.values import paper_folder
 
 PAPER = "p_rge"
@@ -124,14 +126,16 @@ def load_constants() -> Constants:
     return Constants(**{key: value for table in tables.values() for key, value in table.items()})
 
 
-def worst(comparisons: Sequence[Comparison], kinds: Sequence[str] = ("computed", "predicted", "fitted")) -> tuple[float, str]:
-    """Return the largest absolute deviation in per cent, and which cell's it is."""
-    known = [(abs(one.deviation), ", ".join(one.labels)) for one in comparisons if one.kind in kinds and one.deviation is not None]
-    return max(known)
+def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Return the largest deviation of a predicted cell in per cent, where it is, and the median, as words for a text."""
+    largest, where = worst(comparisons, ("predicted",))
+    return {"largest": largest, "where": where, "median": median_deviation(comparisons)}
 
 
-def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[str] = ("computed", "predicted")) -> float:
-    """Return the median absolute deviation in per cent of the cells that nothing was fitted on."""
-    known = sorted(abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None)
-    middle = len(known) // 2
-    return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
+def deviations(item: Item, constants: Constants, ours: Callable[..., Number], trivial: Callable[..., Number]) -> Rows:
+    """Return the sensitivity of the median and the largest deviation.  ours: (constants, *labels).  trivial: a rule, (*labels)."""
+
+    def score(comparisons: Sequence[Comparison]) -> tuple[Number, ...]:
+        return median_deviation(comparisons), *worst(comparisons)
+
+    return item.sensitivity(constants, lambda changed: score(item.compare(partial(ours, changed))), score(item.compare(trivial)))

@@ -24,8 +24,15 @@ from workbench.models.quantization import QuantizationConfig, import_bitsandbyte
 from workbench.models.stack import LayerStack
 from workbench.models.torch_pruning import copy_torch_pruned
 from workbench.reproduce.pac_plus.executed_runs import Outcome, RunFolder, Training
-from workbench.reproduce.pac_plus.executed_taps import TappedSplit, statistics_of
-from workbench.reproduce.pac_plus.executed_training import AdapterTrainee, BackboneTrainee, TokenizedTask, Trainee, train
+from workbench.reproduce.pac_plus.executed_training import (
+    TappedSplit,
+    TokenizedTask,
+    Trainee,
+    adapter_trainee,
+    backbone_trainee,
+    statistics_of,
+    train,
+)
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.task import Split
@@ -98,7 +105,7 @@ class _Bench:
             torch.manual_seed(training.seed)
             inserted = _attach(stack, training.technique)
             splits = {name: getattr(data, name) for name in _SPLITS}
-            return BackboneTrainee(stack, inserted, splits, training, data.task.num_outputs)
+            return backbone_trainee(stack, inserted, splits, training, data.task.num_outputs)
 
     def _adapter_trainee(self, training: Training) -> Trainee:
         data = self.task(training)
@@ -113,7 +120,7 @@ class _Bench:
         adapter = ParallelAdapter(adapter_config(stack, training, data))
         self._initialize(adapter, training, stack)
         set_statistics(adapter, statistics)
-        return AdapterTrainee(adapter, splits)
+        return adapter_trainee(adapter, splits)
 
     def _initialize(self, adapter: ParallelAdapter, training: Training, stack: LayerStack) -> None:
         how: Any = training.initialization

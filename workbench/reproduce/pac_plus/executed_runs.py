@@ -1,4 +1,4 @@
-"""One training of an executed comparison, what it gave, and a folder that keeps what was given (PAC+, section VI-B, Table VI and VII)."""
+"""One training of an executed comparison, what it gave, its score, and whether two differ by more than chance (PAC+, section VI-B)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import numpy as np
+from scipy.stats import binomtest
+
 from workbench.core.errors import ConfigError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import to_json, write_text
+from workbench.reproduce.result import read_kept
 from workbench.tasks.metrics import compute
 from workbench.tasks.task import Task
 
@@ -96,14 +100,9 @@ class RunFolder:
     def find(self, training: Training) -> Outcome | None:
         """Return the outcome of a training that was run before, None if there is none that reads."""
         if training not in self._memory and self.folder is not None:
-            path = self._path(self.folder, training)
-            if path.is_file():
-                try:
-                    outcome = from_json(path.read_bytes(), Outcome, source=str(path))
-                except ConfigError:  # written by another version, or cut off: run it again
-                    return None
-                if outcome.training == training:
-                    self._memory[training] = outcome
+            outcome = read_kept(self._path(self.folder, training), Outcome)
+            if outcome is not None and outcome.training == training:
+                self._memory[training] = outcome
         return self._memory.get(training)
 
     def keep(self, outcome: Outcome) -> None:
@@ -139,3 +138,66 @@ def answers(task: Task, outputs: Sequence[Sequence[float]]) -> list[float]:
 def score_name(task: str) -> str:
     """Return what a task's score is called."""
     return {"mrpc": "mean of accuracy and F1", "stsb": "Pearson-Spearman", "sentiment-rating": "Pearson-Spearman"}.get(task, "accuracy")
+
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """First minus second in points of the score, the mean over the seeds; with a 95 % interval of resampled test sets.
+
+    p_value: two-sided, the share of resamples on the other side of zero, doubled.
+    """
+
+    points: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether the interval leaves out zero."""
+        return not self.low <= 0 <= self.high
+
+    @property
+    def text(self) -> str:
+        """Return it as a cell of a table."""
+        return f"{self.points:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def paired_bootstrap(
+    task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]], resamples: int = RESAMPLES
+) -> Difference:
+    """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and all seeds."""
+    labels = np.asarray(task.test.labels, dtype=np.float64)
+    sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
+
+    def difference(rows: np.ndarray) -> float:
+        means = [np.mean([score_answers(task, one[rows], labels[rows]) for one in side]) for side in sides]
+        return float(means[0] - means[1])
+
+    generator = np.random.default_rng(0)
+    drawn = np.sort([difference(generator.integers(0, len(labels), len(labels))) for _ in range(resamples)])
+    other_side = min(float(np.mean(drawn <= 0)), float(np.mean(drawn >= 0)))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Difference(
+        points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / resamples))
+    )
+
+
+def mcnemar(task: Task, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Return the exact two-sided p-value of McNemar's test of two sets of test logits (samples, outputs); classification only."""
+    one, other = (np.asarray(answers(task, side)) == np.asarray(task.test.labels) for side in (first, second))
+    only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
+    return 1.0 if only_first + only_second == 0 else float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
+    """Return the mean of several seeds' test logits, (samples, outputs)."""
+    return tuple(tuple(row) for row in np.mean([one.test_outputs for one in outcomes], axis=0).tolist())
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and standard deviation (of the sample; 0 for a single value)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

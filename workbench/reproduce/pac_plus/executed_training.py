@@ -6,20 +6,63 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workbench.models.calibration import TapStatistics, calibrate
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
-from workbench.reproduce.pac_plus.executed_taps import TappedSplit
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.task import Task
-from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
+
+_CALIBRATION_BATCHES = 16
+
+
+class TappedSplit:
+    """A tokenized split and its taps, (L + 1) x d values for each real token, without padding.
+
+    dtype: of the values that are kept; bfloat16 halves the memory (all-MiniLM-L6-v2: 5.4 kB a token).
+    """
+
+    def __init__(self, stack: LayerStack, split: TokenizedSplit, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.split = split
+        lengths = torch.tensor(split.lengths)
+        self._starts = lengths.cumsum(0) - lengths
+        # One row of zeros at the end is what padding points to.
+        self._taps: list[Tensor] = []
+        with torch.no_grad():
+            for batch in evaluation_batches(split):
+                taps = stack(batch.input_ids, batch.attention_mask)[1]
+                if not self._taps:
+                    self._taps = [torch.zeros(int(lengths.sum()) + 1, stack.hidden_size, dtype=dtype) for _ in taps]
+                rows, real = self._rows(batch.indices, batch.input_ids.shape[1]), batch.attention_mask.bool()
+                for kept, tap in zip(self._taps, taps, strict=True):
+                    kept[rows[real]] = tap[real].to(dtype)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Batch, list[Tensor]]:
+        """Return samples as a padded batch and their taps, (n, t, d) each; zeros where there is padding."""
+        batch = collate(self.split, indices)
+        rows = self._rows(batch.indices, batch.input_ids.shape[1])
+        return batch, [kept[rows] for kept in self._taps]
+
+    def _rows(self, indices: Sequence[int], width: int) -> Tensor:
+        at = torch.arange(width)[None]
+        starts = self._starts[list(indices)][:, None]
+        ends = torch.tensor([len(self.split.ids[index]) for index in indices])[:, None]
+        return torch.where(at < ends, starts + at, len(self._taps[0]) - 1)
+
+
+def statistics_of(stack: LayerStack, split: TokenizedSplit) -> TapStatistics:
+    """Return the statistics that adapters standardise their inputs by, from the first samples of a split."""
+    size = 64
+    starts = range(0, min(len(split), size * _CALIBRATION_BATCHES), size)
+    return calibrate(stack, (collate(split, range(at, min(at + size, len(split)))) for at in starts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,47 +82,42 @@ class TokenizedTask:
         return (labels - known.mean()) / known.std().clamp(min=1e-6)
 
 
-class Trainee(Protocol):
-    """What a technique must do to be trained and scored."""
+class Trainee(NamedTuple):
+    """A technique to be trained and scored.
+
+    logits: (split, sample indices, epoch) -> logits (n, outputs) and labels (n,); the split is 'train', 'validation' or 'test'.
+    """
 
     module: nn.Module
-
-    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        """Return logits (n, outputs) and labels (n,) of samples of 'train', 'validation' or 'test'."""
-        ...
+    logits: Callable[[str, Sequence[int], int], tuple[Tensor, Tensor]]
 
 
-class AdapterTrainee:
-    """A parallel adapter that is fed from memory: the backbone does not run."""
+def adapter_trainee(adapter: ParallelAdapter, splits: dict[str, TappedSplit]) -> Trainee:
+    """Return a parallel adapter that is fed from memory: the backbone does not run."""
 
-    def __init__(self, adapter: ParallelAdapter, splits: dict[str, TappedSplit]) -> None:
-        self.module = self._adapter = adapter
-        self._splits = splits
+    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        batch, taps = splits[split].batch(indices)
+        return adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch), batch.labels
 
-    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        """Return logits and labels."""
-        batch, taps = self._splits[split].batch(indices)
-        return self._adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch), batch.labels
+    return Trainee(adapter, logits)
 
 
-class BackboneTrainee:
-    """A backbone with trainable parts inside it, mean pooling and a linear head.
+def backbone_trainee(
+    stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], training: Training, num_outputs: int
+) -> Trainee:
+    """Return a backbone with trainable parts inside it, mean pooling and a linear head.
 
     stack: with requires_grad set on what is to be trained.  inserted: holds trainable modules that the stack does not.
     """
+    model = _PooledBackbone(stack, inserted, training, num_outputs)
 
-    def __init__(
-        self, stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], training: Training, num_outputs: int
-    ) -> None:
-        self.module = self._model = _PooledBackbone(stack, inserted, training, num_outputs)
-        self._splits, self._autocast = splits, training.compute == "bfloat16"
+    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        batch = collate(splits[split], indices)
+        with torch.autocast("cpu", torch.bfloat16, enabled=training.compute == "bfloat16"):
+            hidden = stack(batch.input_ids, batch.attention_mask)[0]
+        return model(hidden.float(), batch.attention_mask), batch.labels
 
-    def logits(self, split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        """Return logits and labels."""
-        batch = collate(self._splits[split], indices)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
-            hidden = self._model.stack(batch.input_ids, batch.attention_mask)[0]
-        return self._model(hidden.float(), batch.attention_mask), batch.labels
+    return Trainee(model, logits)
 
 
 class _PooledBackbone(nn.Module):

@@ -39,7 +39,7 @@ class Step:
 
 
 def step_timeline(
-    costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int, *, gpipe: bool = False, memory: bool = False
+    costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int, *, gpipe: bool = False
 ) -> Timeline:
     """Return one mini-batch, simulated, under 1F1B or with all forwards first."""
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
@@ -49,12 +49,18 @@ def step_timeline(
     else:
         schedule = full_pipeline(plan, sizes, order, world_size=cluster.world_size)
     costs = PlanCosts(costs_of, cluster, plan, sizes=sizes, lengths=(sequence_length,) * len(sizes))
-    return simulate(Program.on(cluster, insert_transfers(schedule), costs), memory=memory)
+    return simulate(Program.on(cluster, insert_transfers(schedule), costs), memory=False)
 
 
 def seconds_per_sample(costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int) -> float:
     """Return a mini-batch's simulated seconds over its samples."""
     return step_timeline(costs_of, cluster, plan, technique, sequence_length).makespan_s / plan.mini_batch_size
+
+
+def fastest(costs_of: Profile, cluster: Cluster, plans: Sequence[Plan], technique: str, sequence_length: int) -> tuple[float, Plan]:
+    """Return the least seconds per sample, and the first plan that takes them."""
+    priced = [(seconds_per_sample(costs_of, cluster, plan, technique, sequence_length), plan) for plan in plans]
+    return min(priced, key=lambda one: one[0])
 
 
 def step(constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, devices: int = 4, alone: int | None = None) -> Step:
@@ -78,9 +84,8 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
             plans = pipelines(constants, costs_of, cluster, max_group=1 if paradigm == "pipeline_parallel" else None)
     except PlanError as error:
         return Step(seconds_per_sample=None, reason=str(error))
-    priced = [(seconds_per_sample(costs_of, cluster, plan, technique, length), number) for number, plan in enumerate(plans)]
-    seconds, best = min(priced)
-    return Step(seconds_per_sample=seconds, plan=plans[best])
+    seconds, plan = fastest(costs_of, cluster, plans, technique, length)
+    return Step(seconds_per_sample=seconds, plan=plan)
 
 
 def pipelines(constants: Constants, costs_of: Profile, cluster: Cluster, *, max_group: int | None) -> list[Plan]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from workbench.core.catalogue import MB, load_device
@@ -56,6 +55,10 @@ class Constants:
         """Return the samples of a micro-batch."""
         return self.mini_batch // self.micro_batches
 
+    def samples(self, task: str) -> int:
+        """Return the training samples of a task."""
+        return next(samples for name, samples, _ in self.datasets if name == task)
+
     def device(self, model: str, name: str) -> Device:
         """Return a Jetson of the catalogue at these constants."""
         cores, mhz = next((cores, mhz) for known, cores, mhz in self.cores_and_mhz if known == model)
@@ -100,17 +103,10 @@ def description(constants: Constants, model: str) -> ModelDescription:
     return replace(describe(model), target_tokens=constants.target_tokens)
 
 
-def technique_sizes(constants: Constants, backbone_bytes: float = 4.0) -> TechniqueSizes:
+def technique_sizes(constants: Constants) -> TechniqueSizes:
     """Return what the paper's techniques add to a model."""
-    return TechniqueSizes(
-        reduction=constants.reduction,
-        lora_rank=constants.lora_rank,
-        lora_dropout=constants.lora_dropout,
-        bottleneck=constants.bottleneck,
-        adapters_per_layer=constants.adapters_per_layer,
-        adapter_norms=constants.adapter_norms,
-        backbone_bytes=backbone_bytes,
-    )
+    sizes = {field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name != "backbone_bytes"}
+    return TechniqueSizes(**sizes)
 
 
 def profile(constants: Constants, model: str | ModelDescription, technique: Technique, cluster: Cluster) -> Profile:
@@ -151,8 +147,3 @@ def _times(constants: Constants, layer: LayerProfile, num_layers: int) -> dict[s
         cells = tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds)
         times[kind] = replace(grid, seconds=cells)
     return times
-
-
-def device_names(cluster: Cluster) -> Sequence[str]:
-    """Return the names of a cluster's devices, for a timeline."""
-    return tuple(device.name for device in cluster.devices)

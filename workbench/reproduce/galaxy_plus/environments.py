@@ -1,0 +1,196 @@
+"""Galaxy+ against the baselines at 125 to 1000 Mbit/s (Fig. 12), on Jetson Nanos and on GTX 1080 Ti (Fig. 13; Galaxy+, IV-C, IV-D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from workbench.plots.export import Captioned
+from workbench.reproduce.drawing import paired_bars
+from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, Run, run_system
+from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
+from workbench.reproduce.items import Item, Rows
+from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings
+from workbench.reproduce.values import printed
+
+MBITS = (125, 250, 500, 750, 1000)
+OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
+WITHIN = ("DistilBert", "ViT-Huge")
+"""The models whose printed speed-ups at 500 Mbit/s lie in the range that the text gives for Env. A: the others' cannot be in the figure."""
+NANOS, CARDS = "Env. C", "Env. D"
+Cells = Mapping[tuple[str, str, str, int], float | None]
+Runs = Mapping[tuple[str, str, str], Run]
+
+
+@lru_cache(maxsize=64)
+def speed_ups(constants: Constants) -> Cells:
+    """Return the speed-up of Galaxy+, None where a method runs out of memory, by (model, environment, baseline, Mbit/s)."""
+    found: dict[tuple[str, str, str, int], float | None] = {}
+    for environment, model, mbits in product(ENVIRONMENTS, TABLE_V, MBITS):
+        own = run_system(constants, model, environment, OURS, mbits)
+        for system in BASELINES:
+            found[model, environment, system, mbits] = own.speed_up(run_system(constants, model, environment, system, mbits))
+    return found
+
+
+def bounds(cells: Cells, environment: str, systems: tuple[str, ...], models: tuple[str, ...] = TABLE_V) -> tuple[float, float]:
+    """Return the least and the most speed-up over some baselines, over all bandwidths.  environment: 'any' for both."""
+    chosen = [
+        value
+        for (model, where, system, _), value in cells.items()
+        if value is not None and environment in (where, "any") and system in systems and model in models
+    ]
+    return min(chosen), max(chosen)
+
+
+def fig12(item: Item, settings: Settings) -> Result:
+    """Simulate every method at every bandwidth."""
+    constants = load_constants()
+    cells, (a, b) = speed_ups(constants), ENVIRONMENTS
+    comparisons = []
+    for (environment, against, bound), value in printed(PAPER, "fig12").items():
+        systems = (GALAXY,) if against == GALAXY else OTHERS
+        for name, models in (("models that fit the text", WITHIN), ("all models", TABLE_V)):
+            found = bounds(cells, environment, systems, models)[bound == "most"]
+            comparisons.append(item.cell((environment, against, bound, name), value, found))
+    behind = [key for key, value in cells.items() if value is not None and value < 1]
+
+    def megatron(model: str, mbits: int) -> float:
+        return cells[model, a, MEGATRON, mbits] or 0.0
+
+    slow = [model for model in TABLE_V if megatron(model, 125) > (cells[model, a, EDGESHARD, 125] or 0.0)]
+    fast = max(megatron(model, 1000) for model in TABLE_V)
+    over_galaxy = {mbits: max(value for key, value in cells.items() if key[2] == GALAXY and key[3] == mbits and value) for mbits in MBITS}
+
+    def score(changed: Constants) -> tuple[Number, ...]:
+        made = speed_ups(changed)
+        return (*bounds(made, a, OTHERS), *bounds(made, b, OTHERS), bounds(made, "any", (GALAXY,))[1])
+
+    # Table V's printed values, as if bandwidth did nothing; over Galaxy its largest.
+    table = printed(PAPER, "table5")
+    told = {key: table[key[0], key[1], f"speed-up over {key[2]}"] for key in product(TABLE_V, ENVIRONMENTS, BASELINES)}
+    flat = {(*key, 0): value if isinstance(value, float) else None for key, value in told.items()}
+    rows: list[tuple[Number, ...]] = []
+    for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES):
+        values = [cells[model, environment, system, mbits] for mbits in MBITS]
+        rows.append((model, environment, system, *(OOM if value is None else value for value in values)))
+    trivial = (*bounds(flat, a, OTHERS), *bounds(flat, b, OTHERS), bounds(flat, "any", (GALAXY,))[1])
+    return item.result(
+        comparisons,
+        tables={"all": rows, "sensitivity": item.sensitivity(constants, score, trivial)},
+        holds={
+            "ahead": not behind,
+            "slow": len(slow) >= 1,
+            "fast": fast <= 1.5,
+            "lowest": over_galaxy[125] == max(over_galaxy.values()) > over_galaxy[1000],
+        },
+        series={
+            f"{model}, {environment}, {system}": tuple(
+                (float(mbits), value) for mbits in MBITS if (value := cells[model, environment, system, mbits]) is not None
+            )
+            for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES)
+        },
+        behind="; ".join(map(str, behind)) or "everywhere",
+        slow=", ".join(slow) or "no model",
+        fast=fast,
+        over_galaxy=", ".join(f"{mbits} Mbit/s: {value:.2f}" for mbits, value in over_galaxy.items()),
+    )
+
+
+@lru_cache(maxsize=64)
+def runs(constants: Constants) -> Runs:
+    """Return what every method does, by (model, environment, method)."""
+    return {
+        (model, environment, system): run_system(constants, model, environment, system)
+        for environment, model, system in product((NANOS, CARDS), MODELS, (OURS, *BASELINES))
+    }
+
+
+def factors(made: Runs, environment: str) -> dict[tuple[str, str], float]:
+    """Return a method's seconds over Galaxy+'s, by (baseline, model), where neither runs out of memory."""
+    found = {}
+    for system, model in product(BASELINES, MODELS):
+        value = made[model, environment, OURS].speed_up(made[model, environment, system])
+        if value is not None:
+            found[system, model] = value
+    return found
+
+
+def most(made: Runs, environment: str) -> tuple[float, str, str]:
+    """Return the largest speed-up over a baseline in an environment, the model and the baseline."""
+    return max((value, model, system) for (system, model), value in factors(made, environment).items())
+
+
+def fig13(item: Item, settings: Settings) -> Result:
+    """Simulate every method on four Nanos and on four cards."""
+    constants, paper = load_constants(), printed(PAPER, "fig13")
+    made = runs(constants)
+    found = {environment: factors(made, environment) for environment in (NANOS, CARDS)}
+    largest = {environment: most(made, environment) for environment in found}
+    comparisons = [
+        item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
+        for environment, (value, model, system) in largest.items()
+    ]
+    rows: list[tuple[Number, ...]] = []
+    for environment, model in product(found, MODELS):
+        own = made[model, environment, OURS]
+        milliseconds = OOM if own.seconds is None else 1e3 * own.seconds
+        values = (found[environment].get((system, model), OOM) for system in BASELINES)
+        rows.append((model, environment, own.configuration, milliseconds, *values))
+    behind = {
+        environment: {(model, system): value for model in MODELS for system in BASELINES if (value := each.get((system, model), 1)) < 0.99}
+        for environment, each in found.items()
+    }
+    words = {
+        environment: "; ".join(f"{model} against {system} {value:.2f}" for (model, system), value in each.items()) or "never"
+        for environment, each in behind.items()
+    }
+
+    def score(changed: Constants) -> tuple[Number, ...]:
+        again = runs(changed)
+        return most(again, NANOS)[0], most(again, CARDS)[0]
+
+    nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
+    return item.result(
+        comparisons,
+        tables={"factors": rows, "nano_speeds": _nano_speeds(constants), "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
+        holds={
+            "nanos": not behind[NANOS],
+            "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},
+            "gain": largest[CARDS][0] > largest[NANOS][0],
+        },
+        series={
+            f"{environment}, {system}, {model}": ((0.0, value),)
+            for environment, each in found.items()
+            for (system, model), value in each.items()
+        },
+        behind_nanos=words[NANOS],
+        behind_cards=words[CARDS],
+        largest=", ".join(f"{environment}: {value:.2f}" for environment, (value, _, _) in largest.items()),
+        nanos=nanos,
+        cards=cards,
+    )
+
+
+def _nano_speeds(constants: Constants) -> Rows:
+    """The largest factor in Env. C if a Nano computed more slowly than PAC+'s tables say."""
+    rows: list[tuple[Number, ...]] = []
+    gflops = cluster(constants, NANOS).devices[0].flops_per_s / 1e9
+    for factor in (1.0, 0.5, 0.25, 0.125):
+        largest, model, system = most(runs(replace(constants, nano_speed_factor=factor * constants.nano_speed_factor)), NANOS)
+        rows.append((factor * gflops, largest, f"{model} over {system}"))
+    return rows
+
+
+def draw_fig13(item: Item, result: Result) -> list[Captioned]:
+    """Return the speed-ups, a figure for each environment and a panel for each baseline."""
+    drawn = []
+    for environment, chart in zip((NANOS, CARDS), item.figures, strict=True):
+        chosen = []
+        for system, model in product(BASELINES, MODELS):
+            points = result.series.get(f"{environment}, {system}, {model}")
+            chosen.append(Comparison(labels=(system, model), paper=None, ours=points[0][1] if points else OOM))
+        drawn.append(Captioned(chart.name, chart.caption, paired_bars(result, chosen, chart)))
+    return drawn

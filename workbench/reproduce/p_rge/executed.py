@@ -1,0 +1,228 @@
+"""Tables 2 and 7 executed with a small model on the embedded sentences, a longer training, and references (P-RGE, section 4.1, Table 9)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from types import MappingProxyType
+from typing import Any, Literal
+
+from workbench.reproduce.items import Item
+from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialFolder, TrialOutcome
+from workbench.reproduce.p_rge.testbed import PAPER, TINY
+from workbench.reproduce.result import Result, Settings
+from workbench.reproduce.values import printed
+
+MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
+TASK = "sentiment"
+STEPS, SHORT_STEPS, SCORE_EVERY = 900, 200, 100
+"""A long training and those that are compared: half an hour on two cores, and seven minutes."""
+SEARCH_STEPS = 300
+"""Learning rates are compared after so many steps, or at a shorter training's end."""
+RATES: dict[tuple[Method, str], tuple[float, ...]] = {
+    ("P-RGE", "lora_fa"): (4e-3, 8e-3, 1.6e-2),
+    ("P-RGE", "lora"): (5e-4, 5e-3),
+    ("P-RGE", "dora"): (5e-4, 5e-3),
+    ("P-RGE", "vera"): (5e-4, 5e-3),
+    ("MeZO", "full"): (1e-6, 4e-6),
+    ("FO-SGD", "full"): (1e-4, 1e-3),
+    ("FO-SGD", "lora_fa"): (1e-2, 1e-1),
+    ("FO-Adam", "full"): (1e-5,),
+    ("FO-Adam", "lora_fa"): (5e-4,),
+}
+"""Learning rates that are tried with the first seed: the one that is chosen by the validation score trains all seeds.
+
+P-RGE over LoRA-FA: four times Table 9's largest and more, MeZO: its largest and four times it, as hundreds of steps need larger ones than
+the paper's twenty thousand.  LoRA, DoRA and VeRA: the upper two of appendix B's.  A model a tenth as large takes larger ones in SGD.
+"""
+LONG_RATES, OVER_VOCABULARY = (2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3)
+"""The same for P-RGE's long training, and for its loss over the vocabulary, whose slopes are steeper."""
+NEARLY = 1.0
+"""Points; a score on 500 sentences is uncertain by two of them, and a smaller rate is the safer one."""
+LOSS: Literal["vocabulary", "label_words"] = "label_words"
+"""MeZO's own loss: some hundred steps are enough for it."""
+_QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
+ZERO_SHOT, CALIBRATED = "zero-shot", "calibrated"
+MEZO, Q4, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=4)", "P-RGE (q=16)"
+VOCABULARY, FEWER_STEPS = f"{Q4}, loss over the vocabulary", "MeZO (q=4, E=16, a quarter of the steps)"
+FLOOR = 75.0
+
+
+def trial(settings: Settings, method: Method, technique: str = "lora_fa", **changes: Any) -> Trial:
+    """Return a trial of the comparison, or its quick version."""
+    given: dict[str, Any] = {"model": MODEL, "task": TASK, "steps": STEPS, "score_every": SCORE_EVERY}
+    if method not in ("zero-shot", "calibrated"):
+        given["loss"] = LOSS
+    given |= {"epsilon": 1e-3 if technique == "full" else 1e-2} | changes  # Table 9's
+    if settings.quick:
+        given |= _QUICK
+    if method in ("zero-shot", "calibrated"):
+        given["steps"] = 0
+    return Trial(method=method, technique=technique, **given)
+
+
+def best_rate(runner: Runner, wanted: Trial, seed: int) -> float:
+    """Return the smallest learning rate that does as well as the best on the validation split, but for NEARLY, with one seed."""
+    rates: tuple[float, ...]
+    if wanted.loss == "vocabulary":
+        rates = OVER_VOCABULARY
+    elif wanted.steps > SEARCH_STEPS:
+        rates = LONG_RATES
+    else:
+        rates = RATES[wanted.method, wanted.technique]
+    if len(rates) == 1:
+        return rates[0]
+    steps = min(wanted.steps, SEARCH_STEPS)
+    tries = {rate: runner.validation_score(replace(wanted, learning_rate=rate, seed=seed, steps=steps)) for rate in rates}
+    return min(rate for rate in rates if tries[rate] >= max(tries.values()) - NEARLY)
+
+
+def run_searched(
+    settings: Settings, wanted: Mapping[str, Trial], one_seed: Sequence[str] = (), rate_of: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, list[TrialOutcome]]:
+    """Run each row's trial with each seed and return their outcomes; kept in the settings' workdir, if there is one.
+
+    one_seed: rows that run with the first seed only.  rate_of: rows that take the rate of another, earlier row and search none.
+    """
+    with ExitStack() as stack:
+        if settings.workdir is None:
+            kept = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-trials-")))
+        else:
+            kept = settings.workdir / "trials"
+        runner = Runner(TrialFolder(kept), settings.progress)
+        outcomes: dict[str, list[TrialOutcome]] = {}
+        for name, one in wanted.items():
+            if not one.steps:
+                outcomes[name] = [runner.outcome(one)]
+                continue
+            same = rate_of.get(name)
+            rate = best_rate(runner, one, settings.seeds[0]) if same is None else outcomes[same][0].trial.learning_rate
+            seeds = settings.seeds[:1] if name in one_seed else settings.seeds
+            outcomes[name] = [runner.outcome(replace(one, learning_rate=rate, seed=seed)) for seed in seeds]
+        return outcomes
+
+
+def table2_rows(settings: Settings) -> dict[str, Trial]:
+    """Return each row's trial; MeZO over LoRA-FA is P-RGE with q = 1, as Table 9 notes."""
+    return {
+        ZERO_SHOT: trial(settings, "zero-shot"),
+        CALIBRATED: trial(settings, "calibrated"),
+        MEZO: trial(settings, "P-RGE", queries=1, batch_size=16, steps=SHORT_STEPS),
+        Q4: trial(settings, "P-RGE", queries=4, batch_size=4, steps=SHORT_STEPS),
+        Q16: trial(settings, "P-RGE", queries=16, batch_size=1, steps=SHORT_STEPS),
+    }
+
+
+def table2(item: Item, settings: Settings) -> Result:
+    """Execute it, or take what was executed before."""
+    wanted = table2_rows(settings)
+    outcomes = run_searched(settings, wanted)
+    single, four = mean_score(outcomes[MEZO]), mean_score(outcomes[Q4])
+    held = {"queries": four >= single - 1.0}
+    return _result(item, outcomes, held, model=wanted[Q4].model, steps=wanted[Q4].steps, four=four, single=single)
+
+
+def long_rows(settings: Settings) -> dict[str, Trial]:
+    """Return the trials of the longer training."""
+    q4 = trial(settings, "P-RGE", queries=4, batch_size=4, steps=STEPS)
+    return {ZERO_SHOT: trial(settings, "zero-shot"), CALIBRATED: trial(settings, "calibrated"), Q4: q4}
+
+
+def table2_long(item: Item, settings: Settings) -> Result:
+    """Execute what q = 4 with E = 4 reaches in a longer training."""
+    wanted = long_rows(settings)
+    outcomes = run_searched(settings, wanted)
+    reached, steps = mean_score(outcomes[Q4]), wanted[Q4].steps
+    zero, calibrated = (mean_score(outcomes[name]) for name in (ZERO_SHOT, CALIBRATED))
+    said: dict[str, Any] = {
+        "steps": steps,
+        "search": min(steps, SEARCH_STEPS),
+        "reached": reached,
+        "zero": zero,
+        "calibrated_score": calibrated,
+    }
+    return _result(item, outcomes, {"floor": reached >= FLOOR}, **said)
+
+
+def reference_rows(settings: Settings) -> dict[str, Trial]:
+    """Return the trials beside Table 2; the first is Table 2's."""
+    first_order: dict[str, Any] = {"batch_size": 8, "steps": 150}
+    return {
+        Q4: table2_rows(settings)[Q4],
+        VOCABULARY: trial(settings, "P-RGE", loss="vocabulary", queries=4, batch_size=4, steps=SHORT_STEPS),
+        FEWER_STEPS: trial(settings, "P-RGE", queries=4, batch_size=16, steps=SHORT_STEPS // 4),
+        "MeZO (full)": trial(settings, "MeZO", "full", queries=1, batch_size=16, steps=SHORT_STEPS),
+        "FO-SGD (LoRA-FA)": trial(settings, "FO-SGD", **first_order),
+        "FO-SGD (full)": trial(settings, "FO-SGD", "full", **first_order),
+        "FO-Adam (LoRA-FA)": trial(settings, "FO-Adam", **first_order),
+        "FO-Adam (full)": trial(settings, "FO-Adam", "full", **first_order),
+    }
+
+
+def table2_references(item: Item, settings: Settings) -> Result:
+    """Execute first-order references, MeZO over all parameters, fewer steps, and the loss over the vocabulary."""
+    outcomes = run_searched(settings, reference_rows(settings), [name for _, name in item.notes], {FEWER_STEPS: Q4})
+    batch, steps = mean_score(outcomes[Q4]), mean_score(outcomes[FEWER_STEPS])
+    return _result(item, outcomes, {"batch": batch > steps}, batch=batch, steps=steps)
+
+
+def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str, bool], **said: Any) -> Result:
+    """Return each row's mean test score beside the paper's, of Tables 2 and 10; how it was trained; and its validation scores by steps."""
+    paper = {method: value for (model, method, task), value in printed(PAPER, "table2").items() if (model, task) == (TINY, "SST-2")}
+    paper |= {f"FO-Adam ({space})": value for (space, task), value in printed(PAPER, "table10").items() if task == "SST-2"}
+    seeds, curves = [], {}
+    for name, each in outcomes.items():
+        one, values = each[0].trial, [outcome.test_score for outcome in each]
+        how = (one.queries, one.batch_size, one.steps, one.learning_rate) if one.steps else (None, None, 0, None)
+        deviation = stdev(values) if len(values) > 1 else None
+        seeds.append((name, *how, fmean(values), deviation, ", ".join(f"{value:.1f}" for value in values)))
+        if one.steps:
+            curves[name] = {step: fmean(outcome.curve[at][1] for outcome in each) for at, (step, _) in enumerate(each[0].curve)}
+    steps = sorted({step for curve in curves.values() for step in curve})
+    # All begin at zero-shot, where that is a row.
+    begin = tuple((0.0, one.validation_score) for one in outcomes.get(ZERO_SHOT, ()))
+    return item.result(
+        [item.cell((name,), paper.get(name.split(", ")[0]), mean_score(each)) for name, each in outcomes.items()],
+        tables={"seeds": seeds, "validation": [(name, *(curve.get(step) for step in steps)) for name, curve in curves.items()]},
+        columns={"validation": [f"step {step}" for step in steps]},
+        holds=holds,
+        series={name: (*begin, *((float(step), value) for step, value in curve.items())) for name, curve in curves.items()},
+        **said,
+    )
+
+
+def mean_score(outcomes: Sequence[TrialOutcome]) -> float:
+    """Return the mean test score over the seeds in per cent."""
+    return fmean(one.test_score for one in outcomes)
+
+
+def technique_rows(settings: Settings) -> dict[str, Trial]:
+    """Return each technique's trial: as many steps as Table 2's comparison, q = 4 with E = 4."""
+    ranks = {"vera": 8 if settings.quick else 1024}
+    return {
+        name: trial(settings, "P-RGE", technique, queries=4, batch_size=4, steps=SHORT_STEPS, rank=ranks.get(technique, 16))
+        for name, technique in {"LoRA": "lora", "LoRA-FA": "lora_fa", "DoRA": "dora", "VeRA": "vera"}.items()
+    }
+
+
+def table7(item: Item, settings: Settings) -> Result:
+    """Execute LoRA, LoRA-FA, DoRA and VeRA, trained by forward passes."""
+    wanted, paper = technique_rows(settings), printed(PAPER, "table7")
+    outcomes = run_searched(settings, wanted)
+    means = {name: mean_score(each) for name, each in outcomes.items()}
+    rows = []
+    for name, each in outcomes.items():
+        deviation = stdev(one.test_score for one in each) if len(each) > 1 else None
+        rows.append((name, each[0].trained_values, each[0].trial.learning_rate, means[name], deviation))
+    return item.result(
+        [item.cell((name,), paper[(name,)], mean, "%") for name, mean in means.items()],
+        tables={"trained": rows},
+        holds={"near": means["LoRA-FA"] >= max(means.values()) - 3},
+        scores_found=", ".join(f"{name} {mean:.1f}" for name, mean in means.items()),
+        model=wanted["LoRA-FA"].model,
+        steps=wanted["LoRA-FA"].steps,
+    )
