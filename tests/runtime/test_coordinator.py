@@ -12,7 +12,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import Ended, Slow, StepDone, Stop, Train
+from workbench.runtime.commands import Abort, Ended, Pause, Prepare, Slow, StepDone, Stop, Train
 from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
@@ -59,11 +59,15 @@ class Predicted:
 
 @dataclass
 class Trainer:
-    """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs."""
+    """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs.
+
+    only: those that it wants by itself, whatever their pace.
+    """
 
     total: int
     at_least: int = 1
     backup_every: int = 5
+    only: tuple[int, ...] = ()
     step: int = 0
     history: list[int] = field(default_factory=list)  # steps in the order in which they were done
     generations: list[Generation] = field(default_factory=list)
@@ -74,14 +78,14 @@ class Trainer:
         return self.total
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        members = tuple(rank for rank in ready if factors.get(rank, 1.0) < 10)
+        members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10)
         if len(members) < self.at_least:
             raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
         speeds = [1 / factors.get(rank, 1.0) for rank in members]
         job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
         shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
         plan = Plan(method="toy", stages=(Stage(start=0, stop=1, shares=shares),), micro_batch_size=len(members), num_micro_batches=1)
-        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s)
+        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, bool(self.only))
 
     def begun(self, generation: Generation) -> Generation:
         assert generation.job.first_step == self.step, "a stale plan was begun"
@@ -112,7 +116,7 @@ class Trainer:
             self.step = min(backup, self.step)
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return True
+        return generation.members != self.only
 
 
 @dataclass
@@ -123,11 +127,11 @@ class Told:
     said: list[str]
 
 
-def coordinate(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False) -> Told:
+def coordinate(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False, **more: Any) -> Told:
     """Run to the end or to a DeviceLostError; every command is checked."""
     devices, said = Checked(world_size, Work(), VirtualWorld(seed=seed)), []
     fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults))
-    told = Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts), said)
+    told = Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
     try:
         told.coordinator.run()
     finally:
@@ -221,6 +225,27 @@ def test_a_slow_device_is_planned_for_within_five_steps() -> None:
 def test_one_too_slow_for_any_work_is_probed_until_it_is_fast_again() -> None:
     told = coordinate(Trainer(120), *faults("slow:d2:20@step10-40"), adapts=True)
     assert members(told) == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
+
+
+def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_work() -> None:
+    policy = Trainer(60)
+
+    def turn() -> bool:
+        policy.only = (0, 1, 3) if policy.step >= 20 else (0, 1, 2, 3)
+        return policy.step < 50
+
+    begun: list[tuple[Fault, bool]] = []
+    slow = Fault(kind="slow", rank=1, start=1.0, factor=2.0)
+    told = coordinate(policy, slow, turn=turn, injected=lambda *fault: begun.append(fault), clock=lambda: float(policy.step >= 30))
+    assert members(told) == [(0, 1, 2, 3), (0, 1, 3)]
+    prepared = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
+    paused = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
+    assert [rank for _, rank in prepared] == [0, 1, 3] and paused - prepared[-1][0] >= 0.2
+    assert policy.generations[1].job.first_step > 20 and policy.losses == []  # steps were made meanwhile, and none is repeated
+    assert begun == [(slow, True)]  # by the given clock
+    # The run ended before all was done, and the step under way was given up.
+    assert 50 <= policy.step < 60 and isinstance(told.devices.commands[-1][2], Stop)
+    assert sum(isinstance(message, Abort) for _, _, message in told.devices.commands) == 3
 
 
 def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.job import CLUSTER, ClusterName
+from workbench.cli.job import CLUSTER, ClusterName, Fidelity
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
@@ -28,14 +28,6 @@ class Mode(StrEnum):
 
     simulate = "simulate"
     execute = "execute"
-
-
-class Fidelity(StrEnum):
-    """How links are emulated."""
-
-    auto = "auto"
-    kernel = "kernel"
-    paced = "paced"
 
 
 class Reaction(StrEnum):
@@ -67,7 +59,7 @@ def serve(
     report_every: Annotated[float, typer.Option(help="Seconds between two reports of a device.")] = DEFAULTS.report_every_s,
     probe_every: Annotated[float, typer.Option(help="Seconds between two probes of a device left out, at first.")] = DEFAULTS.probe_every_s,
     mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = Mode.execute,
-    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = Fidelity.auto,
+    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
     soak: Annotated[int, typer.Option(help="Instead: so many requests to a tiny model with random faults.", min=0, max=10_000_000)] = 0,
@@ -78,14 +70,14 @@ def serve(
         if path is not None:
             require_writable(path)
     if soak:
-        _soak(soak, seed, fidelity.value, report, out, as_json=as_json)
+        _soak(soak, seed, fidelity, report, out, as_json=as_json)
         return
     described = load_cluster(cluster)
     served = _serve(
         model,
         described,
         mode,
-        fidelity.value,
+        fidelity,
         stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
         rescheduling=ReschedulingSettings(
             reaction=reaction.value,
@@ -112,7 +104,7 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
         planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
         return replace(simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment())
     from workbench.experiment import require_emulated
-    from workbench.methods.galaxy_plus.serving.hosts import measured_host
+    from workbench.methods.galaxy_plus.profiles import measured_host
     from workbench.methods.galaxy_plus.serving.serve import calibrate
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
     from workbench.runtime.engines import EngineCluster
@@ -143,17 +135,15 @@ def _require_length(model: str, length: int) -> None:
 def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:
     """Return the profile of the catalogue's devices for a described model or a real one, and the tokens in each stack."""
     from workbench.profiler.descriptions import MODELS
-    from workbench.profiler.inference import analytic_from, analytic_inference
+    from workbench.profiler.inference import analytic_inference
 
     if model in MODELS:
         profile = analytic_inference(model, cluster)
     else:
-        from workbench.methods.galaxy_plus.measuring import sizes_of
+        from workbench.methods.galaxy_plus.profiles import analytic_profile
         from workbench.models.sharding import model_layout
 
-        layout = model_layout(model)
-        first_bytes, last_bytes = layout.end_bytes
-        profile = analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes)
+        profile = analytic_profile(model, model_layout(model), cluster)
     return profile, (length, max(1, length // 2))[: len(profile.stacks)]
 
 

@@ -187,11 +187,6 @@ class FaultSchedule:
         """Return the second at which the next is due, infinity if none is left."""
         return self._moments["s"][0][0] if self._moments["s"] else math.inf
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether nothing is due any more."""
-        return not any(self._moments.values())
-
     def due(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
         """Return the faults that begin (True) or end (False) by now.  step: how many are done."""
         found = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +39,13 @@ class StreamSettings:
     def __post_init__(self) -> None:
         require_ranges(self, "A stream")
 
+    def arrival_times(self) -> tuple[float, ...]:
+        """Return the arrivals of a Poisson process in seconds, the first after one interval; empty for requests back to back."""
+        if self.rate_per_s == 0:
+            return ()
+        draws = random.Random(self.seed)
+        return tuple(accumulate(draws.expovariate(self.rate_per_s) for _ in range(self.num_requests)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReschedulingSettings:
@@ -49,8 +58,8 @@ class ReschedulingSettings:
     slow_factor: hysteresis) it is taken back.  A device that straggles again within calm_s of that waits back_off times longer, up to
     longest_probe_s, before its next probe; after calm_s without trouble the wait is the first again.
     min_gain: a new plan must be predicted to be faster by this share ('rebalance' and 'best').
-    silence_s: a device that answers no sign of life for so long is lost.  request_timeout_s: a request without an answer after this
-    long is repeated by a new group.
+    silence_s: a device that answers no sign of life for so long is lost.  request_timeout_s: a device that waits so long for
+    another gives the request up, and a new group repeats it.
     """
 
     reaction: Reaction = "exclude"

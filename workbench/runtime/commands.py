@@ -19,7 +19,7 @@ class Train(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """Make ready for such a job, alone, while others still work: a generation with this device follows."""
+    """Make ready for such a job, alone, while others (or it itself) still work: a generation with this device follows."""
 
     job: Any
     place: int
@@ -74,9 +74,7 @@ class Prepared(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """A sign of life.  busy_s: for so long the device has been at its present command, 0 if it waits for one."""
-
-    busy_s: float
+    """A sign of life."""
 
 
 class Leaving(NamedTuple):

@@ -41,6 +41,7 @@ class Generation(NamedTuple):
 
     members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
     job: what every member is sent.  timeout_s: after so long members give up one that is silent.
+    prepares: where it follows another at the policy's wish, its members make ready for it while the other still works.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Generation(NamedTuple):
     job: Any
     predictor: Predictor
     timeout_s: float = 20.0
+    prepares: bool = False
 
 
 Parts = Mapping[int, Ended]
@@ -142,7 +144,9 @@ def nowhere(rank: int, state: str) -> None:
 class Coordinator:
     """One run; used once.  say: takes what the user should know.  show: takes that a device is lost, leaves or is back.
 
-    adapts: pace is looked at.
+    adapts: pace is looked at.  turn: called at every turn, says whether the run goes on; after it the policy is asked whether another
+    plan is wanted.  injected: takes each fault as it begins (True) or ends.  clock: seconds by which faults are due; None: since all
+    devices were ready.
     """
 
     fleet: Fleet
@@ -150,6 +154,9 @@ class Coordinator:
     say: Callable[[str], None]
     show: Callable[[int, str], None] = nowhere
     adapts: bool = False
+    turn: Callable[[], bool] | None = None
+    injected: Callable[[Fault, bool], None] = lambda fault, begins: None
+    clock: Callable[[], float] | None = None
     pace: Pace = field(default_factory=Pace)
 
     _changes: list[Change] = field(default_factory=list)
@@ -158,6 +165,8 @@ class Coordinator:
     _ended: dict[int, Ended] = field(default_factory=dict)
     _lost: set[int] = field(default_factory=set)
     _preparing: set[int] = field(default_factory=set)
+    _planned: Generation | None = None  # the members make ready for it while the present one works
+    _unprepared: set[int] = field(default_factory=set)  # those of them that are not ready yet
     _pausing: bool = False
     _planned_with: dict[int, float] = field(default_factory=dict)
     _deadline_s: float | None = None
@@ -176,11 +185,9 @@ class Coordinator:
             return
         try:
             self._run()
-        except BaseException:
+        finally:
             if self._generation is not None:
                 self.fleet.command(self._generation.members, Abort(self._generation.number))
-            raise
-        finally:
             self.fleet.stop()
 
     @property
@@ -198,10 +205,17 @@ class Coordinator:
             if self._generation is None:
                 self._begin()
             self._take_news(_TICK_S)
-            for fault, begins in fleet.inject(fleet.now_s() - self._begin_s, policy.step):
+            for fault, begins in fleet.inject(self._seconds(), policy.step):
                 self._injected(fault, begins)
             fleet.listen()
             self._look_after()
+            if self.turn is not None:
+                if not self.turn():
+                    return
+                self._follow_policy()
+
+    def _seconds(self) -> float:
+        return self.fleet.now_s() - self._begin_s if self.clock is None else self.clock()
 
     # News.
 
@@ -242,13 +256,17 @@ class Coordinator:
                     if content.end == "lost":
                         self._wait_for_others(generation)
                     self._close_generation()
-            case Probed():
+            case Probed() if self.adapts:
                 self.pace.observe(rank, content.slowness, 1.0)
             case Prepared():
                 if rank in self._preparing:
                     self._preparing.discard(rank)
                     self._noticed("return", rank)
                     self._pause()
+                elif rank in self._unprepared:
+                    self._unprepared.discard(rank)
+                    if not self._unprepared:
+                        self._pause()
             case _:
                 self.policy.heard(generation, rank, content)
 
@@ -319,6 +337,7 @@ class Coordinator:
         generation = self.policy.begun(generation)
         self._generation, self._ended, self._lost = generation, {}, set()
         self._pausing, self._deadline_s = False, None
+        self._planned, self._unprepared = None, set()
         self._planned_with = dict(self.pace.factors)
         self.pace.accept({})
         for change in self._changes:
@@ -354,6 +373,24 @@ class Coordinator:
             self._pausing = True
             self.fleet.command(self._generation.members, Pause(self._generation.number, self.policy.step + 1))
 
+    def _follow_policy(self) -> None:
+        """Let the generation follow that the policy wants by now, once its members have made ready for it."""
+        ready, factors = self._ready, self.pace.factors
+        if self._generation is None or self._pausing:
+            return
+        if not self.policy.differs(self._generation, ready, factors):
+            self._planned, self._unprepared = None, set()
+        elif self._planned is None or self.policy.differs(self._planned, ready, factors):
+            try:
+                self._planned = planned = self.policy.generation(self._number + 1, ready, factors)
+            except PlanError:
+                return
+            self._unprepared = set(planned.members) if planned.prepares else set()
+            for rank in self._unprepared:
+                self.fleet.command((rank,), Prepare(planned.job, planned.members.index(rank)))
+            if not planned.prepares:
+                self._pause()
+
     def _wait_for_others(self, generation: Generation) -> None:
         if self._deadline_s is None:
             self._deadline_s = self.fleet.now_s() + generation.timeout_s
@@ -361,6 +398,7 @@ class Coordinator:
     # What the coordinator does by itself.
 
     def _injected(self, fault: Fault, begins: bool) -> None:
+        self.injected(fault, begins)
         kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
         self.say(f"Fault: {kind} {self.fleet.name(fault.rank)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
         self._changes.append(Change(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))

@@ -97,7 +97,7 @@ class Worker(Protocol):
         ...
 
     def prepare(self, job: Any, place: int) -> None:
-        """Load what such a job needs of the member at `place`."""
+        """Load what such a job needs of the member at `place`; in a thread of its own while another job is under way."""
         ...
 
     def slowness(self, factor: float, detail: Any) -> float | None:
@@ -112,13 +112,13 @@ def serve_device(context: RankContext, address: str, worker: Worker) -> None:
 
 
 class _Server:
-    """Pause, Abort, Slow and Ping act at once, in the listener's thread; jobs wait for the main thread."""
+    """Pause, Abort, Slow and Ping act at once, in the listener's thread; jobs wait for the main thread, which one prepares for beside."""
 
     def __init__(self, context: RankContext, address: str, worker: Worker) -> None:
         self._context, self._worker = context, worker
         self._controls = Controls()
         self._generation = -1
-        self._busy_since_s: float | None = None
+        self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._listener = CommandListener(context, address, self._take)
         context.publish(c.Ready())
@@ -138,9 +138,9 @@ class _Server:
                 continue
             if isinstance(command, c.Stop):
                 return
-            self._busy_since_s = self._context.now_s()
+            self._is_at_work = True
             self._do(command)
-            self._busy_since_s = None
+            self._is_at_work = False
 
     def _do(self, command: Any) -> None:
         match command:
@@ -165,8 +165,9 @@ class _Server:
             case c.Slow():
                 self._controls.slow_down(command.factor)
             case c.Ping():
-                since_s = self._busy_since_s
-                self._context.publish(c.Pong(0.0 if since_s is None else self._context.now_s() - since_s))
+                self._context.publish(c.Pong())
+            case c.Prepare() if self._is_at_work:  # for the job after the one under way
+                threading.Thread(target=self._do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():
                 self._context.publish(c.Leaving())
             case c.Train():

@@ -100,16 +100,14 @@ class Fleet:
         faults: FaultSchedule,
         *,
         silence_s: float = 2.0,
-        longest_command_s: float = float("inf"),
         num_restarts: int = 0,
     ) -> None:
         """names: of the devices.  silence_s: a device without a sign of life for so long is ended.
 
-        longest_command_s: so is one that is at one command for longer.  num_restarts: so often a device that dies by itself, or whose job
-        fails, is started again; with none a job's error is raised.
+        num_restarts: so often a device that dies by itself, or whose job fails, is started again; with none a job's error is raised.
         """
         self._devices, self._names, self.faults = devices, names, faults
-        self._silence_s, self._longest_s, self._num_restarts = silence_s, longest_command_s, num_restarts
+        self._silence_s, self._num_restarts = silence_s, num_restarts
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
@@ -147,11 +145,6 @@ class Fleet:
     def absent(self) -> str:
         """Return the names of the devices that take no commands."""
         return ", ".join(name for rank, name in enumerate(self._names) if rank not in self.ready)
-
-    @property
-    def may_grow(self) -> bool:
-        """Return whether a device may still come."""
-        return bool(self.awaited) or not self.faults.is_over
 
     def awaits_return(self) -> bool:
         """Return whether a device that is down comes back, although no step is done until then: one that was to at a step comes now."""
@@ -191,8 +184,6 @@ class Fleet:
             case Pong():
                 if rank in self._pinged_s:
                     self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
-                if content.busy_s > self._longest_s:
-                    self.end(rank)
             case Ready():
                 self.ready.add(rank)
                 self.awaited.discard(rank)

@@ -217,7 +217,7 @@ class VirtualDevices:
             case c.Prepare():
                 self._after(rank, self._world.prepare_s, partial(self._tell, rank, c.Prepared()))
             case c.Ping():
-                self._tell(rank, c.Pong(0.0))
+                self._tell(rank, c.Pong())
             case c.Leave():
                 self._tell(rank, c.Leaving())
             case c.Stop():

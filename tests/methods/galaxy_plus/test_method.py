@@ -20,7 +20,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.fetch import asset_path
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import profiles
-from workbench.methods.galaxy_plus.launch import percentile, rank_job
+from workbench.methods.galaxy_plus.launch import rank_job
 from workbench.methods.galaxy_plus.measuring import measure_host
 from workbench.methods.galaxy_plus.method import GalaxyPlus
 from workbench.methods.galaxy_plus.planning import inference_of
@@ -218,9 +218,3 @@ def test_a_sweep_lays_measured_beside_simulated(data: Path, engines: EngineClust
     points = method.sweep(prepared, profile, cluster, plans, engines, num_steps=2, folder=tmp_path)
     assert [point.name for point in points] == ["galaxy", "edgeshard"]
     assert all(point.predicted_s > 0 and (point.measured_s or 0) > 0 for point in points)
-
-
-def test_percentiles() -> None:
-    values = [float(number) for number in range(101)]
-    assert [percentile(values, share) for share in (0.0, 0.5, 0.955, 1.0)] == [0.0, 50.0, 95.5, 100.0]
-    assert percentile([7.0], 0.99) == 7.0

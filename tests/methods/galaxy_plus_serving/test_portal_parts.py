@@ -2,22 +2,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import pytest
 
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
-from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.core.serving import ReschedulingSettings
-from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare
+from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare, means
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import ServingLog
-from workbench.methods.galaxy_plus.serving.messages import Loaded
-from workbench.methods.galaxy_plus.serving.placement import Loading, Placement
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
-from workbench.methods.galaxy_plus.serving.reports import means
 from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 
 EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
@@ -77,7 +72,7 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
     def compute(stage: int, duration_s: float, host_s: float = 0.0) -> None:
         pacer.run(partial(lambda op, reads: sleep(host_s), Op(kind="UP", stage=stage), ()), duration_s)
 
-    pacer = ReportingPacer(2.0, is_emulated=True, every_s=0.03, tell=told.append, clock=lambda: now_s, sleep=sleep)
+    pacer = ReportingPacer(2.0, every_s=0.03, tell=told.append, clock=lambda: now_s, sleep=sleep)
     for block in range(8):
         compute(block, 0.004)
         compute(block, 0.004)
@@ -97,7 +92,7 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
     pacer.tell()
     assert 1 not in told[-1]
     # A real device's time is what it took.
-    real = ReportingPacer(1.0, is_emulated=False, every_s=1.0, tell=told.append, clock=lambda: now_s, sleep=sleep)
+    real = ReportingPacer(0.0, every_s=1.0, tell=told.append, clock=lambda: now_s, sleep=sleep)
     real.run(partial(lambda op, reads: sleep(0.05), Op(kind="UP", stage=3), ()), 0.0)
     real.tell()
     assert told[-1] == {3: pytest.approx(0.05)}
@@ -165,18 +160,3 @@ def test_equal_plans_are_one_in_the_log() -> None:
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
     assert [log.plan(plan) for plan in made] == [0, 0, 1]
-
-
-def test_devices_of_a_plan_must_have_one_program() -> None:
-    """Before the first request the portal compares them: the error names both devices, the place and both operations."""
-    no_fleet: Any = None
-    no_layout: Any = type("Layout", (), {"stacks": ()})
-
-    def told(seconds: str) -> Loaded:
-        return Loaded(0, 0.1, 5, 5, program=f'device {{"name": "a"}}\nrank 0\n0F0 () -> (x) = 1.0\n0F1 (x) -> () = {seconds}\n')
-
-    placement = Placement(no_fleet, no_layout, (8,), {})
-    placement.loading = Loading(0, {}, {0, 1, 2}, 0.0)
-    assert placement.was_loaded(1, told("2.0")) is None and placement.was_loaded(0, told("2.0")) is None
-    with pytest.raises(ScheduleError, match=r"At rank 0, operation 1, rank 1 has '0F1 \(x\) -> \(\) = 2.0', rank 2 has .* = 3.0'"):
-        placement.was_loaded(2, told("3.0"))

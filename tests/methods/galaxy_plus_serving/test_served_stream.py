@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.serving import ServedRequest, ServingEvent, StreamSettings
-from workbench.methods.galaxy_plus.requests import Request
-from workbench.methods.galaxy_plus.serving.hosts import made_up_host
+from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.galaxy_plus.serving.soak import (
     SETTINGS,
@@ -154,9 +152,6 @@ def test_what_cannot_be_served() -> None:
         serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
     with pytest.raises(ConfigError, match="reads 1 to"):
         serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
-    unequal = [Request(length, torch.zeros(1, length, dtype=torch.long)) for length in (4, 5)]
-    with pytest.raises(ConfigError, match="several lengths"):
-        serve(SOAK_MODEL, cluster, engines, host, stream=stream, requests=unequal)
     small = dataclasses.replace(cluster, devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices))
     with pytest.raises(PlanError, match="device-"):
         serve(SOAK_MODEL, small, engines, host, stream=stream)

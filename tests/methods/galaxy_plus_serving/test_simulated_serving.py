@@ -13,7 +13,6 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld
-from workbench.methods.galaxy_plus.serving.stream import RequestQueue, arrival_times
 
 SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)
 
@@ -29,26 +28,13 @@ def served_ranks(report: ServingReport) -> list[tuple[int, ...]]:
 
 def test_poisson_arrivals_have_the_rate_and_repeat_with_the_seed() -> None:
     settings = StreamSettings(num_requests=4000, rate_per_s=20.0, seed=3)
-    times = arrival_times(settings)
+    times = settings.arrival_times()
     gaps = [later - earlier for earlier, later in zip((0.0, *times), times, strict=False)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(1 / 20, rel=0.05)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)  # exponential: deviation = mean
-    assert times == arrival_times(settings)
-    assert times != arrival_times(dataclasses.replace(settings, seed=4))
-
-
-def test_queue_is_first_come_first_served_and_repeats_first() -> None:
-    queue = RequestQueue(StreamSettings(num_requests=3, rate_per_s=1.0))
-    arrivals = arrival_times(StreamSettings(num_requests=3, rate_per_s=1.0))
-    assert queue.take(arrivals[0] / 2) is None
-    first = queue.take(arrivals[2])
-    assert first is not None and (first.number, first.arrival_s) == (0, arrivals[0])
-    queue.put_back(first)
-    assert queue.num_left == 3
-    taken = [queue.take(arrivals[2]) for _ in range(4)]
-    assert [request.number for request in taken if request is not None] == [0, 1, 2]
-    assert queue.num_left == 0 and queue.next_arrival_s() is None
+    assert times == settings.arrival_times()
+    assert times != dataclasses.replace(settings, seed=4).arrival_times()
 
 
 def test_latency_is_queueing_and_service(make_world: Callable) -> None:
@@ -57,7 +43,7 @@ def test_latency_is_queueing_and_service(make_world: Callable) -> None:
     report = world.serve(400, rate_per_s=0.8 / service_s, seed=1)
     assert [request.number for request in report.requests] == list(range(400))
     end_s = 0.0
-    for request, arrival_s in zip(report.requests, arrival_times(report.stream), strict=True):
+    for request, arrival_s in zip(report.requests, report.stream.arrival_times(), strict=True):
         assert request.arrival_s == arrival_s
         assert request.start_s == pytest.approx(max(arrival_s, end_s))  # Lindley's recursion
         assert request.service_s == pytest.approx(service_s)

@@ -32,7 +32,7 @@ class DeviceReporter:
         self._last_end_s = None
         if epoch is not None:
             self._where = {"epoch": epoch}
-        self._context.publish(self._where | {"phase": name, "used_bytes": self._used_bytes()})
+        self._context.publish(self._where | {"phase": name, "used_bytes": self.used_bytes})
 
     def step(self, trace: StepTrace, num_steps: int, *, cached: bool, trains: bool = True) -> None:
         """Tell of a step that this device has done.  A step lasts from the end of the one before, so that waiting counts.
@@ -49,11 +49,13 @@ class DeviceReporter:
             "phase": self._phase,
             "step_s": trace.end_s - begin_s,
             "busy_s": trace.busy_s,
-            "used_bytes": self._used_bytes(),
+            "used_bytes": self.used_bytes,
         }
         self._context.publish(self._where | message | ({"loss": trace.loss} if trains else {}))
 
-    def _used_bytes(self) -> int | None:
+    @property
+    def used_bytes(self) -> int | None:
+        """Return the bytes that count against the budget; None on a system that does not tell."""
         if self._budget is None or not self._budget.footprint_bytes:
-            return None  # a system that does not tell
+            return None
         return self._budget.used_bytes

@@ -72,17 +72,18 @@ def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
     """Return the result with every moment moved by this rank's clock offset, so that ranks of several machines compare."""
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
     steps = [on_clock(step, offset_s) for step in result.steps]
-    return replace(result, steps=steps, phases_s=phases_s, redistribution=_moved(result.redistribution, offset_s))
+    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution, offset_s))
 
 
 def on_clock(step: StepTrace, offset_s: float) -> StepTrace:
     """Return a step with every moment moved by a clock's offset."""
     memory = tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory)
-    spans = tuple(_moved(step.spans, offset_s))
+    spans = tuple(moved(step.spans, offset_s))
     return step._replace(start_s=step.start_s + offset_s, end_s=step.end_s + offset_s, spans=spans, memory=memory)
 
 
-def _moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
+def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
+    """Return spans with every moment moved by a clock's offset."""
     return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from workbench.core.cluster import Cluster
@@ -61,29 +62,20 @@ class Progress:
 
 def measured_steps(served: RankServed, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
     """Return the predicted requests with what the first device measured, from the request's beginning to its answer."""
-    return tuple(
-        StepRecord(
-            epoch=0,
-            step=record.step,
-            samples=1,
-            cached=False,
-            predicted_s=record.predicted_s,
-            measured_s=trace.end_s - trace.start_s,
-        )
-        for record, trace in zip(predicted, served.requests, strict=False)
-    )
+    traces = zip(predicted, served.requests, strict=False)
+    return tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces)
 
 
 def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, float]:
     """Return mean, percentiles, throughput, and of texts the time of the first token and of each further one."""
     traces = served.requests
-    latencies = sorted(trace.end_s - trace.start_s for trace in traces)
+    latencies = [trace.end_s - trace.start_s for trace in traces]
     metrics = {
         "requests": float(len(latencies)),
         "latency mean s": statistics.fmean(latencies),
-        "latency p50 s": percentile(latencies, 0.50),
-        "latency p95 s": percentile(latencies, 0.95),
-        "latency p99 s": percentile(latencies, 0.99),
+        "latency p50 s": float(np.percentile(latencies, 50)),
+        "latency p95 s": float(np.percentile(latencies, 95)),
+        "latency p99 s": float(np.percentile(latencies, 99)),
         "requests per s": len(latencies) / (traces[-1].end_s - traces[0].start_s),
     }
     further = [seconds for trace in traces for seconds in trace.token_s]
@@ -93,14 +85,6 @@ def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, floa
     if further:
         metrics["further token s"] = statistics.fmean(further)
     return metrics
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of the ordered values lie, linearly between neighbours."""
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
 def measured_timelines(results: Sequence[RankServed], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +13,11 @@ from workbench.methods.galaxy_plus.requests import Request
 from workbench.models.language_model_head import head_scale
 from workbench.models.loading import load_model, load_stack
 
+TOLERANCE = 1e-4
+"""An answer is right if no number of it is further from the local model's than this part of the largest."""
 
-def local_hidden(name: str, requests: list[Request]) -> list[Tensor]:
+
+def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
     """Return the final hidden states (1, t, d) of each request, of an encoder-decoder the decoder's (1, s, d)."""
     stack = load_stack(name)
     with torch.inference_mode():
@@ -22,6 +27,12 @@ def local_hidden(name: str, requests: list[Request]) -> list[Tensor]:
             mask = torch.ones(request.ids.shape[:2], dtype=torch.int64)
             found.append(stack(request.ids, mask, request.decoder_ids)[0])
     return found
+
+
+def is_right(found: Any, expected: Tensor) -> bool:
+    """Return whether an answer (an array) equals the local model's to float tolerance."""
+    wanted = expected.numpy()
+    return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:

@@ -104,13 +104,12 @@ def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cl
 
 def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:
     """Return what prices a plan: a request of mean length, simulated."""
-    return InferencePrices(
-        profile=profile,
-        cluster=cluster,
-        lengths=stack_lengths(profile, prepared.typical_length, prepared.decoder_length),
-        build=inference_schedule,
-        simulate=simulate,
-    )
+    return prices_of(profile, cluster, stack_lengths(profile, prepared.typical_length, prepared.decoder_length))
+
+
+def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> InferencePrices:
+    """Return what prices a plan by simulation of a request.  lengths: tokens in each stack."""
+    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:

@@ -6,13 +6,13 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prepare import PreparedJob
-from workbench.schedules.inference import Exchange, InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
+from workbench.methods.galaxy_plus.programs import Programs
+from workbench.schedules.inference import Exchange
 from workbench.simulator import simulate
 
 REQUEST, TOKEN = "request", "next token"
@@ -23,13 +23,12 @@ class Predictor:
     """Prices requests of one plan on one cluster."""
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan, *, exchange: Exchange = "direct") -> None:
-        self._profile, self._cluster, self._plan, self._exchange = profile, cluster, plan, exchange
+        self._programs, self._plan, self._exchange = Programs(cluster, profile.stacks, profile), plan, exchange
         self._seconds: dict[tuple[int, ...], float] = {}
 
     def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of one sequence."""
-        layout = InferenceLayout.build(self._plan, self._profile.stacks, lengths)
-        made = self._simulated(layout, title, memory)
+        made = simulate(self._programs.sequence(self._plan, lengths).program, title=title, memory=memory)
         self._seconds[lengths] = made.makespan_s
         return made
 
@@ -41,8 +40,8 @@ class Predictor:
 
     def token_timeline(self, past: int, memory_length: int, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of one more token."""
-        layout = InferenceLayout.decode(self._plan, self._profile.stacks, past=past, memory_length=memory_length)
-        return self._simulated(layout, title, memory, decodes=True)
+        token = self._programs.token(self._plan, past=past, memory_length=memory_length, exchange=self._exchange)
+        return simulate(token.program, title=title, memory=memory)
 
     def tokens_s(self, lengths: tuple[int, ...], count: int) -> float:
         """Return the seconds of `count` more tokens: of the middle one, so many times (its price grows linearly with what is before)."""
@@ -53,12 +52,6 @@ class Predictor:
         if key not in self._seconds:
             self._seconds[key] = self.token_timeline(past, memory_length, memory=False).makespan_s
         return count * self._seconds[key]
-
-    def _simulated(self, layout: InferenceLayout, title: str, memory: bool, *, decodes: bool = False) -> Timeline:
-        size = self._cluster.world_size
-        schedule = decode_schedule(layout, size, exchange=self._exchange) if decodes else inference_schedule(layout, size)
-        program = Program.on(self._cluster, schedule, InferenceCosts(self._profile, self._cluster, layout))
-        return simulate(program, title=title, memory=memory)
 
 
 def shown_request(prepared: PreparedJob) -> int:
@@ -74,10 +67,10 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     predictor = Predictor(inference_of(profile), cluster, plan.inference, exchange=prepared.options.exchange)
     shown = shown_request(prepared)
     lengths = prepared.lengths(shown)
-    timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=request_title(prepared))}
+    timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=f"Request {shown + 1}, {lengths[0]} tokens")}
     if generate > 1:
-        memory_length = lengths[0] if len(lengths) > 1 else 0
-        timelines[f"{TOKEN}, predicted"] = predictor.token_timeline(lengths[-1], memory_length, title=token_title(prepared))
+        memory_length, title = lengths[0] if len(lengths) > 1 else 0, f"The second new token of request {shown + 1}"
+        timelines[f"{TOKEN}, predicted"] = predictor.token_timeline(lengths[-1], memory_length, title=title)
     steps = []
     for number in range(prepared.num_requests):
         lengths = prepared.lengths(number)
@@ -85,14 +78,3 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         steps.append(StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds))
     whole = sum(step.predicted_s or 0.0 for step in steps)
     return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})
-
-
-def request_title(prepared: PreparedJob) -> str:
-    """Return the title of the request that is shown."""
-    shown = shown_request(prepared)
-    return f"Request {shown + 1}, {prepared.test.lengths[shown]} tokens"
-
-
-def token_title(prepared: PreparedJob) -> str:
-    """Return the title of the token that is shown."""
-    return f"The second new token of request {shown_request(prepared) + 1}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.measuring import measure_host, sizes_of
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.models.facts import ModelFacts
-from workbench.models.sharding import What, model_layout, open_weights
+from workbench.models.loading import model_facts
+from workbench.models.sharding import ModelLayout, What, model_layout, open_weights
 from workbench.planners.galaxy_plus import stack_lengths
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
@@ -60,17 +61,31 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     return replace(measured.profile, model=asked.model)
 
 
+def measured_host(model: str, length: int, notify: Notify) -> InferenceProfile:
+    """Return the profile of a core of this host for requests of so many tokens, measured now or kept from before."""
+    return answer_of_host(HostQuestion(model=model, facts=model_facts(model), longest=length, what="hidden"), notify, refresh=False)
+
+
+def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
+    """Return the profile of an imagined core of so many FLOP/s, slower than this host's.
+
+    With it a tiny model takes emulated devices as long as a large one would, and the host has little to do: to try out what the
+    portal does, and for tests; the times are then of no device that exists.
+    """
+    device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
+    return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
+
+
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:
     """Return the costs by the devices' FLOP/s."""
-    first_bytes, last_bytes = prepared.layout.end_bytes
-    return analytic_from(
-        prepared.job.model,
-        sizes_of(prepared.layout),
-        cluster,
-        first_bytes=first_bytes,
-        last_bytes=last_bytes,
-        vocabulary=prepared.facts.vocabulary_size if prepared.options.generate else 0,
-    )
+    vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
+    return analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary)
+
+
+def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
+    """Return a model's costs by the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
+    first_bytes, last_bytes = layout.end_bytes
+    return analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
 
 
 def as_profile(inference: InferenceProfile, cluster: Cluster) -> Profile:

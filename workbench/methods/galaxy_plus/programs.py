@@ -10,7 +10,6 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
-from workbench.profiler.inference import scaled_to
 from workbench.schedules.inference import Exchange, InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
 
 KEPT_PROGRAMS = 128
@@ -25,11 +24,13 @@ class Prepared(NamedTuple):
 
 
 class Programs:
-    """A rank's programs, by plan and lengths.  host: the profile of one unslowed core; None for devices that are not slowed down."""
+    """The programs of one cluster, by plan and lengths.  profile: what its devices cost; None: they run as fast as they can."""
 
-    def __init__(self, cluster: Cluster, stacks: tuple[StackShape, ...], host: InferenceProfile | None) -> None:
+    def __init__(self, cluster: Cluster, stacks: tuple[StackShape, ...], profile: InferenceProfile | None) -> None:
         self.cluster, self.stacks = cluster, stacks
-        self._profile = _free(stacks, cluster.world_size) if host is None else scaled_to(host, cluster)
+        self._profile = profile or InferenceProfile(
+            model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size
+        )
         self._kept: OrderedDict[tuple, Prepared] = OrderedDict()
 
     def sequence(self, plan: InferencePlan, lengths: tuple[int, ...]) -> Prepared:
@@ -61,8 +62,3 @@ class Programs:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return found
-
-
-def _free(stacks: tuple[StackShape, ...], world_size: int) -> InferenceProfile:
-    """Return a profile in which nothing takes time, for devices that run as fast as they can."""
-    return InferenceProfile(model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * world_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
@@ -42,13 +43,10 @@ class Answer(NamedTuple):
     spans: tuple[Span, ...] = ()
     memory: tuple[MemorySample, ...] = ()
 
-    def busy_s(self) -> dict[int, float]:
-        """Return the seconds for which this device computed on each block (embedding counts to the first, the head behind the last)."""
-        seconds: dict[int, float] = {}
-        for span in self.spans:
-            if not span.op.is_communication:
-                seconds[span.op.stage] = seconds.get(span.op.stage, 0.0) + span.end_s - span.start_s
-        return seconds
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds for which this device computed."""
+        return sum(span.end_s - span.start_s for span in self.spans if not span.op.is_communication)
 
 
 class Generated(NamedTuple):
@@ -91,3 +89,22 @@ def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
     config = layout.config
     grid = config.image_size // config.patch_size
     return grid * grid + 1, config.num_channels * config.patch_size**2
+
+
+def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
+    """Return sequences of random tokens, all of one length (of an encoder-decoder half as many go to the decoder).
+
+    Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is fixed.
+    """
+    asked = f"Requests of {length} tokens to '{layout.family_name}' were asked for."
+    if layout.family.reads_images:
+        raise ConfigError(asked, "It reads pictures.", "Serve a text model.")
+    if not 1 <= length <= layout.max_length:
+        raise ConfigError(asked, f"It reads 1 to {layout.max_length}.", "Choose such a length.")
+    draws = torch.Generator().manual_seed(seed)
+    decoder_length = max(1, length // 2) if layout.has_decoder else 0
+
+    def tokens(number: int) -> Tensor:
+        return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
+
+    return tuple(Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count))

@@ -33,10 +33,10 @@ from workbench.models.sharding import (
     reload_shard,
     shard_spec,
 )
+from workbench.profiler.inference import scaled_to
 from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
-from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.paced_links import PacedLinks
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import Meeting
@@ -57,6 +57,10 @@ class SessionSetup:
     timeout_s: float = 20.0
     exchange: Exchange = "direct"
 
+    def paced_by(self, context: RankContext) -> InferenceProfile | None:
+        """Return what the devices cost, by which they are slowed down; None if they are not."""
+        return None if self.host is None or context.fidelity == "real" else scaled_to(self.host, self.cluster)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
@@ -72,11 +76,45 @@ class Holding:
         return 0 if self.shard is None else self.shard.held_bytes
 
 
+class Slices:
+    """Reads a device's slices of a model from its disk."""
+
+    def __init__(self, model: str, layout: ModelLayout) -> None:
+        self._model, self._layout = model, layout
+        self._source: WeightSource | None = None
+
+    def read(self, spec: ShardSpec, old: ModelShard | None, *, release: bool = False) -> tuple[ModelShard, int]:
+        """Return what a specification asks for, and the bytes that were read for it.
+
+        old: what is held now, of which as much as possible is kept; release: see reload_shard.
+        """
+        if self._source is None:
+            self._source = open_weights(self._model, layout=self._layout)
+        source, before = self._source, self._source.bytes_read
+        try:
+            if old is not None:
+                shard = reload_shard(old, spec, source, release=release)
+            else:
+                # Whoever becomes a plan's first device needs the token after which a second text begins.
+                separator_id = load_tokenizer(self._model).separator_id if self._layout.family.has_token_types else None
+                shard = load_shard(self._layout, spec, source, separator_id=separator_id)
+            return shard, source.bytes_read - before
+        finally:
+            if not (source.is_on_disk or self._model.startswith("tiny-")):
+                self.close()  # it holds the whole model
+
+    def close(self) -> None:
+        """Close the weights' source."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+
 class InferenceSession:
     """One rank of a group that answers requests; a context manager.
 
     devices[i]: which of the cluster's devices the group's rank i is (None: the same number), for the devices that a failure has left.
-    pacer: of this device (None: one that slows an emulated device down).
+    pacer: of this device (None: one that slows an emulated device down).  programs: those made before.
     """
 
     def __init__(
@@ -84,85 +122,56 @@ class InferenceSession:
         context: RankContext,
         setup: SessionSetup,
         group: dist.ProcessGroup,
-        budget: MemoryBudget | None = None,
         *,
         devices: Sequence[int] | None = None,
         layout: ModelLayout | None = None,
         pacer: Pacer | None = None,
+        programs: Programs | None = None,
     ) -> None:
-        self.context, self.setup, self.group, self.budget = context, setup, group, budget
+        self.context, self.setup, self.group = context, setup, group
         self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
         self.rank = context.rank
         self._peers = {device: number for number, device in enumerate(self.devices)}
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Shards of unequal size take unequal time to load: nobody must give up on the others meanwhile.
-        self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices])
+        self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
         self.layout = layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
-        self._source: WeightSource | None = None
-        self.is_paced = setup.host is not None and context.fidelity != "real"
-        self.pacer = pacer or Pacer(1.0 if self.is_paced else 0.0, dilation=context.dilation)
+        self._slices = Slices(setup.model, self.layout)
+        is_paced = setup.paced_by(context) is not None
+        self.pacer = pacer or Pacer(1.0 if is_paced else 0.0, dilation=context.dilation)
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
             paced_links=PacedLinks(cluster=setup.cluster.with_slower_links(context.dilation), rank=self.rank)
-            if self.is_paced and context.fidelity == "paced"
+            if is_paced and context.fidelity == "paced"
             else None,
             timeout_s=setup.timeout_s * context.dilation,
             peers=self._peers,
         )
         self.executor = Executor(self.rank, transport, self.pacer)
         self.control = ControlChannel(group, self.rank, self._peers)
-        self.programs = Programs(setup.cluster, self.stacks, setup.host if self.is_paced else None)
+        self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context))
 
     def __enter__(self) -> InferenceSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.executor.close()
-        self._release(keep=False)
+        self._slices.close()
 
-    # Weights.
+    def load(self, plan: InferencePlan, *, spare: Holding | None = None) -> Holding:
+        """Return this rank's slices for a plan, read from disk.
 
-    def load(self, plan: InferencePlan, *, spare: Holding | None = None, forgotten: Sequence[int] = ()) -> Holding:
-        """Return this rank's slices for a plan, read from disk; a background thread may call it while requests are answered.
-
-        spare: what is held now, of which as much as possible is kept.  forgotten: devices that have lost what they held since then.
-        All devices must agree on both.
+        spare: what is held now, of which as much as possible is kept.  All devices must agree on it.
         """
-        known = {} if spare is None else {rank: spec for rank, spec in spare.specs.items() if rank not in forgotten}
-        held = [known.get(rank) for rank in plan.ranks] if known else None
+        held = None if spare is None else [spare.specs.get(rank) for rank in plan.ranks]
         specs = {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
         if self.rank not in specs:
             return Holding(plan=plan, shard=None, specs=specs)
-        source = self._open()
-        old = None if spare is None or self.rank in forgotten else spare.shard
-        try:
-            if old is not None:
-                shard = reload_shard(old, specs[self.rank], source)
-            else:
-                shard = load_shard(self.layout, specs[self.rank], source, separator_id=self._separator_id())
-        finally:
-            self._release(keep=True)
+        shard, _ = self._slices.read(specs[self.rank], None if spare is None else spare.shard)
         return Holding(plan=plan, shard=shard, specs=specs)
-
-    def _separator_id(self) -> int | None:
-        """Return the token after which a second text begins: whoever becomes a plan's first device needs it."""
-        return load_tokenizer(self.setup.model).separator_id if self.layout.family.has_token_types else None
-
-    def _open(self) -> WeightSource:
-        if self._source is None:
-            self._source = open_weights(self.setup.model, layout=self.layout)
-        return self._source
-
-    def _release(self, *, keep: bool) -> None:
-        """Close the weights' source; keep: unless it holds none of them itself, or is a test's model."""
-        if self._source is not None and not (keep and (self._source.is_on_disk or self.setup.model.startswith("tiny-"))):
-            self._source.close()
-            self._source = None
-
-    # Requests.
 
     def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
         """Return what runs a plan on a sequence of the request's length; made once for each length."""
@@ -238,15 +247,6 @@ class InferenceSession:
             tuple(done.spans),
             tuple(done.memory),
         )
-
-    # Beside the requests.
-
-    def slow_down(self, factor: float) -> None:
-        """Make this emulated device `factor` times slower than it is, from the next operation on; 1 makes it what it was."""
-        if not factor > 0:
-            raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be above 0.", "Give a factor such as 4, or 1 for none.")
-        if self.is_paced:
-            self.pacer.factor = factor
 
     def barrier(self, program: Program | None = None) -> None:
         """Wait for all devices of the group (see Meeting).  program: of the next request; raises ScheduleError if they differ."""

@@ -11,6 +11,8 @@ import torch
 
 from workbench.core.inference import InferencePlan
 from workbench.core.timeline import MemorySample, Span
+from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING, DeviceReporter
+from workbench.methods.common.session import moved
 from workbench.methods.galaxy_plus.prepare import request_of
 from workbench.methods.galaxy_plus.requests import Answer, Request
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
@@ -20,7 +22,7 @@ from workbench.runtime.memory import MemoryBudget, read_memory, release_free_mem
 from workbench.runtime.process_group import group
 from workbench.tasks.tokenize import TokenizedSplit
 
-LOADING, SERVING, WAITING, IDLE, DONE = "loading", "answering", "waiting for the others", "idle", "done"
+SERVING = "answering"
 TOLD_EVERY_S = 0.2
 
 
@@ -79,7 +81,7 @@ def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
         with (
             group(context, rank_job.setup.timeout_s) as process_group,
             MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
-            InferenceSession(context, rank_job.setup, process_group, budget) as session,
+            InferenceSession(context, rank_job.setup, process_group) as session,
         ):
             result = _Run(context, session, rank_job, budget).all()
         return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
@@ -90,26 +92,18 @@ def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
 def on_rank_zeros_clock(result: RankServed, offset_s: float) -> RankServed:
     """Return the result with the moments of what is drawn moved by this rank's clock offset, so that ranks of several machines compare."""
 
-    def moved(spans: Sequence[Span]) -> tuple[Span, ...]:
-        return tuple(span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans)
-
     def later(samples: Sequence[MemorySample]) -> tuple[MemorySample, ...]:
         return tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in samples)
 
-    return replace(
-        result,
-        spans=moved(result.spans),
-        memory=later(result.memory),
-        token_spans=moved(result.token_spans),
-        token_memory=later(result.token_memory),
-    )
+    spans, token_spans = (tuple(moved(spans, offset_s)) for spans in (result.spans, result.token_spans))
+    return replace(result, spans=spans, memory=later(result.memory), token_spans=token_spans, token_memory=later(result.token_memory))
 
 
 class _Run:
     """The state of one rank between its requests."""
 
     def __init__(self, context: RankContext, session: InferenceSession, rank_job: RankJob, budget: MemoryBudget) -> None:
-        self._context, self._session, self._job, self._budget = context, session, rank_job, budget
+        self._context, self._session, self._job, self._reporter = context, session, rank_job, DeviceReporter(context, budget)
         self._result = RankServed(rank=context.rank)
         self._is_first = context.rank == rank_job.plan.ranks[0]
         self._told_s = float("-inf")
@@ -117,7 +111,7 @@ class _Run:
     def all(self) -> RankServed:
         """Load, warm up, answer every request."""
         session, job, result = self._session, self._job, self._result
-        self._tell(LOADING)
+        self._reporter.phase(LOADING)
         begin = self._context.now_s()
         holding = session.load(job.plan)
         result.load_s = self._context.now_s() - begin
@@ -126,7 +120,7 @@ class _Run:
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
         lengths = sorted({len(ids) for ids in job.requests.ids})
         programs = [session.prepare(job.plan, self._request(job.requests.lengths.index(number))).program for number in lengths]
-        self._tell(WAITING)
+        self._reporter.phase(WAITING)
         session.barrier(programs[0])
         count = len(job.requests)
         for number in range(min(job.warmup, count)):
@@ -134,26 +128,26 @@ class _Run:
         session.barrier()
         session.pacer.reset()
         result.requests.clear()
-        self._tell(IDLE if holding.shard is None else SERVING)
+        self._reporter.phase(IDLE if holding.shard is None else SERVING)
         if holding.shard is not None:
             for number in range(count):
                 if not self._goes_on():
                     break
                 self._answer(holding, number, is_measured=True)
-        self._tell(WAITING)
+        self._reporter.phase(WAITING)
         session.barrier()
         result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
         result.nbytes["peak resident"] = read_memory().peak_rss_bytes
-        self._tell(DONE)
+        self._reporter.phase(DONE)
         return result
 
     def _goes_on(self) -> bool:
         """Return whether another request follows: the first device looks whether the run is to end, and tells the others."""
         session, ranks = self._session, self._job.plan.ranks
         if not self._is_first:
-            return bool(session.control.listen(ranks[0], session.setup.timeout_s)[0])
+            return bool(session.control.listen(ranks[0], session.setup.timeout_s))
         goes_on = not self._context.should_stop()
-        session.control.tell(ranks, [int(goes_on)])
+        session.control.tell(ranks, goes_on)
         return goes_on
 
     def _request(self, number: int) -> Request:
@@ -176,7 +170,7 @@ class _Run:
         trace = RequestTrace(
             answers[0].start_s,
             answers[-1].end_s,
-            sum(sum(answer.busy_s().values()) for answer in answers),
+            sum(answer.busy_s for answer in answers),
             sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
             seconds,
         )
@@ -188,9 +182,6 @@ class _Run:
         if self._is_first and number < job.kept and output is not None:
             result.outputs.append(output.clone())
         self._tell_request(number, trace)
-
-    def _tell(self, phase: str) -> None:
-        self._context.publish({"phase": phase, "used_bytes": self._used_bytes()})
 
     def _tell_request(self, number: int, trace: RequestTrace) -> None:
         """Tell of a request; not of all where they are many and short: telling costs time, too."""
@@ -206,9 +197,6 @@ class _Run:
                 "num_steps": count,
                 "step_s": trace.end_s - trace.start_s,
                 "busy_s": trace.busy_s,
-                "used_bytes": self._used_bytes(),
+                "used_bytes": self._reporter.used_bytes,
             }
         )
-
-    def _used_bytes(self) -> int | None:
-        return self._budget.used_bytes if self._budget.footprint_bytes else None

@@ -9,8 +9,9 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus.profiles import made_up_host, measured_host
 from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, LoadSpikeResult, Variant, load_spike_executed
-from workbench.methods.galaxy_plus.serving.hosts import made_up_host, measured_host
 from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners.galaxy_plus import algorithm_1, stack_lengths
@@ -159,7 +160,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     on, spike = devices(), QUICK_SPIKE if settings.quick else SPIKE
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model on this host would be done at once: an imagined slow core gives it a large model's time.
-    host = made_up_host(model, 1e8) if settings.quick else measured_host(model, length)
+    host = made_up_host(model, 1e8) if settings.quick else measured_host(model, length, ignore)
     engines = EngineCluster.start(on)
     try:
         found = load_spike_executed(model, on, engines, host, spike, length=length, notify=settings.progress)

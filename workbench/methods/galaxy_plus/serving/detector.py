@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -18,6 +18,15 @@ class Verdict(NamedTuple):
 
     slowness: float
     is_slow: bool
+
+
+def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return each block's mean seconds over a device's reports of a period, each of which may be of some blocks only."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for report in reports:
+        for block, seconds in report.items():
+            found[block].append(seconds)
+    return {block: sum(seconds) / len(seconds) for block, seconds in found.items()}
 
 
 def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) -> dict[int, Verdict]:

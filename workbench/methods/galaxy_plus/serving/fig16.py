@@ -70,15 +70,12 @@ def load_spike_executed(
     spike: LoadSpike,
     *,
     length: int,
-    rescheduling: ReschedulingSettings | None = None,
-    variants: tuple[Variant, ...] = ("without re-scheduling", "exclusion"),
     notify: Callable[[str], None] = lambda line: None,
 ) -> LoadSpikeResult:
     """Return the experiment executed on emulated devices, and beside it what the best plan without the loaded device reaches.
 
     That plan is served by the same engines, right after.
     """
-    settings = rescheduling or ReschedulingSettings()
 
     def served(name: str, reaction: Reaction, faults: tuple[Fault, ...], until_s: float, **plan: object) -> ServingReport:
         notify(f"Serving for {until_s:.0f} s: {name}")
@@ -88,16 +85,15 @@ def load_spike_executed(
             engines,
             host,
             stream=StreamSettings(num_requests=1_000_000, length=length),
-            rescheduling=replace(settings, reaction=reaction),
+            rescheduling=ReschedulingSettings(reaction=reaction),
             faults=faults,
             is_over=lambda now_s: now_s > until_s,
             **plan,  # type: ignore[arg-type]
         )
         return cut(report)
 
-    reports: dict[str, ServingReport] = {}
-    for name in variants:
-        reports[name] = served(name, VARIANTS[name], (spike.fault,), spike.until_s)
+    compared: tuple[Variant, ...] = ("without re-scheduling", "exclusion")
+    reports: dict[str, ServingReport] = {name: served(name, VARIANTS[name], (spike.fault,), spike.until_s) for name in compared}
     best = served("the best plan without the device", "none", (), min(10.0, spike.until_s / 2), left_out=(spike.rank,))
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 

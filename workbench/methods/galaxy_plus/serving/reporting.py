@@ -14,15 +14,14 @@ from workbench.runtime.pacing import Paced, Pacer
 class ReportingPacer(Pacer):
     """A pacer that adds up the seconds of every operation by block, and tells them once a period has passed and when asked to.
 
-    Operations come as the executor hands them over: partial(handler, operation, contents).  is_emulated: by what a busy host was late
-    is not the device's doing, and is left out.
+    Operations come as the executor hands them over: partial(handler, operation, contents).  By what a busy host was late is not an
+    emulated device's doing, and is left out.
     """
 
     def __init__(
         self,
         factor: float,
         *,
-        is_emulated: bool,
         every_s: float,
         tell: Callable[[dict[int, float]], None],
         dilation: float = 1.0,
@@ -30,7 +29,7 @@ class ReportingPacer(Pacer):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(factor, dilation=dilation, clock=clock, sleep=sleep)
-        self._is_emulated, self._every_s, self._tell = is_emulated, every_s * dilation, tell
+        self._every_s, self._tell = every_s * dilation, tell
         self._blocks: dict[int, float] = {}
         self._told_s = clock()
 
@@ -39,7 +38,7 @@ class ReportingPacer(Pacer):
         done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
             block = function.args[0].stage
-            seconds = (done.end_s - done.start_s - (done.late_s if self._is_emulated else 0.0)) / self._dilation
+            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
             self._blocks[block] = self._blocks.get(block, 0.0) + seconds
             if done.end_s - self._told_s > self._every_s:
                 self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: those before are whole

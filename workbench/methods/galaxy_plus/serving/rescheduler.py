@@ -76,10 +76,10 @@ class Rescheduler:
         """Return how slow a device was by its last reports, against the others and its share."""
         return self._detector.slowness(rank)
 
-    def switched(self, now_s: float) -> None:
-        """Take note that requests are served under the wanted plan from now on."""
-        self._log.add(now_s, "switched", before=self.current, after=self.wanted)
-        self.current = self.wanted
+    def switched(self, now_s: float, plan: int) -> None:
+        """Take note that requests are served under a plan from now on."""
+        self._log.add(now_s, "switched", before=self.current, after=plan)
+        self.current = plan
         self._detector.forget()
 
     def paused(self, now_s: float) -> None:

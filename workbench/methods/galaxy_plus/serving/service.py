@@ -6,37 +6,41 @@ from collections.abc import Collection, Mapping
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.core.program import Program
+from workbench.methods.galaxy_plus.planning import prices_of
+from workbench.methods.galaxy_plus.programs import Programs
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Times
 from workbench.planners.galaxy_plus import plan as make_plan
 from workbench.planners.galaxy_plus import replan, slowed
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, InferencePrices, inference_schedule
+from workbench.schedules.inference import InferencePrices
 from workbench.simulator import simulate
 
 
 def planner_of(
-    profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], *, first: InferencePlan | None = None, is_priced: bool = True
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: tuple[int, ...],
+    *,
+    first: InferencePlan | None = None,
+    is_priced: bool = True,
+    left_out: Collection[int] = (),
 ) -> Planner:
     """Return the planner for some of the cluster's devices, each as slow as it was found to be.
 
     lengths: tokens in each stack.  first: the plan of all devices at their own speed; another method's is planned anew by its own planner.
-    is_priced: candidates are compared by simulation, else by Eq. 9.
+    is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
     """
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
     def prices(seen: InferenceProfile) -> InferencePrices | None:
-        return (
-            InferencePrices(profile=seen, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate)
-            if is_priced
-            else None
-        )
+        return prices_of(seen, cluster, lengths) if is_priced else None
 
     if first is None:
         first = make_plan(profile, cluster, length=lengths[0], decoder_length=decoder_length, price=prices(profile))
     chosen = first
 
     def planner(ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> InferencePlan:
+        ranks = tuple(rank for rank in ranks if rank not in left_out)
         if everybody == set(ranks) and not slow_downs:
             return chosen
         return replan(
@@ -51,11 +55,6 @@ def planner_of(
         )
 
     return planner
-
-
-def without(planner: Planner, left_out: Collection[int]) -> Planner:
-    """Return a planner that never uses some devices."""
-    return lambda ranks, slow_downs: planner(tuple(rank for rank in ranks if rank not in left_out), slow_downs)
 
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
@@ -75,9 +74,7 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
 
 
 def _simulated(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> BlockTimes:
-    layout = InferenceLayout.build(plan, profile.stacks, lengths)
-    program = Program.on(cluster, inference_schedule(layout, cluster.world_size), InferenceCosts(profile, cluster, layout))
-    timeline = simulate(program, memory=False)
+    timeline = simulate(Programs(cluster, profile.stacks, profile).sequence(plan, lengths).program, memory=False)
     blocks: dict[int, dict[int, float]] = {}
     for span in timeline.spans:
         if not span.op.is_communication:

@@ -14,7 +14,7 @@ import psutil
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.hosts import made_up_host
+from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
 from workbench.runtime.engines import EngineCluster
@@ -23,6 +23,7 @@ SOAK_MODEL = "tiny-bert-2"
 SOAK_LENGTH = 16
 SOAK_FLOPS_PER_S = 4e7
 """Of an imagined core: a request then takes four devices about 15 ms, of which the host computes little."""
+FAULT_EVERY_S = 15.0
 REQUESTS_PER_S = 30.0
 """A guess at what comes of it, by which faults are spread over the stream."""
 SETTINGS = ReschedulingSettings(report_every_s=0.2, silence_s=5.0, request_timeout_s=10.0, calm_s=5.0)
@@ -71,7 +72,6 @@ def soak(
     seed: int = 0,
     rate_per_s: float = 0.0,
     faults: Sequence[Fault] | FaultSchedule | None = None,
-    fault_every_s: float = 15.0,
     fidelity: Literal["auto", "kernel", "paced"] = "auto",
     rescheduling: ReschedulingSettings = SETTINGS,
     on_event: Callable[[ServingEvent], None] | None = None,
@@ -82,7 +82,7 @@ def soak(
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
-        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every=fault_every_s, seed=seed))
+        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every=FAULT_EVERY_S, seed=seed))
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve(
             SOAK_MODEL,

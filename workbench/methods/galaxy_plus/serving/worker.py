@@ -1,277 +1,290 @@
-"""A device's side of the service: it loads, joins, answers, probes and reports as the portal tells it (runs on an engine)."""
+"""A device's side of the service: it loads a plan's slices, answers requests with the plan's others, reports and probes (on an engine)."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.cluster import Cluster
+from workbench.core.errors import DeviceLostError, WorkbenchError
+from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.programs import Programs
-from workbench.methods.galaxy_plus.requests import Answer
-from workbench.methods.galaxy_plus.serving.messages import (
-    Abort,
-    BlockReport,
-    Failed,
-    Join,
-    Joined,
-    Keep,
-    Load,
-    Loaded,
-    Serve,
-    Served,
-)
+from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
-from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
-from workbench.models.loading import load_tokenizer
-from workbench.models.sharding import ModelShard, ShardSpec, load_shard, model_layout, open_weights, reload_shard
-from workbench.runtime.commands import Ping, Pong, Probe, Probed, Ready, Slow, Stop
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
+from workbench.models.sharding import ModelShard, ShardSpec, model_layout
+from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.engine_service import CommandListener
+from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.process_group import close_group, open_group
 
+WARM_UP = -1
+"""Number of the requests before the first that counts: a process does much for the first time then."""
+_WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one of a small model's is too short for a sleep to hit
+_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # words of the plan's first device to the others, instead of a request's number
+_WORD_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSetup:
-    """What a device is told once.  address: of the portal's commands.  timeout_s: for forming a group, and for a message in it.
+class ServiceJob:
+    """A generation's job: answer the requests from number `first_step` on under a plan.
 
-    report_every_s: between two reports, in the middle of a request too.  storage_bytes_per_s: at which an emulated device reads its disk;
-    0: as fast as the host does.
+    index: of the plan in the report.  specs: what every device of the plan keeps.  requests: served in turn.  arrivals_s: in seconds of the
+    service; empty: each arrives when the one before was answered.  begin_s: of the service, on the devices' clock; None: it begins once the
+    devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
     """
 
-    session: SessionSetup
-    address: str
-    timeout_s: float = 20.0
-    report_every_s: float = 0.5
-    storage_bytes_per_s: float = 0.0
+    index: int
+    plan: InferencePlan
+    specs: Mapping[int, ShardSpec] = field(repr=False)
+    requests: tuple[Request, ...] = field(repr=False)
+    arrivals_s: tuple[float, ...] = field(repr=False)
+    first_step: int
+    last_step: int
+    begin_s: float | None
+    cluster: Cluster
+    timeout_s: float
 
 
-def serve_worker(context: RankContext, setup: WorkerSetup) -> None:
-    """Do what the portal says until it says stop.  Failures of single requests are told, not raised."""
-    with _Worker(context, setup) as worker:
-        worker.run()
+class Loaded(NamedTuple):
+    """The slices of a plan are there.  read_bytes: from the disk; error: why they are not."""
+
+    plan: int
+    seconds: float
+    read_bytes: int
+    error: str = ""
 
 
-class _Worker:
-    """commands: what waits for the compute thread.  Slow, Abort and Ping act at once, Load in a thread of its own."""
+class Begun(NamedTuple):
+    """The plan's devices serve from now on.  begin_s: of the service, on the devices' clock."""
 
-    def __init__(self, context: RankContext, setup: WorkerSetup) -> None:
+    plan: int
+    begin_s: float
+
+
+class BlockReport(NamedTuple):
+    """A device's report of a request, or of a part of it: seconds of computation by block (Galaxy+, section III-E1)."""
+
+    plan: int
+    blocks: dict[int, float]
+
+
+class Served(NamedTuple):
+    """What a device did for a request.  output: on the plan's first device (numpy).
+
+    since_s, until_s: of the request on this device; start_s, end_s: of its computing, of which it computed busy_s; all on the devices'
+    clock.  late_s, paced_s: of the pacer, in this request.
+    """
+
+    output: Any
+    since_s: float
+    until_s: float
+    start_s: float
+    end_s: float
+    busy_s: float
+    late_s: float
+    paced_s: float
+
+
+class Failed(NamedTuple):
+    """A request was not answered, by this device's own fault."""
+
+    number: int
+    error: str
+
+
+class UnderWay(NamedTuple):
+    """A device's part of a generation that ended: the request that it was answering, and since when."""
+
+    number: int
+    since_s: float
+
+
+def serve_worker(context: RankContext, setup: tuple[SessionSetup, float, str]) -> None:
+    """Answer requests as the coordinator says.  setup: of sessions; seconds between two reports; where commands come from."""
+    session, report_every_s, address = setup
+    worker = ServingWorker(context, session, report_every_s)
+    try:
+        serve_device(context, address, worker)
+    finally:
+        worker.close()
+
+
+class ServingWorker:
+    """A runtime.device_server.Worker: keeps its slices and programs from one plan to the next.
+
+    An emulated device reads its disk at Device.storage_bytes_per_s; 0: as fast as the host does.
+    """
+
+    def __init__(self, context: RankContext, setup: SessionSetup, report_every_s: float) -> None:
         self._context, self._setup = context, setup
-        self._layout = model_layout(setup.session.model)
-        self._is_paced = setup.session.host is not None and context.fidelity != "real"
-        self._slow_down = 1.0
-        self._session: InferenceSession | None = None
-        self._epoch = self._given_up = -1
+        self._layout = model_layout(setup.model)
+        self._is_paced = setup.paced_by(context) is not None
         self._holdings: dict[int, Holding] = {}
         self._newest: ModelShard | None = None
-        self._source: Any = None
+        self._slices = Slices(setup.model, self._layout)
         self._loading = threading.Lock()
-        self._wanted = -1
-        # They outlive the groups.
-        self._programs = Programs(setup.session.cluster, self._layout.stacks, setup.session.host if self._is_paced else None)
+        self._is_serving = False
+        self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context))
         self._fastest_probe_s: float | None = None
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._serving: Serve | None = None
-        self._busy_since_s: float | None = None
-        self._pacer = ReportingPacer(
-            float(self._is_paced),
-            is_emulated=self._is_paced,
-            every_s=setup.report_every_s,
-            tell=self._report,
-            dilation=context.dilation,
-        )
-        self._listener = CommandListener(context, setup.address, self._take)
-        context.publish(Ready())
+        self._reported = WARM_UP, -1  # the request under way, and its plan
+        self._pacer = ReportingPacer(float(self._is_paced), every_s=report_every_s, tell=self._report, dilation=context.dilation)
 
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._listener.close()
+    def close(self) -> None:
+        """Close the file of the weights."""
         with self._loading:
-            if self._source is not None:
-                self._source.close()
-        self._leave()
-
-    def run(self) -> None:
-        while not self._context.should_stop():
-            try:
-                command = self._commands.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if isinstance(command, Stop):
-                return
-            self._busy_since_s = self._context.now_s()
-            self._do(command)
-            self._busy_since_s = None
-
-    def _do(self, command: Any) -> None:
-        match command:
-            case Join():
-                self._context.publish(self._join(command))
-            case Serve():
-                self._context.publish(self._serve(command))
-            case Probe():
-                self._context.publish(self._probe(command))
-            case Keep():
-                self._keep(command)
-
-    def _take(self, command: Any) -> None:
-        """Act on a command at once, or leave it for the compute thread (in the listener's thread)."""
-        match command:
-            case Slow():
-                self._slow_down = command.factor
-                if self._session is not None:
-                    self._session.slow_down(command.factor)
-            case Abort():
-                self._given_up = max(self._given_up, command.epoch)
-                session = self._session
-                if session is not None and self._epoch == command.epoch:
-                    session.executor.abort(DeviceLostError("A request was in service.", "A device has gone.", "It is repeated."))
-            case Ping():
-                since_s = self._busy_since_s
-                self._context.publish(Pong(0.0 if since_s is None else self._context.now_s() - since_s))
-            case Load():
-                self._wanted = command.plan
-                threading.Thread(target=self._load, args=(command,), name=f"load plan {command.plan}", daemon=True).start()
-            case _:
-                if isinstance(command, Join):  # it waits for no older group any more
-                    self._given_up = max(self._given_up, command.epoch - 1)
-                self._commands.put(command)
+            self._slices.close()
 
     # Weights.
 
-    def _load(self, command: Load) -> None:
+    def prepare(self, job: ServiceJob, place: int) -> None:
+        """Load the slices of a job's plan; those of the plan that is being served stay."""
+        self._load(job)
+
+    def _load(self, job: ServiceJob) -> Holding | None:
+        """Return what this device keeps for a job's plan, read if it is not there yet; None if it cannot be."""
+        spec, now_s = job.specs[self._context.rank], self._context.now_s
         with self._loading:
-            if self._wanted == command.plan:  # else another plan is wanted by now
-                self._context.publish(self._loaded(command))
-
-    def _loaded(self, command: Load) -> Loaded:
-        now_s, begin_s = self._context.now_s, self._context.now_s()
-        try:
-            if command.in_place:
-                self._holdings.clear()
-            shard, read_bytes = self._shard(command.specs[self._context.rank], release=command.in_place)
-            program = self._programs.sequence(command.made, command.lengths).program.to_text()
-        except Exception as error:  # of whatever kind: the portal waits for a word
-            return Loaded(command.plan, now_s() - begin_s, 0, 0, f"{type(error).__name__}: {error}")
-        if self._is_paced and self._setup.storage_bytes_per_s:
-            left_s = begin_s + read_bytes / self._setup.storage_bytes_per_s - now_s()
-            time.sleep(max(0.0, left_s) * self._context.dilation)
-        self._newest = shard
-        self._holdings[command.plan] = Holding(plan=command.made, shard=shard, specs=command.specs)
-        return Loaded(command.plan, now_s() - begin_s, read_bytes, shard.held_bytes, program=program)
-
-    def _shard(self, spec: ShardSpec, *, release: bool) -> tuple[ModelShard, int]:
-        """Return what a specification asks for, and the bytes that were read for it."""
-        if self._source is None:
-            self._source = open_weights(self._setup.session.model, layout=self._layout)
-        before = self._source.bytes_read
-        if self._newest is None:
-            shard = load_shard(self._layout, spec, self._source, separator_id=self._separator_id())
-        else:
-            shard = reload_shard(self._newest, spec, self._source, release=release)
-        return shard, self._source.bytes_read - before
-
-    def _separator_id(self) -> int | None:
-        return load_tokenizer(self._setup.session.model).separator_id if self._layout.family.has_token_types else None
-
-    def _keep(self, command: Keep) -> None:
-        with self._loading:
-            for plan in [plan for plan in self._holdings if plan not in command.plans]:
-                del self._holdings[plan]
-            if not self._holdings:
-                self._newest = None
-        release_free_memory()
+            found = self._holdings.get(job.index)
+            if found is not None and found.specs[self._context.rank] == spec:
+                return found
+            begin_s = now_s()
+            try:
+                if not self._is_serving:
+                    self._holdings.clear()
+                shard, read_bytes = self._slices.read(spec, self._newest, release=not self._is_serving)
+            except Exception as error:  # of whatever kind: the coordinator waits for a word
+                self._context.publish(Loaded(job.index, now_s() - begin_s, 0, f"{type(error).__name__}: {error}"))
+                return None
+            if self._is_paced and self._context.device.storage_bytes_per_s:
+                left_s = begin_s + read_bytes / self._context.device.storage_bytes_per_s - now_s()
+                time.sleep(max(0.0, left_s) * self._context.dilation)
+            self._newest = shard
+            found = self._holdings[job.index] = Holding(plan=job.plan, shard=shard, specs=job.specs)
+            self._context.publish(Loaded(job.index, now_s() - begin_s, read_bytes))
+            return found
 
     # Requests.
 
-    def _join(self, command: Join) -> Joined:
-        self._leave()
-        members = command.members
-        context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members))
+    def train(
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls
+    ) -> tuple[End, UnderWay | None]:
+        """Answer the requests of a job (see Worker)."""
+        members = tuple(sorted(job.plan.ranks))
+        self._reported = WARM_UP, job.index
+        under_way: UnderWay | None = None
         try:
-            group = open_group(
-                context,
-                self._setup.timeout_s,
-                name=f"epoch-{command.epoch}",
-                is_wanted=lambda: command.epoch > self._given_up,
-            )
-            session = InferenceSession(self._context, self._setup.session, group, devices=members, layout=self._layout, pacer=self._pacer)
-        except (RuntimeSetupError, RuntimeError) as error:
-            self._leave()
-            return Joined(command.epoch, str(error).splitlines()[0])
-        session.programs = self._programs
-        session.slow_down(self._slow_down)
-        self._session, self._epoch = session, command.epoch
-        session.slow_down(self._slow_down)  # a change in between is not lost
-        return Joined(command.epoch)
-
-    def _leave(self) -> None:
-        session, self._session, self._epoch = self._session, None, -1
-        if session is not None:
-            session.__exit__()
-        close_group()
-
-    def _serve(self, command: Serve) -> Served | Failed:
-        session, holding = self._session, self._holdings.get(command.plan)
-
-        def failed(error: str, *, is_peers: bool) -> Failed:
-            return Failed(command.number, command.attempt, command.epoch, error, is_peers)
-
-        if session is None or self._epoch != command.epoch or holding is None:
-            return failed(f"It is in group {self._epoch}, not {command.epoch}, and has plans {sorted(self._holdings)}.", is_peers=True)
-        late_s, paced_s = session.pacer.late_s, session.pacer.paced_s
-        self._serving = command
-        self._pacer.forget()
-        try:
-            answer: Answer = session.answer(holding, command.request)
-        except DeviceLostError as error:
-            return failed(str(error), is_peers=True)
+            with InferenceSession(
+                self._context,
+                self._setup,
+                process_group,
+                devices=members,
+                layout=self._layout,
+                pacer=self._pacer,
+                programs=self._programs,
+            ) as session:
+                controls.watch(session.executor, self._pacer if self._is_paced else None)
+                holding = self._load(job)
+                if holding is None:
+                    return "lost", None
+                self._is_serving = True
+                self._holdings = {job.index: holding}
+                release_free_memory()
+                session.barrier(session.prepare(job.plan, job.requests[0]).program)
+                for _ in range(_WARM_UPS if job.begin_s is None else 0):
+                    session.answer(holding, job.requests[0])
+                begin_s = self._context.now_s() if job.begin_s is None else job.begin_s
+                is_first = self._context.rank == job.plan.ranks[0]
+                if is_first:
+                    self._context.publish(Begun(job.index, begin_s))
+                for number in range(job.first_step, job.last_step):
+                    word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
+                    if word < 0:
+                        return ("paused" if word == _PAUSES else "lost"), None
+                    under_way = UnderWay(number, self._context.now_s())
+                    self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, under_way)))
+                    under_way = None
+        except (DeviceLostError, RuntimeError) as error:
+            if not tells_of_peer(error):
+                raise
+            error.__traceback__ = None  # it would keep the session in memory
+            return "lost", under_way
         except WorkbenchError as error:
-            return failed(str(error), is_peers=False)
-        except RuntimeError as error:  # gloo's own
-            return failed(str(error), is_peers=True)
+            self._context.publish(Failed(self._reported[0], str(error)))
+            return "lost", under_way
+        finally:
+            self._is_serving = False
+        return "finished", None
+
+    def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
+        """Wait for a request, tell the plan's other devices that it is answered next, and return its number; or what is done instead."""
+        arrival_s = begin_s + job.arrivals_s[number] if job.arrivals_s else 0.0
+        told_s = self._context.now_s()
+        while True:
+            now_s = self._context.now_s()
+            word = number if arrival_s <= now_s else _WAITS
+            if not controls.is_wanted():
+                word = _GIVES_UP
+            elif controls.wants_pause():
+                word = _PAUSES
+            if word != _WAITS or now_s - told_s > _WORD_EVERY_S:
+                session.control.tell(job.plan.ranks, word)
+                told_s = now_s
+            if word != _WAITS:
+                return word
+            time.sleep(min(0.01, arrival_s - now_s) * self._context.dilation)
+
+    def _follow(self, session: InferenceSession, job: ServiceJob) -> int:
+        """Return the first device's word: the number of the request that is answered next, or what is done instead."""
+        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)) == _WAITS:
+            pass
+        return word
+
+    def _answer(self, session: InferenceSession, holding: Holding, job: ServiceJob, under_way: UnderWay) -> Served:
+        late_s, paced_s = self._pacer.late_s, self._pacer.paced_s
+        self._reported = under_way.number, job.index
+        self._pacer.forget()
+        answer = session.answer(holding, job.requests[under_way.number % len(job.requests)])
         self._pacer.tell()
         return Served(
-            command.number,
-            command.attempt,
-            command.plan,
             None if answer.output is None else answer.output.numpy(),
-            sum(answer.busy_s().values()),
+            under_way.since_s,
+            self._context.now_s(),
             answer.start_s,
             answer.end_s,
-            session.pacer.late_s - late_s,
-            session.pacer.paced_s - paced_s,
+            answer.busy_s,
+            self._pacer.late_s - late_s,
+            self._pacer.paced_s - paced_s,
         )
 
     def _report(self, blocks: dict[int, float]) -> None:
-        assert self._serving is not None
-        self._context.publish(BlockReport(self._serving.number, self._serving.plan, blocks))
+        number, index = self._reported
+        if number != WARM_UP:
+            self._context.publish(BlockReport(index, blocks))
 
-    def _probe(self, command: Probe) -> Probed:
-        """Compute a feed-forward block of some tokens, a few times, by itself and without the model's weights."""
+    def slowness(self, factor: float, detail: int) -> float:
+        """Compute a feed-forward block of `detail` tokens, a few times, alone and without the model's weights (see Worker)."""
         shape = self._layout.stacks[0]
-        hidden = torch.rand(command.detail, shape.hidden_size)
+        hidden = torch.rand(detail, shape.hidden_size)
         up = torch.rand(shape.hidden_size, shape.columns)
-        host = self._setup.session.host
+        host = self._setup.host
         expected_s = 0.0
         if self._is_paced and host is not None:
             costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
-            expected_s = sum(costs.seconds(kind, command.detail, shape.columns) for kind in ("UP", "DOWN"))
-        pacer = Pacer(self._slow_down, dilation=self._context.dilation)
+            expected_s = sum(costs.seconds(kind, detail, shape.columns) for kind in ("UP", "DOWN"))
+        pacer = Pacer(factor, dilation=self._context.dilation)
         rounds = [pacer.run(lambda: (hidden @ up) @ up.T, expected_s) for _ in range(_PROBE_ROUNDS)]
         seconds = rounds[-1].end_s - rounds[0].start_s
         if expected_s > 0:
-            return Probed((seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s))
+            return (seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s)
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
-        return Probed(seconds / self._fastest_probe_s)
+        return seconds / self._fastest_probe_s

@@ -1,0 +1,270 @@
+"""Galaxy+'s answers to the coordinator while a stream is served: who serves by which plan, what is loaded, what is repeated (III-E)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import psutil
+from torch import Tensor
+
+from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
+from workbench.core.errors import PlanError, RuntimeSetupError
+from workbench.core.inference import InferencePlan
+from workbench.core.serving import ReschedulingSettings, ServedRequest
+from workbench.methods.galaxy_plus.local import is_right
+from workbench.methods.galaxy_plus.planning import as_plan
+from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.serving.detector import means
+from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
+from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
+from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob
+from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
+from workbench.runtime.commands import Probe, Probed, StepDone
+from workbench.runtime.coordinator import Generation, Parts
+from workbench.runtime.devices import Fleet
+from workbench.runtime.memory import MemoryReading
+
+_MOST_ATTEMPTS = 20
+_MEMORY_EVERY_S = 1.0
+
+
+class RequestSeconds(NamedTuple):
+    """A runtime.coordinator.Predictor: every request takes a plan's predicted seconds."""
+
+    request_s: float
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a request."""
+        return self.request_s
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return 0: devices are compared block by block instead."""
+        return 0.0
+
+
+@dataclass(kw_only=True)
+class ServingPolicy:
+    """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was let in.
+
+    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's to them.
+    room: bytes that each device has for weights.  answered: takes every answer.
+    memory: of the devices, and last of this process.  read_memory: reads it, None of the dead.
+    is_over: asked at every turn, with the seconds of the service, whether to end before all were answered.
+    """
+
+    fleet: Fleet
+    cluster: Cluster
+    layout: ModelLayout
+    rescheduler: Rescheduler
+    settings: ReschedulingSettings
+    log: ServingLog
+    samples: Samples
+    num_steps: int
+    requests: tuple[Request, ...]
+    answers: Sequence[Tensor]
+    room: Mapping[int, int]
+    answered: Callable[[ServedRequest], None]
+    read_memory: Callable[[], Sequence[MemoryReading | None]]
+    is_over: Callable[[float], bool]
+    memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    late_s: float = 0.0
+    paced_s: float = 0.0
+
+    _begin_s: float | None = None
+    _held: dict[int, ShardSpec] = field(default_factory=dict)
+    _loaded: dict[int, dict[int, Loaded]] = field(default_factory=lambda: defaultdict(dict))  # by plan and rank
+    _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    _reported_s: float = 0.0
+    _since_s: float | None = None  # when this attempt of the next request began, if a device has ended it and the first has not
+
+    @property
+    def step(self) -> int:
+        """Return how many requests were answered."""
+        return len(self.log.requests)
+
+    @property
+    def now_s(self) -> float:
+        """Return the seconds of the service, 0 before it begins."""
+        return 0.0 if self._begin_s is None else self.fleet.now_s() - self._begin_s
+
+    def faults_s(self) -> float:
+        """Return the seconds by which faults are due: none is before the service begins."""
+        return -1.0 if self._begin_s is None else self.now_s
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the requests that are left as a job of the wanted plan's devices (see Policy)."""
+        index = self.rescheduler.wanted
+        plan = self.log.plans[index] if index >= 0 else None
+        if plan is None or not set(plan.ranks) <= set(ready):
+            raise PlanError("A plan for the devices that are there was asked for.", "None fits.", "Bring a device back.")
+        members = tuple(sorted(plan.ranks))
+        job = ServiceJob(
+            index=index,
+            plan=plan,
+            specs=self._specs(plan),
+            requests=self.requests,
+            arrivals_s=self.log.arrivals_s,
+            first_step=self.step,
+            last_step=self.num_steps,
+            begin_s=self._begin_s,
+            cluster=self.cluster,
+            timeout_s=self.settings.request_timeout_s,
+        )
+        stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.layout.stacks)
+        predictor = RequestSeconds(plan.predicted_s)
+        return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=not self._is_tight(plan))
+
+    def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
+        held = [self._held.get(rank) for rank in plan.ranks]
+        return {rank: shard_spec(plan, position, self.layout.stacks, held=held) for position, rank in enumerate(plan.ranks)}
+
+    def _is_tight(self, plan: InferencePlan) -> bool:
+        """Return whether a device that serves has no room for this plan's weights beside those that it holds."""
+        serving, specs = set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks), self._specs(plan)
+        for rank in serving.intersection(plan.ranks, self._held):
+            held = self._held[rank]
+            if added_bytes(self.layout, held, None) + added_bytes(self.layout, specs[rank], held) > self.room[rank]:
+                return True
+        return False
+
+    def begun(self, generation: Generation) -> Generation:
+        """Return it as it is: `generation` knows all that it goes on from (see Policy)."""
+        self._reports.clear()
+        return generation
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether another plan is wanted by now."""
+        return self.rescheduler.wanted not in (-1, generation.job.index)
+
+    def turn(self) -> bool:
+        """Probe devices that are left out, sample memory, hand in the reports of a period; return whether the service goes on."""
+        now_s = self.now_s
+        if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
+            resident = (0 if reading is None else reading.rss_bytes for reading in self.read_memory())
+            self.memory.append((now_s, (*resident, psutil.Process().memory_info().rss)))
+        if self._begin_s is not None:
+            for rank in self.rescheduler.due_probes(now_s):
+                self.fleet.command((rank,), Probe(sum(self.requests[0].lengths)))
+            plan = self.rescheduler.plan
+            is_due = now_s - self._reported_s > self.settings.report_every_s
+            if is_due and plan is not None and set(self._reports).issuperset(_computing(plan)):
+                self._reported_s = now_s
+                # In the middle of a request some devices are a block ahead: what not all have reported is compared among those that have.
+                measured = {rank: means(reports) for rank, reports in self._reports.items()}
+                self._reports.clear()
+                self.rescheduler.report(now_s, self.rescheduler.current, measured)
+                for rank in measured:
+                    self.samples.slowness(rank, now_s, self.rescheduler.slowness(rank))
+        return not self.is_over(now_s)
+
+    # What the devices say, and what befalls them.
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Take what a device did for a request; of the plan's first device this is the answer."""
+        served: Served = done.content
+        begin_s = self._begin_s
+        if begin_s is None:
+            return  # faster here than the first device's word that the service has begun
+        self.samples.busy(rank, Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
+        self.late_s += served.late_s
+        self.paced_s += served.paced_s
+        if done.step != self.step:
+            return
+        if served.output is None:
+            self._since_s = served.since_s
+            return
+        self._since_s = None
+        self.log.attempted(served.since_s - begin_s)
+        tokens = self.requests[done.step % len(self.requests)].length
+        found = is_right(served.output, self.answers[done.step % len(self.answers)])
+        self.answered(self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found))
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Take another word of a device."""
+        match event:
+            case BlockReport():
+                if event.plan == self.rescheduler.current:
+                    self._reports[rank].append(event.blocks)
+            case Loaded():
+                self._take_loaded(rank, event)
+            case Begun():
+                self._begin_s = event.begin_s
+                if generation is not None and event.plan == generation.job.index:
+                    self._held |= generation.job.specs
+                    self._loaded.clear()
+                    self._reports.clear()
+                    if event.plan != self.rescheduler.current:
+                        self.rescheduler.switched(self.now_s, event.plan)
+            case Probed():
+                self.rescheduler.probed(self.now_s, rank, event.slowness)
+            case Failed():
+                raise RuntimeSetupError(f"Device '{self.fleet.name(rank)}' was serving request {event.number}.", event.error, "See above.")
+
+    def _take_loaded(self, rank: int, loaded: Loaded) -> None:
+        if loaded.error and not self._held:
+            raise RuntimeSetupError(
+                f"Device '{self.fleet.name(rank)}' was to load its part of plan {loaded.plan}.",
+                loaded.error,
+                "Give it more memory, or leave it out.",
+            )
+        if loaded.error:
+            self.fleet.end(rank)  # the others go on without it
+            return
+        found = self._loaded[loaded.plan]
+        found[rank] = loaded
+        if set(self.log.plans[loaded.plan].ranks) <= set(found):
+            before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
+            seconds = max(one.seconds for one in found.values())
+            self.log.add(self.now_s, "loaded", before=before, after=loaded.plan, value=seconds, detail=f"{nbytes} bytes")
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Repeat the request that was under way when a device was lost."""
+        if not lost and all(ended.end != "lost" for ended in parts.values()):
+            wanted = self.rescheduler.wanted
+            if wanted not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[wanted]):
+                self.rescheduler.paused(self.now_s)
+            return
+        since_s = [ended.part.since_s for ended in parts.values() if ended.part is not None and ended.part.number == self.step]
+        if self._since_s is not None:
+            since_s.append(self._since_s)
+        if not since_s or self._begin_s is None:
+            return
+        self.log.attempted(min(since_s) - self._begin_s)
+        self.log.repeated(self.now_s, generation.job.index)
+        self._since_s = None
+        if self.log.num_attempts >= _MOST_ATTEMPTS:
+            raise RuntimeSetupError(
+                f"Request {self.step} was to be served.", f"{_MOST_ATTEMPTS} attempts failed.", "Look at the events for the reason."
+            )
+
+    def shown(self, rank: int, state: str) -> None:
+        """Take that a device is lost or back."""
+        if state == "lost":
+            self._held.pop(rank, None)
+            for found in self._loaded.values():
+                found.pop(rank, None)
+            self.rescheduler.lost(self.now_s, rank)
+        elif state == "back":
+            self.log.add(self.now_s, "revived", rank)
+            self.rescheduler.revived(self.now_s, rank)
+
+    def injected(self, fault: Fault, begins: bool) -> None:
+        """Note a fault; a device that comes back is noted when it is there."""
+        rank, now_s = fault.rank, self.now_s
+        if fault.kind == "slow":
+            factor = self.fleet.faults.factor(rank)
+            self.log.add(now_s, "slowed" if begins else "restored", rank, value=factor)
+            self.samples.load(rank, now_s, 1 - 1 / max(1.0, factor))
+        elif begins:
+            self.log.add(now_s, "killed" if fault.kind == "kill" else "frozen", rank)
+
+
+def _computing(plan: InferencePlan) -> set[int]:
+    """Return the devices of a plan that have something to compute, and so to report."""
+    parts = [part for part in (plan.units, plan.columns, plan.shares, plan.layers) if part]
+    return {rank for position, rank in enumerate(plan.ranks) if any(part[position] for part in parts)}
