@@ -149,10 +149,10 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert again.log_path != kept and "among the label words" in again.drawn().layout.title.subtitle.text
     # Of two words, beside all tokens.
     assert max(loss for _, loss in among.curve.losses) < 2 < min(loss for _, loss in curve.losses)
-    again.learning_rate.value = -1.0
+    again.controls["learning_rate"].value = -1.0
     again.start()
     assert "learning_rate" in again.message.value
-    again.learning_rate.value, again.steps.value = 5e-3, 0
+    again.controls["learning_rate"].value, again.steps.value = 5e-3, 0
     again.start()
     assert "at least 1" in again.message.value
 

@@ -40,13 +40,13 @@ class InferenceExplorer(Explorer):
             [self.form, self.length],
             [self.length],
             lambda: self._origin.on(self.form.cluster).of_length(self.length.value),
-            self._compare,
+            self._plan_all,
             tabs=("One layer", "Memory", "When (Gantt chart)"),
             below=[self.table],
         )
         self.form.on_change(lambda _: self.changed())
 
-    def _compare(self, problem: InferenceProblem) -> None:
+    def _plan_all(self, problem: InferenceProblem) -> None:
         self.compared = compare_inference(problem, self._planners)
         first = self.compared[0]
         made = first.plan
