@@ -30,23 +30,24 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Groups of tests, long ones first; two run at a time, one for each core of a small machine.  The last is whatever no other names.
-# Notebooks and browser stay together: both write the notebooks' output.
-TEST_GROUPS := tests/cli+tests/experiment tests/methods notebooks+tests/browser tests/runtime \
-	tests/planners+tests/schedules+tests/reproduce tests/models
+# Groups of tests, long ones first; two run at a time, one for each core of a small machine.  "rest" is whatever no other names, mypy comes last.
+# Each group imports torch again, so there are few.  Notebooks and browser stay together: both write the notebooks' output.
+TEST_GROUPS := tests/cli+tests/experiment tests/models+tests/planners+tests/schedules+tests/reproduce notebooks+tests/browser \
+	tests/methods tests/runtime
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
-PYTEST := WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
+PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
 
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
-	printf '%s\n' $(TEST_GROUPS) rest | xargs -P 2 -n 1 sh -c ' \
-		group=$$1; case $$group in rest) set -- $(REST);; *) set -- $$(echo $$group | tr + " ");; esac; \
+	printf '%s\n' $(TEST_GROUPS) rest mypy | xargs -P 2 -n 1 sh -c ' \
+		group=$$1; case $$group in \
+			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(REST);; *) set -- $(PYTEST) $$(echo $$group | tr + " ");; \
+		esac; \
 		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
-		$(PYTEST) "$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh
+		"$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh
 
 lab: setup
 	$(BIN)/jupyter lab notebooks

@@ -27,6 +27,7 @@ from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
+from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import full_disk_told, own_folder
 
 Mode = Literal["simulate", "execute"]
@@ -81,6 +82,8 @@ def run(
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     if mode == "execute" and engines is None:
         require_emulated(cluster)
+        if fidelity == "paced":
+            require_loopback()  # devices need it too, but start only once the job is measured
     folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
     if resume and folder is not None and job.method not in INFERRING:
         require_resumable(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from tiny_job import CLUSTER_FILE
 
-EPOCHS = 20
+EPOCHS = 8
 JOB = ("--model", "tiny-bert", "--epochs", str(EPOCHS), "--batch-size", "8")
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from run_command import Command
 from tiny_job import write_data
+from typer.testing import CliRunner
 
+from workbench.cli.app import app
 from workbench.core.report import Report
 from workbench.models.zeroth_order import read_log
+from workbench.runtime.engines import default_pool
 
 STEPS = 30
 JOB = ("--method", "p_rge", "--model", "tiny-llama-2", "--batch-size", "2", "--micro-batches", "1", "--learning-rate", "0.005")
@@ -36,18 +40,27 @@ def wait_for_steps(command: Command, count: int) -> None:
     raise AssertionError("no step was made")
 
 
-def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+def call(command: Command, *more: str) -> str:
+    """Give the command in this process; return what it said."""
+    done = CliRunner().invoke(app, [*command.words[3:], *more])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, cache = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
     whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
     try:
-        process = whole.start()
-        said, told = process.communicate(timeout=240)
-        assert process.returncode == 0, told
+        said = call(whole)
         assert "accuracy" in said
         # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left a device out.
         plan = Report.read(whole.report).plan
         divided = sum(len(stage.shares) for stage in plan.stages) > 1
         assert ("first-order data parallelism would send" in said) == divided
+        default_pool().stop()
         process = killed.start()
         wait_for_steps(killed, 5)
         os.killpg(process.pid, signal.SIGKILL)
@@ -55,15 +68,15 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(tm
         assert killed.survivors() == []
         _, kept = read_log(steps_of(killed))
         assert 5 <= len(kept) < STEPS
-        process = killed.start("--resume")
-        _, told = process.communicate(timeout=240)
-        assert process.returncode == 0, told
+        monkeypatch.setattr(tempfile, "tempdir", str(killed.temporary))
+        call(killed, "--resume")
         assert f"of {STEPS} steps" in " ".join(Report.read(killed.report).notes)
         assert steps_of(killed).read_bytes() == steps_of(whole).read_bytes()
         assert (killed.work / "adapter" / "trained.safetensors").read_bytes() == (
             whole.work / "adapter" / "trained.safetensors"
         ).read_bytes()
+        default_pool().stop()
         assert killed.survivors() == []
     finally:
-        whole.end()
         killed.end()
+        default_pool().stop()

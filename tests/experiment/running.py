@@ -11,6 +11,13 @@ from tiny_job import two_devices
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.methods.base import Event
+from workbench.models.evaluation import predict
+from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.saving import load_adapter
+from workbench.runtime.context import RankContext
+from workbench.tasks import load_task
+from workbench.tasks.metrics import compute
+from workbench.tasks.tokenize import evaluation_batches, tokenize
 
 KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
 
@@ -48,3 +55,13 @@ def stop_in(job: Job, folder: Path, epoch: int) -> bool:
     for path in checkpoints:
         path.unlink()
     return not checkpoints
+
+
+def predicted(context: RankContext, payload: tuple[Path, str]) -> dict[str, float]:
+    """Return the test metrics of a saved adapter."""
+    folder, data = payload
+    adapter, about = load_adapter(folder)
+    task = load_task(about.task, data=data)
+    samples = tokenize(task.test, load_tokenizer(about.model), max_length=about.max_length)
+    [found] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
+    return compute(task.metrics, found.answers(task.kind), found.references())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +9,12 @@ from pathlib import Path
 import pytest
 from tiny_job import EPOCHS, two_devices
 
-from tests.experiment.running import KEPT_AFTER_A_RUN, run
+from tests.experiment.running import KEPT_AFTER_A_RUN, predicted, run
 from workbench import calibration, experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.serial import from_json, to_json
+from workbench.runtime.engines import default_pool
 
 
 def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[Report, Path]) -> None:
@@ -29,23 +28,9 @@ def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[R
 
 def test_the_saved_adapter_predicts_the_same_in_a_fresh_process(whole: tuple[Report, Path], job: Job) -> None:
     report, folder = whole
-    script = f"""
-from workbench.models.evaluation import predict
-from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.saving import load_adapter
-from workbench.tasks import load_task
-from workbench.tasks.metrics import compute
-from workbench.tasks.tokenize import evaluation_batches, tokenize
-
-adapter, about = load_adapter({str(folder / "adapter")!r})
-task = load_task(about.task, data={job.data!r})
-samples = tokenize(task.test, load_tokenizer(about.model), max_length=about.max_length)
-[predicted] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
-print(compute(task.metrics, predicted.answers(task.kind), predicted.references()))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    [found] = default_pool().acquire(two_devices().part([0]), "paced").run(predicted, [(folder / "adapter", job.data)])
     expected = {name: value for name, value in report.metrics.items() if name != "chosen epoch"}
-    assert done.stdout.strip() == str(expected)
+    assert found == expected
 
 
 def test_diverged_training_is_told(job: Job, tmp_path: Path) -> None:

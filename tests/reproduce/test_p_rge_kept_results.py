@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from workbench.core.serial import from_json
 from workbench.models.loading import load_tokenizer
-from workbench.models.zeroth_order import LogFile, TrainableConfig, load_causal_model, replay
+from workbench.models.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
 from workbench.reproduce.p_rge import executed
 from workbench.reproduce.p_rge.executed_training import Trial, TrialFolder
 from workbench.reproduce.result import Result, Settings
@@ -67,6 +68,17 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
     assert check.holds == (row[5] >= executed.FLOOR)
 
 
+def score(model: CausalModel, name: str, max_length: int) -> float:
+    task = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=200)
+    return 100 * evaluate(model.logits_at, task, task.test, load_tokenizer(name), is_causal=True, max_length=max_length).value
+
+
+@cache
+def untrained_score(name: str, max_length: int) -> float:
+    """Return the score before any step, which no setting of LoRA changes: its B is zero."""
+    return score(load_causal_model(name, TrainableConfig()), name, max_length)
+
+
 @pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (TABLE, 16), (LONG, 4)], ids=["q=1", "q=16", "long"])
 def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp_path):
     """No forward pass is needed to have the trained weights again; a fifth of the test sentences is scored."""
@@ -74,16 +86,10 @@ def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp
     assert {field.name for field in fields(Trial)} == set(one.run_header)
     copy = tmp_path / "steps.jsonl"
     copy.write_bytes(KEPT.steps_path(one).read_bytes())
-    task, tokenizer = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=200), load_tokenizer(one.model)
     model = load_causal_model(one.model, TrainableConfig(rank=one.rank, alpha=one.alpha, seed=one.seed))
-
-    def score() -> float:
-        return 100 * evaluate(model.logits_at, task, task.test, tokenizer, is_causal=True, max_length=one.max_length).value
-
-    before = score()
     with LogFile(copy, one.run_header) as log:
         replay(model.trainables, log.steps)
-    after = score()
+    after = score(model, one.model, one.max_length)
     [printed] = [str(row[-1]).split(", ") for row in result.tables[0].rows if row[1] == queries]
     assert after == pytest.approx(float(printed[1]), abs=9.0)  # three standard errors of 200 sentences
-    assert after > before + 10
+    assert after > untrained_score(one.model, one.max_length) + 10

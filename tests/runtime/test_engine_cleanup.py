@@ -26,7 +26,6 @@ from workbench.runtime.run_folder import Owner, make_run_folder, remove_run_fold
 _PARENT = """
 import json, sys
 sys.path.insert(0, {folder!r})
-import engine_jobs
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.runtime.engines import EngineCluster
 link = Link(bytes_per_s=125e6)
@@ -35,7 +34,7 @@ engines = EngineCluster.start(Cluster(name="two", devices=devices), fidelity={fi
 session = engines._session
 print(json.dumps({{"folder": str(session.folder), "engines": engines.engine_pids, "janitor": session._janitor.pid}}), flush=True)
 """
-_RUN = "engines.run(engine_jobs.train_for_ever, [60.0, 60.0], on_event=lambda rank, event: print(event, flush=True))\n"
+_RUN = "import engine_jobs\nengines.run(engine_jobs.train_for_ever, [60.0, 60.0], on_event=lambda rank, event: print(event, flush=True))\n"
 
 
 def start_parent(fidelity: str, then: str, folder: Path) -> tuple[subprocess.Popen[str], dict]:
@@ -161,7 +160,7 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     """A real ipykernel, with its running event loop: start, run, a function of the notebook, interrupt, run again."""
     cells = [
         _PARENT.format(folder=str(engine_jobs_folder), fidelity="paced"),
-        "print(engines.run(engine_jobs.all_reduce, [1, 1]))",
+        "import engine_jobs\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
         "def double(context, payload):\n    return 2 * payload\n",
         "print(engines.run(double, [1, 2]))",
         "import signal\ntry:\n"

@@ -198,8 +198,8 @@ def test_nothing_of_the_current_folder_is_imported(
     try:
         for forks in (True, False):
             monkeypatch.setattr(engine_starter, "_CAN_FORK", forks and sys.platform == "linux")
-            with EngineCluster.start(make_cluster(2), fidelity="paced") as here:
-                assert here.run(engine_jobs.import_wave, [None] * 2) == [True] * 2
+            with EngineCluster.start(make_cluster(1), fidelity="paced") as here:
+                assert here.run(engine_jobs.import_wave, [None]) == [True]
             assert not (tmp_path / "mark").exists()
     finally:
         engine_starter.end_template()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_script
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
@@ -89,7 +90,7 @@ with process_group.group(context, 30.0):
     print(tensor.item(), flush=True)
     Channel.peers = [1]
     if rank == 1:
-        sys.stdin.read()  # comes to no second meeting
+        time.sleep(60)  # comes to no second meeting
     else:
         try:
             meeting.sum(tensor)
@@ -100,17 +101,15 @@ with process_group.group(context, 30.0):
 
 @pytest.mark.parametrize(("why", "found"), [("late", "did not come"), ("silent", "shows no sign of life")])
 def test_a_meeting_names_whoever_it_waits_for(tmp_path: Path, why: str, found: str) -> None:
-    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    commands = [[sys.executable, "-c", _MEETING, str(rank), str(tmp_path), why] for rank in range(2)]
-    pipe = subprocess.PIPE
-    started = (subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) for command in commands)
-    with next(started) as waiting, next(started) as absent:
-        try:
-            printed = waiting.communicate(timeout=40)[0]
-            assert absent.communicate(timeout=40)[0] == "2.0\n"
-        finally:
-            waiting.kill()
-            absent.kill()
+    waits, stays_away = tmp_path / "waits", tmp_path / "stays away"
+    with (
+        run_script(_MEETING, waits, "0", str(tmp_path), why) as waiting,
+        run_script(_MEETING, stays_away, "1", str(tmp_path), why),
+    ):
+        waiting.join(40)
+        assert waiting.exitcode == 0
+        assert stays_away.read_text() == "2.0\n"
+    printed = waits.read_text()
     assert re.search(rf"2\.0\nDevice 'left' \(rank 0\) waited .* meeting 2\. Device 'right' \(rank 1\) {found}", printed), printed
 
 
@@ -150,15 +149,14 @@ def test_what_is_not_wanted_any_more_is_not_waited_for(make_cluster: Callable[..
 
 
 def test_a_group_that_did_not_form_keeps_nobody_out_of_the_next(tmp_path: Path) -> None:
-    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    commands = [[sys.executable, "-c", _AFTER_A_FAILURE, str(rank), str(tmp_path)] for rank in range(2)]
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
-    try:
-        printed = [process.communicate(timeout=40)[0].split() for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert printed == [["failed", "3.0"], ["3.0"]]
+    outputs = [tmp_path / f"{rank}.txt" for rank in range(2)]
+    with (
+        run_script(_AFTER_A_FAILURE, outputs[0], "0", str(tmp_path)) as failing,
+        run_script(_AFTER_A_FAILURE, outputs[1], "1", str(tmp_path)) as other,
+    ):
+        for process in (failing, other):
+            process.join(40)
+    assert [output.read_text().split() for output in outputs] == [["failed", "3.0"], ["3.0"]]
 
 
 def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_script
 from torch import nn
 
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -91,8 +89,9 @@ for _ in range(3):
     journal.write()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60, env=os.environ | {"PYTHONWARNINGS": "ignore"})
-    assert done.returncode == -signal.SIGKILL
+    with run_script(script, tmp_path / "printed") as process:
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
     expected = optimizer()
     for _ in range(3):
         take_step(expected)

@@ -26,7 +26,7 @@ _SHARED = ("transformers.modeling_utils",)
 """Libraries that the template imports once this process has: then the jobs will need them too."""
 _TEMPLATE_MODULE = "workbench.runtime.engine_template"
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST")
+_OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that no library reads when it is imported; another value of any other makes a new template."""
 
 

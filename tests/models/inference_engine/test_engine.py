@@ -97,12 +97,12 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
 def test_a_loss_among_some_tokens(tmp_path) -> None:
     """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the others."""
     choices = (150, 9, 77)
-    model = load_causal_model("tiny-opt-2", TrainableConfig(rank=4))
+    model = load_causal_model("tiny-opt-1", TrainableConfig(rank=4))
     whole = export_program(model, tmp_path / "whole.pte", CONFIG)
     some = export_program(model, tmp_path / "some.pte", replace(CONFIG, choices=choices))
     rows = model.head.weight
     assert whole.file_bytes - some.file_bytes > 0.9 * 4 * rows.numel() * (1 - len(choices) / len(rows))
-    trainer, eager = EngineTrainer(some.path), Eager("tiny-opt-2", choices)
+    trainer, eager = EngineTrainer(some.path), Eager("tiny-opt-1", choices)
     assert trainer.config.choices == choices
     for number in range(5):
         given = among(number, choices)
@@ -119,17 +119,17 @@ def test_a_loss_among_some_tokens(tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Return an exported program of a Llama of six layers and the model that it was made from."""
+    """Return an exported program of a Llama of two layers and the model that it was made from."""
     path = tmp_path_factory.mktemp("engine") / "llama.pte"
-    model = load_causal_model("tiny-llama", TrainableConfig(rank=4))
-    return export_program(model, path, CONFIG, name="tiny-llama"), model
+    model = load_causal_model("tiny-llama-2", TrainableConfig(rank=4))
+    return export_program(model, path, CONFIG, name="tiny-llama-2"), model
 
 
 @needs_executorch
 @pytest.mark.slow
 def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
     result, model = program
-    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama")
+    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-2")
     size = trainer.description.num_values
     logs = []
     for number in range(100):
@@ -145,7 +145,7 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
     model.trainables.load_state({name: torch.from_numpy(values.copy()) for name, values in trainer.named().items()})
     given = batch(1000)
     trained, own = model.part_losses(given), torch.from_numpy(trainer.copies())
-    before = load_causal_model("tiny-llama", TrainableConfig(rank=4)).part_losses(given)
+    before = load_causal_model("tiny-llama-2", TrainableConfig(rank=4)).part_losses(given)
     assert (trained - before).abs() > 1e-3
     last = trainer.step(given, RATE)
     model.trainables.bind(torch.from_numpy(trainer.copies()))
