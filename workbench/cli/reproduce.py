@@ -61,7 +61,7 @@ def reproduce(
     settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, workdir=workdir, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
-    for item in dict.fromkeys(chosen):
+    for item in {one.name: one for one in chosen}.values():
         say(f"{item.name}: {item.title} ({item.source})")
         try:
             result = item.run(settings)
