@@ -1,1 +1,0 @@
-"""The metric 'accuracy' as a module of the evaluate library."""

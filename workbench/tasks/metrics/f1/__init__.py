@@ -1,1 +1,0 @@
-"""The metric 'f1' as a module of the evaluate library."""

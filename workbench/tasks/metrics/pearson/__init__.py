@@ -1,1 +1,0 @@
-"""The metric 'pearson' as a module of the evaluate library."""

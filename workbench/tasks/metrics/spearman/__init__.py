@@ -1,1 +1,0 @@
-"""The metric 'spearman' as a module of the evaluate library."""
