@@ -71,7 +71,7 @@ def test_unknown_tasks_list_the_known_ones():
         load_task("sqaud")
     with pytest.raises(ConfigError, match=r"question answering by the words that follow a prompt.*p_rge"):
         load_task("squad")
-    assert len(TASKS) == len(set(TASKS)) == 14
+    assert len(TASKS) == len(set(TASKS)) == 16
 
 
 def test_data_that_was_not_fetched_or_is_damaged(tmp_path, monkeypatch):

@@ -21,6 +21,9 @@ Method = Annotated[str, typer.Option(help="Method, such as pac_plus.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")]
 Model = Annotated[str, typer.Option(help="Model: an embedded name, a folder, or a hub name.")]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
+JobTask = Annotated[
+    str | None, typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
+]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
 BatchSize = Annotated[int, typer.Option(help="Samples of one optimizer step.")]
@@ -28,7 +31,10 @@ MicroBatches = Annotated[int, typer.Option(help="How many a mini-batch is cut in
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
-Data = Annotated[str | None, typer.Option(help="Local folder for a task that is not embedded.")]
+Data = Annotated[str | None, typer.Option(help="Folder of a task that is not embedded, or your own file, folder or hub name.")]
+Columns = Annotated[
+    str, typer.Option(metavar="ROLE=NAME,...", help="Of your own data, where not found: text=review,pair=reply,label=stars.")
+]
 Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method; may be repeated.")]
 Faults = Annotated[
     list[str] | None,
@@ -51,7 +57,7 @@ Fidelity = Literal["auto", "kernel", "paced"]
 _OPTIONS: dict[str, Any] = {
     "method": Method,
     "model": Model,
-    "task": TaskName,
+    "task": JobTask,
     "epochs": Epochs,
     "seed": Seed,
     "batch_size": BatchSize,
@@ -62,11 +68,12 @@ _OPTIONS: dict[str, Any] = {
     "validation_samples": Samples,
     "test_samples": Samples,
     "data": Data,
+    "columns": Columns,
     "options": Options,
     "faults": Faults,
     "backup_every": BackupEvery,
 }
-PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "options")
+PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options")
 SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "backup_every")
 ALL_FIELDS = tuple(_OPTIONS)
 
@@ -78,6 +85,7 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
         @functools.wraps(command)
         def filled(**given: Any) -> None:
             read = {name: given.pop(name) for name in fields}
+            read["task"] = task_of(read["task"], read["data"])
             read["options"] = parse_options(read["options"])
             if "faults" in read:
                 read["faults"] = "; ".join(read["faults"] or ())
@@ -85,7 +93,7 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "job"]
         kinds = {name: _OPTIONS[name] for name in fields} | {one.name: one.annotation for one in own}
-        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {"options": None, "faults": None}
+        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {"task": None, "options": None, "faults": None}
         defaults |= {one.name: one.default for one in own}
         filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
@@ -94,6 +102,11 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
         return filled
 
     return decorate
+
+
+def task_of(task: str | None, data: str | None) -> str:
+    """Return the task that was asked for; without a word of it the default, or what one does with data of one's own."""
+    return task or (DEFAULTS.task if data is None else "classification")
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

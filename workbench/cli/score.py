@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,7 +35,8 @@ def score(
         _require_generating(model)
     else:
         loaded, description = load_trained(trained)
-    found = load_prompt_task(task, data=data, **{f"{split}_samples": samples})
+    limit: dict[str, Any] = {f"{split}_samples": samples}
+    found = load_prompt_task(task, data=data, **limit)
     if trained is None:
         loaded, name, what = load_causal_model(model, TrainableConfig()), model, f"{model}, zero-shot"
     else:

@@ -9,6 +9,7 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.digits import load_digits
 from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
+from workbench.tasks.own import OWN, load_own
 from workbench.tasks.prompts.as_task import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
 from workbench.tasks.task import Task
@@ -18,20 +19,22 @@ EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
     "sentiment-rating": load_sentiment_rating,
     "digits": load_digits,
 }
-TASKS = (*EMBEDDED, *GLUE, *PROMPTED)
+TASKS = (*EMBEDDED, *GLUE, *PROMPTED, *OWN)
 
 
 def load_task(
     name: str,
     *,
     data: Path | str | None = None,
+    columns: str = "",
     train_samples: int | None = None,
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Task:
     """Return a task: sentiment, sentiment-rating and digits (pictures) need no network; all others take `data` or the hub.
 
-    data: a folder (see load_glue, load_prompt_task); None takes the embedded data or the hub.  *_samples: at most so many, by a fixed seed.
+    data: a folder (see load_glue, load_prompt_task), own data (see load_own); None takes the embedded data or the hub.
+    columns: of own data.  *_samples: at most so many, by a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.
     """
     if name in EMBEDDED:
@@ -41,6 +44,8 @@ def load_task(
         task = load_glue(name, data)
     elif name in PROMPTED:
         task = load_prompted(name, data)
+    elif name in OWN:
+        task = load_own(name, data, columns)
     else:
         raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)

@@ -32,6 +32,7 @@ def load_sentiment(folder: Path | None = None) -> Task:
     source = "vaderSentiment 3.3.2, movie reviews"
     return Task(
         name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), source=source,
+        class_names=("negative", "positive"),
         train=parts["train"], validation=parts["validation"], test=parts["test"],
     )  # fmt: skip
 

@@ -101,6 +101,7 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
         splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
     return Task(
         name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
+        class_names=tuple(dict.fromkeys(glue.classes))[: len(set(glue.classes.values()))],
         source="the hub" if data is None else f"folder '{Path(data).name}'",
         train=splits["train"], validation=splits["validation"], test=splits["test"],
     )  # fmt: skip

@@ -32,7 +32,9 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
         except RuntimeError:  # it has a script
             return dict(datasets.load_dataset(repository, data_dir=configuration, revision=PARQUET))
     except (OSError, ValueError, RuntimeError) as error:
-        found = f"The hub said: {error}." if reachable else f"It is not in the local cache, and {hub_endpoint()} cannot be reached."
+        found = (
+            f"The hub said: {error}." if reachable else f"'{repository}' is not in the local cache, and {hub_endpoint()} cannot be reached."
+        )
         raise MissingDataError(asked, found, todo) from error
     finally:
         if not reachable:
@@ -47,7 +49,7 @@ def saved_dataset(folder: Path) -> dict[str, Any]:
         saved: Any = load_from_disk(str(folder))
     except (OSError, ValueError) as error:
         raise MissingDataError(f"The dataset '{folder}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
-    return dict(saved)
+    return dict(saved) if isinstance(saved, dict) else {"train": saved}
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

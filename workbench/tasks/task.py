@@ -50,6 +50,7 @@ class Task:
 
     source: where the data came from, for reports.
     words: in sequence-to-sequence the word that stands for each class; the splits' labels stay classes, which the metrics compare.
+    class_names: of a classification, in the order of its classes; none: they are numbers.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task:
     test: Split
     source: str = ""
     words: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert bool(self.words) == (self.kind == "sequence_to_sequence"), "label words are for sequence-to-sequence"

@@ -116,7 +116,7 @@ def prepare(job: Job) -> PreparedJob:
     facts = model_facts(job.model)
     layout = model_layout(job.model)
     _check_options(job, options, layout)
-    task = load_task(job.task, data=job.data).limited(None, None, job.test_samples)
+    task = load_task(job.task, data=job.data, columns=job.columns).limited(None, None, job.test_samples)
     room = facts.max_length - (0 if layout.has_decoder else options.generate)
     if room < 1:
         raise ConfigError(

@@ -24,6 +24,7 @@ from workbench.planners.adaptive import PRECISIONS, Precision, Setting
 from workbench.planners.query_costs import METHOD, Choice, StepSize
 from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.prompts import (
+    OWN_PROMPT,
     PROMPT_TASKS,
     EncodedPrompts,
     PromptTask,
@@ -192,7 +193,7 @@ def require_known(job: Job) -> PRGEOptions:
     """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or settings that cannot be."""
     options = read_options(METHOD, PRGEOptions, job.options)
     _ = options.allowed
-    if job.task not in PROMPT_TASKS:
+    if job.task not in (*PROMPT_TASKS, OWN_PROMPT):
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
     ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.learning_rate, seed=job.seed)
@@ -205,7 +206,7 @@ def prepare(job: Job) -> PreparedJob:
     facts = model_facts(job.model)
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
-    task = load_prompt_task(job.task, data=job.data, **counts)
+    task = load_prompt_task(job.task, data=job.data, columns=job.columns, **counts)
     if options.words:
         task = task.reworded(tuple(options.words.split("/")))
     max_length = min(job.max_length, facts.max_length)

@@ -75,7 +75,7 @@ def require_task_and_model(job: Job) -> None:
 
 def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | None = None) -> dict[str, Any]:
     """Return the task and its tokenized splits as PreparedTraining's fields.  change: what a method makes of the task."""
-    task = load_task(job.task, data=job.data).limited(job.train_samples, job.validation_samples, job.test_samples)
+    task = load_task(job.task, data=job.data, columns=job.columns).limited(job.train_samples, job.validation_samples, job.test_samples)
     if change is not None:
         task = change(task)
     tokenizer = load_tokenizer(job.model)

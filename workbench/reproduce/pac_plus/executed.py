@@ -86,7 +86,7 @@ def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Trainin
 
 def task_of(settings: Settings, one: Training) -> Task:
     """Return a training's task, with its test labels."""
-    samples = dict(zip(("train_samples", "validation_samples", "test_samples"), one.samples, strict=True))
+    samples: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), one.samples, strict=True))
     return load_task(one.task, data=None if one.task.startswith("sentiment") else settings.data, **samples)
 
 

@@ -86,7 +86,7 @@ class _Bench:
         key = (training.task, training.model, training.samples, training.max_length)
 
         def make() -> TokenizedTask:
-            count = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
+            count: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
             task = load_task(training.task, data=None if training.task.startswith("sentiment") else self._data, **count)
             tokenizer = load_tokenizer(training.model)
             split = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}

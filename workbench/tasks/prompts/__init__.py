@@ -5,7 +5,7 @@ from workbench.tasks.prompts.batches import PromptBatch, collate_prompts, prompt
 from workbench.tasks.prompts.calibration import Calibration
 from workbench.tasks.prompts.encoding import EncodedPrompts, PromptEncoder, encode_prompts
 from workbench.tasks.prompts.likelihoods import LogitsAt, label_log_likelihoods
-from workbench.tasks.prompts.loading import PROMPT_TASKS, load_prompt_task, unknown_prompt_task
+from workbench.tasks.prompts.loading import OWN_PROMPT, PROMPT_TASKS, load_prompt_task, unknown_prompt_task
 from workbench.tasks.prompts.padding import PaddingRow, padding_statistics
 from workbench.tasks.prompts.samples import PAPER_SAMPLES, PromptSample, PromptSplit, PromptTask
 from workbench.tasks.prompts.scoring import PromptScores, evaluate, require_room
@@ -24,6 +24,7 @@ __all__ = [
     "EncodedPrompts",
     "PromptEncoder",
     "encode_prompts",
+    "OWN_PROMPT",
     "PROMPT_TASKS",
     "load_prompt_task",
     "unknown_prompt_task",

@@ -8,12 +8,15 @@ from pathlib import Path
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_sentiment
 from workbench.tasks.glue import GLUE, VALIDATION_FROM_TRAIN, load_glue
+from workbench.tasks.own import load_own
 from workbench.tasks.prompts.samples import PromptSample, PromptSplit, PromptTask, fixed_order, shuffled
 from workbench.tasks.prompts.sources import SOURCES, Source, read_source
-from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.prompts.templates import PROMPTS, own_prompt
 from workbench.tasks.task import Split, Task
 
 PROMPT_TASKS = tuple(PROMPTS)
+OWN_PROMPT = "classification"
+"""The task of own data, whose prompt is made of its columns."""
 VALIDATION_SHARE = 0.2
 """At most this part of a training set becomes the validation split: the small sets have less than the paper's 1,000 + 500 samples."""
 SHARES_OF_ONE = (0.4, 0.2, 0.4)
@@ -32,21 +35,24 @@ def load_prompt_task(
     name: str,
     *,
     data: Path | str | None = None,
+    columns: str = "",
     train_samples: int | None = None,
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> PromptTask:
     """Return a task with its prompt: one of PROMPT_TASKS; 'sentiment' needs no network.
 
-    data: a folder with the official files; None takes the embedded data or the hub.  *_samples: at most so many, drawn by a fixed seed
-    (PAPER_SAMPLES are the paper's); more of them hold all of fewer.
+    data: a folder with the official files, or own data and their columns (see load_own); None takes the embedded data or the hub.
+    *_samples: at most so many, drawn by a fixed seed (PAPER_SAMPLES are the paper's); more of them hold all of fewer.
     The published validation split is the test, as the test labels are secret, and the validation split is drawn from the training split by
     a fixed seed; of a folder that holds one split only (SQuAD's) all three are.
     Raises ConfigError for an unknown name or malformed files, MissingDataError if the data cannot be had.
     """
-    if name not in PROMPTS:
+    if name not in (*PROMPTS, OWN_PROMPT):
         raise unknown_prompt_task(name)
-    if name in SOURCES and (name not in GLUE or _is_superglue(SOURCES[name], data)):
+    if name == OWN_PROMPT:
+        task = _from_task(load_own(name, data, columns))
+    elif name in SOURCES and (name not in GLUE or _is_superglue(SOURCES[name], data)):
         task = _from_source(name, SOURCES[name], data)
     else:
         found = load_sentiment(None if data is None else Path(data).expanduser()) if name == "sentiment" else load_glue(name, data)
@@ -67,9 +73,11 @@ def _is_superglue(source: Source, data: Path | str | None) -> bool:
 
 def _from_task(task: Task) -> PromptTask:
     names = _NAMES.get(task.name, ("sentence1", "sentence2"))
+    if task.name == OWN_PROMPT:
+        names = ("text",) if task.train.pairs is None else ("text", "pair")
     return PromptTask(
         name=task.name,
-        prompt=PROMPTS[task.name],
+        prompt=PROMPTS[task.name] if task.name in PROMPTS else own_prompt(names, task.class_names),
         train=_from_split(task.train, names),
         validation=_from_split(task.validation, names),
         test=_from_split(task.test, names),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.prompts.templates import Prompt, PromptKind
 
-PAPER_SAMPLES: Mapping[str, int] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
+PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """How many samples the paper takes of each split (appendix D.2, after MeZO)."""
 
 

@@ -52,6 +52,12 @@ class Prompt:
         return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
 
 
+def own_prompt(fields: tuple[str, ...], class_names: tuple[str, ...]) -> Prompt:
+    """Return the prompt of own data: the texts, and behind 'Label:' the name of the class."""
+    text = "\n".join(f"{{{name}}}" for name in fields)
+    return Prompt(kind="classification", text=f"{text}\nLabel:", shortened=fields[0], words=tuple(f" {name}" for name in class_names))
+
+
 _YES_NO, _NO_YES = ("Yes", "No"), ("No", "Yes")
 _SST2 = Prompt(kind="classification", text="{sentence} It was", shortened="sentence", words=(" terrible", " great"))
 
