@@ -108,7 +108,7 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     looked = [plan for ring in tried for plan in starts(search, ring, numbers(search, 3))]
     looked.sort(key=search.seconds)
     for ring in list(dict.fromkeys([*(plan.ranks for plan in looked), *tried]))[: 1 + effort]:
-        looked += starts(search, ring, numbers(search, 4 + 4 * effort), every=True)
+        looked += starts(search, ring, numbers(search, 4 + 2 * effort), every=True)
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
     firsts = sorted({plan.ranks: plan for plan in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
     refined = [search.climb(plan, last_step=0.5**9)[0] for plan in firsts[: 3 + effort]]

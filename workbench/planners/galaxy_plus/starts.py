@@ -71,7 +71,7 @@ def starts(
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
     plain: cuts by speed instead, as on a large ring.
-    every: also with devices of little memory left without tokens, which need not hold a scheme-2 layer in full.
+    every: also with devices that have no room for all of a scheme-2 layer left without tokens, which then need not hold it in full.
     """
     room = search.room(ring)
     if min(room) < 0:
@@ -86,6 +86,8 @@ def starts(
         for without in range(fewest + 1 if any(second) else 1):
             holders = [i not in by_room[:without] for i in range(n)]
             unit_bytes, _, other_bytes = search.part_bytes(second)
+            if without and room[by_room[without - 1]] >= other_bytes * shape.columns + unit_bytes * shape.num_units:
+                break  # it has room for all of a scheme-2 layer
             if programme is None:
                 weights = [search.speed[rank] for rank in ring]
                 parts = [weights, weights, [one * has for one, has in zip(weights, holders, strict=True)]]

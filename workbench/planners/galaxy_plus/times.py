@@ -173,6 +173,6 @@ def ring_chain_s(hops: Sequence[Sequence[float]], shift: int) -> float:
     at, done = np.arange(n), np.zeros(n)
     for step in range(n - 1):
         # What goes out now came in during the step before, over the link that was busy until then.
-        before = np.maximum(done, np.roll(done, 1)) if step else done
+        before = np.maximum(done, done[at - 1]) if step else done
         done = before + table[at, (at - step - shift) % n]
     return float(done.max(initial=0.0))
