@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -14,7 +15,6 @@ from pathlib import Path
 
 from workbench.core.errors import WriteError
 
-NEW_MODE = 0o644
 _OPEN_HERE = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _NAMED = {"/dev/stdout": 1, "/dev/stderr": 2}
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -25,6 +25,7 @@ def whole_file(path: Path | str) -> Iterator[Path]:
     """Yield the path of an empty file beside `path`; when the block ends, it is on the disk and takes the place of `path`.
 
     If the block fails or is interrupted, the old file stays as it was.  A link stays a link: the file that it leads to is replaced.
+    A new file has the permissions that the umask leaves, an old one keeps its own.
     A character device (/dev/null, a terminal) and an open output of this process (/dev/stdout) are written through.
     Raises WriteError for a folder, a pipe, a socket or a disk, and for whatever the system refuses.
     """
@@ -33,13 +34,15 @@ def whole_file(path: Path | str) -> Iterator[Path]:
         target, through = _target(path)
         if through is None:
             target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent if through is None else None, prefix=f"{target.name[:64]}.", suffix=".part")
+        folder = target.parent if through is None else Path(tempfile.gettempdir())
+        part = folder / f"{target.name[:64]}.{secrets.token_hex(4)}.part"
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if through is None else 0o600)
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
-        part = Path(name)
         try:
             yield part
             if through is None:
-                _replace(target, part)
+                _replace(target, part, mode)
             else:
                 with open(part, "rb") as source, open(through, "ab", buffering=0, closefd=isinstance(through, Path)) as sink:
                     shutil.copyfileobj(source, sink)
@@ -108,9 +111,9 @@ def _target(path: Path) -> tuple[Path, Path | int | None]:
     return (Path(os.path.realpath(path)), None) if kind == stat.S_IFREG else (path, path)
 
 
-def _replace(target: Path, part: Path) -> None:
-    """Put a finished file in the place of another, with its permissions, in an order that a power cut cannot spoil."""
-    os.chmod(part, stat.S_IMODE(target.stat().st_mode) if target.exists() else NEW_MODE)
+def _replace(target: Path, part: Path, mode: int) -> None:
+    """Put a finished file in the place of another, with its permissions or else `mode`, in an order that a power cut cannot spoil."""
+    os.chmod(part, stat.S_IMODE(target.stat().st_mode) if target.exists() else mode)
     with open(part, "rb") as written:
         os.fsync(written.fileno())
     os.replace(part, target)
