@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
+import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForTokenClassification
 
-from workbench.models.hub import locate
-from workbench.models.loading import load_stack
+from workbench.core.errors import WorkbenchError
+from workbench.models.loading import load_model, load_stack
+from workbench.models.lora import require_peft
+from workbench.models.published import save_tokenizer
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import TrainedDescription, load_trained, save_trained, set_trained
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -101,63 +108,76 @@ def test_dropout_is_the_heads_alone() -> None:
     assert torch.equal(noisy(ids, mask)[1], noisy(ids, mask)[1])
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, called by peft
+@pytest.mark.filterwarnings("ignore::UserWarning")  # peft saw no head in the base model
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_saved_and_loaded_it_predicts_the_same(technique: str, tmp_path: Path) -> None:
-    stack = load_stack("tiny-gpt2")
-    config, (ids, mask) = config_for(stack, technique), inputs_of(stack)
-    model = TechniqueStage(stack.stage(0, 6), config)
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2", "llama", "opt", "t5", "vit"])
+def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, technique: str, tmp_path: Path) -> None:
+    """The same predictions from the folder alone: our head is the mean over the tokens of a token classification's."""
+    base, folder = tmp_path / "base", tmp_path / "result"
+    load_model(f"tiny-{family}-2").save_pretrained(base)
+    save_tokenizer(f"tiny-{family}-2", base)
+    stack = load_stack(str(base))
+    regression = {"kind": "regression", "num_outputs": 1, "label_mean": 3.0, "label_std": 2.0}
+    config = config_for(stack, technique, **(regression if family == "gpt2" else {"num_outputs": 3}))
+    (ids, mask), samples = inputs_of(stack), torch.arange(4)
+    if not stack.family.reads_images:
+        mask[0, 5:] = 0
+    model = TechniqueStage(stack.stage(0, 2), config)
     with torch.no_grad():
         for number, parameter in enumerate(model.trained().values()):
-            parameter.add_(0.01 * (number + 1))
-    save_trained(tmp_path, model, TrainedDescription(config=config, model="tiny-gpt2", task="sentiment", max_length=64))
-    loaded, description = load_trained(tmp_path)
-    assert description.config == config
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    names = () if family == "gpt2" else ("bad", "fine", "good")
+    about = TrainedDescription(config=config, model=str(base), task="classification", max_length=64, class_names=names)
+    before = os.umask(0o027)
+    try:
+        save_trained(folder, model, about)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o640}
     model.eval()
+    loaded, _ = load_trained(folder)
     with torch.no_grad():
-        assert torch.equal(loaded(ids, mask)[1], model(ids, mask)[1])
-    with pytest.raises(Exception, match=r"trained parameter .* It is missing"):
-        set_trained(model, {})
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, called by peft
-def test_peft_reads_a_saved_lora(tmp_path: Path) -> None:
-    """PeftModel over the plain Hugging Face model gives our hidden states, so the names and the scale are peft's."""
-    from peft import PeftModel
-    from transformers import AutoModel
-
-    name = "all-MiniLM-L6-v2"
-    stack = load_stack(name)
-    config = config_for(stack, "lora", lora_alpha=32.0)
-    model = TechniqueStage(stack.stage(0, stack.num_layers), config)
+        expected = model.logits(model(ids, mask)[1], mask, samples, 0)
+        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5)
+    is_ours = technique == "adapters" or family in ("opt", "t5", "vit")
+    assert (folder / "trained.safetensors").is_file() == is_ours
+    if is_ours:
+        return
+    if technique == "lora":
+        alone: Any = require_peft().AutoPeftModelForTokenClassification.from_pretrained(folder, num_labels=config.num_outputs).eval()
+    else:
+        alone = AutoModelForTokenClassification.from_pretrained(folder).eval()
+        assert alone.config.id2label == dict(enumerate(names or ("LABEL_0",)))
     with torch.no_grad():
-        for number, (path, parameter) in enumerate(model.trained().items()):
-            if ".lora_B." in path:
-                parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(number))
-    save_trained(tmp_path, model, TrainedDescription(config=config, model=name, task="sentiment", max_length=64))
-    plain = AutoModel.from_pretrained(locate(name), add_pooling_layer=False)
-    ids, mask = torch.randint(1000, 2000, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
-    model.eval()
-    with torch.no_grad():
-        before = plain.eval()(input_ids=ids, attention_mask=mask).last_hidden_state
-        theirs = PeftModel.from_pretrained(plain, tmp_path).eval()(input_ids=ids, attention_mask=mask).last_hidden_state
-        ours = model(ids, mask)[1]
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(before, ours, atol=1e-2)
+        logits = alone(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close((logits * mask[..., None]).sum(1) / mask[..., None].sum(1), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, called by peft
-def test_lora_names_of_an_encoder_decoder_are_pefts(tmp_path: Path) -> None:
-    """Decoder layers count from 0 there."""
-    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-    from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModel
-
-    stack = load_stack("tiny-t5")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """No description, no head, cut weights, a base that is gone."""
+    base, folder = tmp_path / "base", tmp_path / "result"
+    load_model("tiny-bert-1").save_pretrained(base)
+    save_tokenizer("tiny-bert-1", base)
+    stack = load_stack(str(base))
     config = config_for(stack, "lora")
-    model = TechniqueStage(stack.stage(0, 6), config)
-    save_trained(tmp_path, model, TrainedDescription(config=config, model="tiny-t5", task="sentiment", max_length=64))
-    shape = {"d_model": 32, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4, "d_kv": 8, "d_ff": 64, "vocab_size": 100}
-    theirs = get_peft_model(AutoModel.from_config(AutoConfig.for_model("t5", **shape)), LoraConfig(r=8, target_modules=["q", "v"]))
-    ours = load_file(tmp_path / "adapter_model.safetensors")
-    expected = get_peft_model_state_dict(theirs)
-    assert {name: tensor.shape for name, tensor in ours.items()} == {name: tensor.shape for name, tensor in expected.items()}
+    about = TrainedDescription(config=config, model=str(base), task="sentiment", max_length=64)
+    save_trained(folder, TechniqueStage(stack.stage(0, 1), config), about)
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    with pytest.raises(WorkbenchError, match=r"fine-tuned model .* No such file"):
+        load_trained(tmp_path)
+    tensors = load_file(weights)
+    save_file({name: tensor for name, tensor in tensors.items() if "classifier" not in name}, weights)
+    with pytest.raises(WorkbenchError, match=r"'head.output.weight' was asked for. It is missing"):
+        load_trained(folder)
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(WorkbenchError, match=r"damaged"):
+        load_trained(folder)
+    weights.write_bytes(whole)
+    base.rename(tmp_path / "moved")
+    with pytest.raises(WorkbenchError, match=r"The model '.*base' was asked for"):
+        load_trained(folder)
+    with pytest.raises(WorkbenchError, match=r"trained parameter .* It is missing"):
+        set_trained(TechniqueStage(stack.stage(0, 1), config_for(stack, "full")), {})

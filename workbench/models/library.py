@@ -115,7 +115,7 @@ class ParallelAdapterModel(nn.Module):
             model=self.name,
             task="",
             max_length=int(getattr(self.backbone.config, "max_position_embeddings", 0)),
-            notes={} if self.quantization is None else {"backbone": self.quantization.description},
+            quantization=self.quantization,
         )
         return save_adapter(folder, self.adapter.state_dict(), description)
 

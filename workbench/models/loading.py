@@ -36,7 +36,7 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
     Raises ConfigError for an unknown name or family, MissingDataError if the files cannot be had.
     """
-    model = load_model(name, dtype) if _is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
+    model = load_model(name, dtype) if is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
     family = family_of(model.config.model_type)
     separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
     head = head_of(model) if family.decoder is not None else None
@@ -91,7 +91,7 @@ def import_family(name: str) -> None:
 
 def require_known(name: str) -> None:
     """Raise ConfigError if the name can be no model's, MissingDataError if it is an embedded one that was not fetched; at once."""
-    if _is_tiny(name):
+    if is_tiny(name):
         _tiny_parts(name)
     else:
         locate(name)
@@ -99,7 +99,7 @@ def require_known(name: str) -> None:
 
 def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny models of text need no transformers for it."""
-    if _is_tiny(name):
+    if is_tiny(name):
         family = FAMILIES[_tiny_parts(name)[0]]
         if family.reads_images:
             return image_tokenizer(family.tiny)
@@ -139,7 +139,7 @@ def model_config(name: str) -> Any:
     """Return a model's Hugging Face configuration.  Raises as load_stack does."""
     from transformers import AutoConfig
 
-    if _is_tiny(name):
+    if is_tiny(name):
         return AutoConfig.for_model(_tiny_parts(name)[0], **_tiny_settings(*_tiny_parts(name)))
     place = locate(name)
     if isinstance(place, Path):
@@ -167,7 +167,7 @@ def stored_weights(name: str) -> dict[str, StoredTensor] | None:
 
     Those of a hub name are looked for in the hub's local cache.
     """
-    place = None if _is_tiny(name) else locate(name)
+    place = None if is_tiny(name) else locate(name)
     folder = snapshot_of(place) if isinstance(place, str) else place
     try:
         return None if folder is None else stored_tensors(folder)
@@ -183,7 +183,7 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     A tiny model is the base model of `load_stack`, whose word embedding stands in for a head.
     """
     config = model_config(name)
-    if not _is_tiny(name):
+    if not is_tiny(name):
         return _pretrained(name, config, dtype, with_head=True).eval()
     # fork_rng: making a test model must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
@@ -191,7 +191,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
         return _from_config(config).to(dtype).eval()
 
 
-def _is_tiny(name: str) -> bool:
+def is_tiny(name: str) -> bool:
+    """Return whether a name is that of a random model, which is made and read from nowhere."""
     return name.startswith("tiny-") and not Path(name).is_dir()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.injection import projections
+from workbench.models.published import Published
 from workbench.models.stack import BackboneStage, part_of
 from workbench.models.tensor_files import save_tensors
 
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 
@@ -59,30 +61,48 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
         peft.inject_adapter_in_model(config, stage)
 
 
-def save_lora(
-    folder: Path, state: Mapping[str, Tensor], stage: BackboneStage, *, model: str, rank: int, alpha: float, dropout: float
-) -> None:
-    """Write what PeftModel.from_pretrained reads beside the base model (AutoModel): adapter_config.json, adapter_model.safetensors.
+def peft_names(stage: BackboneStage, names: Iterable[str], prefix: str) -> dict[str, str]:
+    """Return peft's names in its files of LoRA matrices: layers.I.PATH.lora_A.default.weight, ... in the whole stack's stage.
 
-    state: the LoRA matrices by their names in the whole stack's stage (layers.I.PATH.lora_A.default.weight, ...).
+    prefix: of the base model's parameters in the class that peft is given (see Published).
     """
-    targets = sorted(set(lora_targets(stage).values()))
-    weights = {}
-    for name, tensor in state.items():
+    found = {}
+    for name in names:
         _, index, rest = name.split(".", 2)
+        part = part_of(stage, int(index))
         # peft's own names leave the adapter's name, 'default', out; Hugging Face counts a decoder's layers from 0.
-        number = int(index) if part_of(stage, int(index)) is stage.family else int(index) - (stage.num_encoder_layers or 0)
-        weights[f"base_model.model.{part_of(stage, int(index)).layers}.{number}.{rest.replace('.default', '')}"] = tensor
-    save_tensors(folder / "adapter_model.safetensors", weights, {"format": "pt"})
+        number = int(index) if part is stage.family else int(index) - (stage.num_encoder_layers or 0)
+        found[name] = f"base_model.model.{prefix}{part.layers}.{number}.{rest.replace('.default', '')}"
+    return found
+
+
+def save_lora(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    head: Mapping[str, Tensor],
+    stage: BackboneStage,
+    base: str,
+    shape: Published,
+    **settings: float,
+) -> None:
+    """Write what PeftModel.from_pretrained reads over the base model: adapter_config.json and adapter_model.safetensors.
+
+    state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, none of a model that
+    predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r, lora_alpha, lora_dropout.
+    """
+    names = peft_names(stage, state, shape.prefix)
+    weights = {names[name]: tensor for name, tensor in state.items()}
+    weights |= {f"base_model.model.{shape.head}.{name}": tensor for name, tensor in head.items()}
+    save_tensors(folder / PEFT_WEIGHTS, weights, {"format": "pt"})
     described = {
         "peft_type": "LORA",
-        "base_model_name_or_path": model,
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": dropout,
-        "target_modules": targets,
+        "task_type": shape.task,
+        "base_model_name_or_path": base,
+        **settings,
+        "target_modules": sorted(set(lora_targets(stage).values())),
+        "modules_to_save": [shape.head] if head else None,
         "fan_in_fan_out": "query_key_value" in stage.family.weights,
         "bias": "none",
         "inference_mode": True,
     }
-    write_text(folder / "adapter_config.json", json.dumps(described, indent=1) + "\n")
+    write_text(folder / PEFT_CONFIG, json.dumps(described, indent=1) + "\n")

@@ -15,6 +15,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.tensor_files import save_tensors
 
 T = TypeVar("T")
@@ -24,12 +25,13 @@ WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDescription:
-    """What a saved adapter is for.  model: the backbone's name.  notes: anything worth keeping (metrics, epoch, version)."""
+    """What a saved adapter is for.  model: the backbone's name.  quantization: of the backbone.  notes: anything worth keeping."""
 
     config: ParallelAdapterConfig
     model: str
     task: str
     max_length: int
+    quantization: QuantizationConfig | None = None
     notes: dict[str, float | int | str] = field(default_factory=dict)
     schema_version: int = 1
 
@@ -53,15 +55,16 @@ def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescriptio
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
-def load_saved(folder: Path, asked: str, kind: type[T], description: str, weights: str) -> tuple[T, dict[str, Tensor]]:
-    """Return the description and the tensors of what was trained, from files of these names.
+def load_saved(folder: Path, asked: str, kind: type[T], description: str, weights: str | None) -> tuple[T, dict[str, Tensor]]:
+    """Return the description and the tensors of what was trained, from files of these names; weights: None reads none.
 
     asked: sentence for the error.  Raises ConfigError if one of them is missing or damaged.
     """
     try:
-        return from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'"), load_file(folder / weights)
+        found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
+        return found, {} if weights is None else load_file(folder / weights)
     except OSError as error:
-        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or folder / weights}'.", "Check the folder.") from error
+        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder.") from error
     except SafetensorError as error:
         raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
 

@@ -1,9 +1,13 @@
-"""Save what a technique has trained, and load it in a fresh process to predict the same; LoRA's matrices for peft besides."""
+"""Save what a technique has trained, and load it in a fresh process to predict the same.
+
+LoRA is what peft reads, full fine-tuning what transformers reads, where one of their classes holds the model (see published.py); Adapters
+and all others are in our own format.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -11,26 +15,32 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json, write_text
-from workbench.models.loading import load_stack
-from workbench.models.lora import save_lora
+from workbench.models.loading import load_stack, model_config, stored_weights
+from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
+from workbench.models.partial_loading import parameters_on_meta
+from workbench.models.published import Published, base_of, kept_name, published, published_model, save_tokenizer
 from workbench.models.saving import load_saved
+from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.tensor_files import save_tensors
 
 TRAINED, DESCRIPTION = "trained.safetensors", "fine_tuning.json"
-_BACKBONE = "backbone."
+WHOLE_MODEL = "config.json"
+"""The file that transformers writes beside the weights of a whole model."""
+_BACKBONE, _HEAD = "backbone.", "head.output."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription:
-    """What was trained.  model: the backbone's name.  notes: anything worth keeping (metrics, epoch)."""
+    """What was trained.  model: the backbone's name.  class_names: in the order of the classes.  notes: anything worth keeping."""
 
     config: TechniqueConfig
     model: str
     task: str
     max_length: int
+    class_names: tuple[str, ...] = ()
     notes: dict[str, float | int | str] = field(default_factory=dict)
-    schema_version: int = 1
+    schema_version: int = 2
 
 
 def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
@@ -44,30 +54,71 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
 
 
 def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescription) -> Path:
-    """Write a whole model's trained parameters and what they are, the description last; return the folder."""
-    state = {name: parameter.detach() for name, parameter in model.trained().items()}
-    save_tensors(folder / TRAINED, state)
-    config = description.config
-    if config.technique == "lora":
-        save_lora(
-            folder,
-            {name.removeprefix(_BACKBONE): tensor for name, tensor in state.items() if ".lora_" in name},
-            model.backbone,
-            model=description.model,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-        )
-    write_text(folder / DESCRIPTION, to_json(description) + "\n")
+    """Write a whole model's trained parameters and what they are, the description last; return the folder.
+
+    A regression's head is written so that it gives numbers as the labels are.
+    """
+    config, name = description.config, description.model
+    assert model.head is not None, "a whole model has a head"
+    linear = model.head.output
+    head = {
+        "weight": linear.weight.detach() * config.label_std,
+        "bias": linear.bias.detach() * config.label_std + config.label_mean,
+    }
+    shape = published(name, "TOKEN_CLS") if config.technique in ("full", "lora") else None
+    state = {key: parameter.detach() for key, parameter in model.trained().items() if not key.startswith(_HEAD)}
+    if shape is None:
+        save_tensors(folder / TRAINED, state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()})
+    elif config.technique == "full":
+        _save_whole(folder, model, head, description, shape)
+    else:
+        matrices = {key.removeprefix(_BACKBONE): tensor for key, tensor in state.items()}
+        settings = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+        save_lora(folder, matrices, head, model.backbone, base_of(name), shape, **settings)
+    save_tokenizer(name, folder)
+    kept = replace(description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0))
+    write_text(folder / DESCRIPTION, to_json(kept) + "\n")
     return folder
+
+
+def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor], about: TrainedDescription, shape: Published) -> None:
+    config = model_config(about.model)
+    names = about.class_names or tuple(f"LABEL_{number}" for number in range(about.config.num_outputs))
+    config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
+    with parameters_on_meta():
+        whole = published_model(config, shape.task)
+    whole.to_empty(device="cpu")
+    stage = LayerStack(whole.base_model).stage(0, model.backbone.num_layers)
+    stage.load_state_dict(model.backbone.state_dict())
+    whole.get_submodule(shape.head).load_state_dict(dict(head))
+    config.architectures, config.dtype = [type(whole).__name__], "float32"
+    save_tensors(folder / "model.safetensors", whole.state_dict(), {"format": "pt"})
+    write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
 def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription]:
     """Return the whole model with what was trained, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
-    asked = f"The fine-tuned model '{folder}' was asked for."
-    description, weights = load_saved(Path(folder), asked, TrainedDescription, DESCRIPTION, TRAINED)
-    stack = load_stack(description.model)
+    folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
+    is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
+    weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
+    description, state = load_saved(folder, asked, TrainedDescription, DESCRIPTION, weights)
+    stack = load_stack(str(folder) if is_whole else description.model)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
-    set_trained(model, weights)
+    if is_whole or is_peft:
+        shape = published(str(folder) if is_whole else description.model, "TOKEN_CLS")
+        assert shape is not None, "so it was saved"
+        if is_whole:
+            read = {name: tensor.read(torch.float32) for name, tensor in (stored_weights(str(folder)) or {}).items() if shape.head in name}
+            state, prefix = dict(model.trained()), ""
+        else:
+            matrices = [name.removeprefix(_BACKBONE) for name in model.trained() if name.startswith(_BACKBONE)]
+            read, prefix = state, "base_model.model."
+            names = peft_names(model.backbone, matrices, shape.prefix)
+            state = {f"{_BACKBONE}{own}": read[name] for own, name in names.items() if name in read}
+        for key in ("weight", "bias"):
+            state.pop(f"{_HEAD}{key}", None)
+            if (name := f"{prefix}{shape.head}.{key}") in read:
+                state[f"{_HEAD}{key}"] = read[name]
+    set_trained(model, state)
     model.eval()
     return model, description

@@ -38,7 +38,7 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
         loaded.logits_at, prepared.task, prepared.task.test, load_tokenizer("tiny-llama-2"), is_causal=True, max_length=prepared.max_length
     )
     assert score.value == outcome.metrics[metric]
-    assert {path.name for path in (tmp_path / "run" / "adapter" / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {"adapter_config.json", "adapter_model.safetensors"} < {path.name for path in (tmp_path / "run" / "adapter").iterdir()}
     words = ["score", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
     scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.max_length)])
     assert scored.exit_code == 0, scored.output

@@ -64,8 +64,15 @@ class Trained:
     def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
         """Write what was trained as it was after an epoch."""
         set_trained(self._model, self._weights(epoch))
-        job = self._prepared.job
-        about = TrainedDescription(config=self._prepared.config, model=job.model, task=job.task, max_length=job.max_length, notes=notes)
+        job, task = self._prepared.job, self._prepared.task
+        about = TrainedDescription(
+            config=self._prepared.config,
+            model=job.model,
+            task=job.task,
+            max_length=job.max_length,
+            class_names=task.class_names,
+            notes=notes,
+        )
         return save_trained(folder, self._model, about)
 
 

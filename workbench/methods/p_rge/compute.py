@@ -17,7 +17,7 @@ from workbench.core.seeds import query_seed
 from workbench.methods.p_rge.layout import QueryStep
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.session import RankJob
-from workbench.models.quantization import QuantizationConfig
+from workbench.models.quantization import FloatType, QuantizationConfig
 from workbench.models.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -44,9 +44,14 @@ def load_model(prepared: PreparedJob, precision: Precision | None = None, span: 
     """
     precision = precision or prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
-    stored = None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
+    stored = stored_as(precision, compute)
     load = load_causal_model if span is None else partial(load_causal_stage, start=span[0], stop=span[1])
     return load(prepared.job.model, config=prepared.trainable, quantization=stored, dtype=getattr(torch, compute))
+
+
+def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
+    """Return how weights of a precision are kept for activations of a dtype; None: as they are."""
+    return None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
 
 
 class StageCompute:

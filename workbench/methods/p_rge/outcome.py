@@ -15,16 +15,19 @@ from workbench.methods.base import Event, Outcome, Prediction
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines, overrun_share
 from workbench.methods.common.session import RankResult
-from workbench.methods.p_rge.compute import load_model
+from workbench.methods.p_rge.compute import load_model, stored_as
 from workbench.methods.p_rge.history import notes_of
 from workbench.methods.p_rge.policy import Done, Run
+from workbench.methods.p_rge.prepare import activation_type
 from workbench.models.loading import load_tokenizer
+from workbench.models.published import kept_name, save_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
 from workbench.models.zeroth_order.saving import TRAINED, TrainedDescription, save_for_peft, save_trained
+from workbench.planners.adaptive import Precision
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.samples import PromptSample
 
-DESCRIPTION, FOR_PEFT = "description.json", "peft"
+DESCRIPTION = "description.json"
 
 
 def results_of(done: Done) -> list[RankResult]:
@@ -103,7 +106,7 @@ def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRe
     metrics = {prepared.task.metric: _score(run, model, prepared.task.test), "chosen epoch": float(best[1] + 1)}
     metric = prepared.task.metric
     scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
-    return scored, metrics, _save(run, model, metrics)
+    return scored, metrics, _save(run, model, metrics, precision)
 
 
 def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
@@ -118,12 +121,14 @@ def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> flo
     ).value
 
 
-def _save(run: Run, model: CausalModel, metrics: dict[str, float]) -> Path:
+def _save(run: Run, model: CausalModel, metrics: dict[str, float], precision: Precision) -> Path:
     """Write what was trained, and how, into the run's folder; what peft can read, for peft too."""
-    folder, name = run.folder / ADAPTER, run.prepared.job.model
-    folder.mkdir(parents=True, exist_ok=True)
-    save_trained(folder / TRAINED, model.trainables.state(), TrainedDescription(model=name, trainable=model.config))
-    write_text(folder / DESCRIPTION, to_json({"identity": run.prepared.identity(), "metrics": metrics}) + "\n")
-    if model.config.technique in ("lora_fa", "lora") and model.pooled is None:
-        save_for_peft(folder / FOR_PEFT, model, name=name)
+    folder, prepared = run.folder / ADAPTER, run.prepared
+    name, compute = prepared.job.model, activation_type(precision, prepared.options.compute_dtype)
+    save_tokenizer(name, folder)
+    save_for_peft(folder, model, name=name)
+    quantization = stored_as(precision, compute)
+    about = TrainedDescription(model=kept_name(name), trainable=model.config, quantization=quantization, dtype=compute)
+    save_trained(folder / TRAINED, model.trainables.state(), about)
+    write_text(folder / DESCRIPTION, to_json({"identity": prepared.identity(), "metrics": metrics}) + "\n")
     return folder

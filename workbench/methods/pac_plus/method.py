@@ -29,6 +29,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.published import kept_name, save_tokenizer
 from workbench.models.quantization import quantize
 from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.models.stack import LayerStack
@@ -70,7 +71,15 @@ class Trained:
     def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
         """Write the adapter as it was after an epoch."""
         job = self._prepared.job
-        about = AdapterDescription(config=self._prepared.adapter, model=job.model, task=job.task, max_length=job.max_length, notes=notes)
+        about = AdapterDescription(
+            config=self._prepared.adapter,
+            model=kept_name(job.model),
+            task=job.task,
+            max_length=job.max_length,
+            quantization=self._prepared.options.quantization,
+            notes=notes,
+        )
+        save_tokenizer(job.model, folder)
         return save_adapter(folder, self._adapter(epoch).state_dict(), about)
 
     def _adapter(self, epoch: int) -> ParallelAdapter:

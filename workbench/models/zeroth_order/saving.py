@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench.models.lora import ROLES, save_lora
+from workbench.models.published import PeftTask, Published, base_of, published
+from workbench.models.quantization.config import FloatType, QuantizationConfig
 from workbench.models.tensor_files import save_tensors
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear
 from workbench.models.zeroth_order.causal_model import CausalModel
@@ -27,10 +30,15 @@ _METADATA = "workbench"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription:
-    """What trained values are of: the model's name, and how they were put in.  A frozen A is drawn anew from its seed."""
+    """What trained values are of: the model's name, and how they were put in.  A frozen A is drawn again from its seed.
+
+    quantization: of the frozen weights.  dtype: of weights and activations without it.
+    """
 
     model: str
     trainable: TrainableConfig
+    quantization: QuantizationConfig | None = None
+    dtype: FloatType = "float32"
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -69,26 +77,30 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
         raise ConfigError(asked, f"The file is damaged: {error}.", "Train again, or take a copy.") from error
     except msgspec.DecodeError as error:
         raise ConfigError(asked, "The file does not say which model its values are of.", "Give one that P-RGE wrote.") from error
-    model = load_causal_model(description.model, description.trainable)
+    dtype = getattr(torch, description.dtype)
+    model = load_causal_model(description.model, description.trainable, quantization=description.quantization, dtype=dtype)
     model.trainables.load_state(state)
     return model, description
 
 
-def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> None:
-    """Write what PeftModel.from_pretrained reads beside the base model (AutoModel).  name: the base model's.
+def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published | None:
+    """Write what peft reads over the base model, with the head if it was trained; return transformers' class of it.  name: the model's.
 
-    LoRA-FA's A goes along: to peft it is LoRA.  Raises ConfigError for other techniques, other roles than LoRA's, and a stage of a model.
+    LoRA-FA's A goes along: to peft it is LoRA.  Nothing is written, and None returned, for other techniques and roles than LoRA's, and
+    for a model that no class of transformers holds.
     """
     config, state = model.config, dict[str, Tensor]()
+    assert model.is_first and model.is_last, "a stage of a model is no adapter of it"
+    words: PeftTask = "CAUSAL_LM" if model.backbone.num_encoder_layers is None else "SEQ_2_SEQ_LM"
+    shape = published(name, words if model.pooled is None else "TOKEN_CLS")
+    if config.technique not in ("lora_fa", "lora") or config.roles != ROLES or shape is None:
+        return None
     for path, module in model.backbone.named_modules():
         if isinstance(module, LoraFaLinear | LoraLinear):
             a = module.a / (config.alpha / config.rank) if isinstance(module, LoraFaLinear) else module.A
             state[f"{path}.lora_A.default.weight"] = a.detach().float().T
             state[f"{path}.lora_B.default.weight"] = module.B.detach().T
-    if not state or config.roles != ROLES or not (model.is_first and model.is_last):
-        raise ConfigError(
-            "An adapter for peft was asked for.",
-            "Only a whole model with LoRA-FA or LoRA on queries and values makes one.",
-            "Save trainables.state() instead.",
-        )
-    save_lora(folder, state, model.backbone, model=name, rank=config.rank, alpha=config.alpha, dropout=0.0)
+    head = {} if model.pooled is None else {"weight": model.pooled.weight.detach().T, "bias": model.pooled.bias.detach()}
+    settings = {"r": config.rank, "lora_alpha": config.alpha, "lora_dropout": 0.0}
+    save_lora(folder, state, head, model.backbone, base_of(name), shape, **settings)
+    return shape
