@@ -20,15 +20,15 @@ FLOORS = (
     ("runtime",),
     ("methods",),
     ("calibration",),
-    ("experiment", "progress", "summary"),
-    ("survey",),
+    ("experiment", "progress", "summary", "comparison"),
+    ("survey", "sweeps"),
     ("reproduce",),
     ("widgets", "cli", "bench"),
     ("torchrun",),
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], "fetch", "progress", "summary", "cli", "__main__"}
+WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], "fetch", "progress", "summary", "comparison", "cli", "__main__"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

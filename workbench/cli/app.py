@@ -17,6 +17,7 @@ from workbench.cli.run import plan, run, simulate
 from workbench.cli.schedule import schedule
 from workbench.cli.score import score
 from workbench.cli.serve import serve
+from workbench.cli.sweep import compare, sweep
 from workbench.core.report import Report
 
 app = typer.Typer(
@@ -78,5 +79,23 @@ def draw(
         print(f"{len(files)} files; open {files[0]}")
 
 
-for command in (doctor, fetch, devices, plan, simulate, run, schedule, draw, bench, cache, reproduce, serve, export, train, score):
+for command in (
+    doctor,
+    fetch,
+    devices,
+    plan,
+    simulate,
+    run,
+    sweep,
+    compare,
+    schedule,
+    draw,
+    bench,
+    cache,
+    reproduce,
+    serve,
+    export,
+    train,
+    score,
+):
     app.command()(command)

@@ -54,7 +54,7 @@ CLUSTER = DEFAULT_CLUSTER
 Fidelity = Literal["auto", "kernel", "paced"]
 """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
 
-_OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "method": Method,
     "model": Model,
     "task": JobTask,
@@ -75,7 +75,7 @@ _OPTIONS: dict[str, Any] = {
 }
 PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options")
 SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "backup_every")
-ALL_FIELDS = tuple(_OPTIONS)
+ALL_FIELDS = tuple(OPTIONS)
 
 
 def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -92,7 +92,7 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
             command(Job(**read), **given)
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "job"]
-        kinds = {name: _OPTIONS[name] for name in fields} | {one.name: one.annotation for one in own}
+        kinds = {name: OPTIONS[name] for name in fields} | {one.name: one.annotation for one in own}
         defaults = {name: getattr(DEFAULTS, name) for name in fields} | {"task": None, "options": None, "faults": None}
         defaults |= {one.name: one.default for one in own}
         filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import shown, to_builtins
 
 USER_ERROR, INTERRUPTED = 2, 130
+LONG_TEXT = 30
+"""Characters from which on a table's column is text that may wrap."""
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer bring along
@@ -113,15 +115,30 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
-    """Print a table on stdout.  right: the indices of columns that are set flush right."""
+    """Print a table on stdout.  right: the indices of columns that are set flush right.
+
+    Only columns of long texts wrap, between words; names and numbers stay whole, even where the terminal is too narrow for that.
+    Into a file or a pipe nothing wraps.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     print(title)
-    table = Table(box=SIMPLE_HEAD)
+    cells = [[str(cell) for cell in row] for row in rows]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    least = 0
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(markup=False, highlight=False).print(table)
+        longest = max((len(line) for row in [columns, *cells] for line in row[index].splitlines()), default=0)
+        wraps = index not in right and longest > LONG_TEXT
+        table.add_column(
+            column, justify="right" if index in right else "left", no_wrap=not wraps, overflow="fold", min_width=0 if wraps else longest
+        )
+        least += (LONG_TEXT if wraps else longest) + 2
+    for row in cells:
+        table.add_row(*row)
+    console = Console(markup=False, highlight=False)
+    console.width = max(least, console.width if sys.stdout.isatty() else 10_000)
+    print()
+    console.print(table)
+    print()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.core.errors import ConfigError
@@ -111,14 +111,17 @@ class Cluster:
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all its links `factor` times slower, latency included."""
+        return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
 
-        def slower(link: Link) -> Link:
-            return Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+    def with_bandwidth(self, megabit_per_s: float) -> Cluster:
+        """Return the cluster with every device's link at one rate and no pairs that differ; latencies stay."""
+        return replace(self, pairs={})._linked(lambda link: replace(link, bytes_per_s=megabit_per_s * 125_000))
 
+    def _linked(self, change: Callable[[Link], Link]) -> Cluster:
         return replace(
             self,
-            devices=tuple(replace(device, link=slower(device.link)) for device in self.devices),
-            pairs={pair: slower(link) for pair, link in self.pairs.items()},
+            devices=tuple(replace(device, link=change(device.link)) for device in self.devices),
+            pairs={pair: change(link) for pair, link in self.pairs.items()},
         )
 
     def slowed(self, rank: int, factor: float) -> Cluster:

@@ -2,6 +2,7 @@
 
 from workbench.plots.bandwidths import latencies, speedups
 from workbench.plots.breakdown import breakdown, time_by_class
+from workbench.plots.comparison import compared_bars, compared_losses
 from workbench.plots.devices import cluster
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
@@ -20,6 +21,8 @@ __all__ = [
     "breakdown",
     "browser_path",
     "cluster",
+    "compared_bars",
+    "compared_losses",
     "curves",
     "epoch_times",
     "gantt",

@@ -152,8 +152,7 @@ def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s: the very cluster if they are."""
     if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
         return cluster
-    devices = tuple(replace(one, link=replace(one.link, bytes_per_s=megabit_per_s * 125_000)) for one in cluster.devices)
-    return replace(cluster, name=f"{cluster.name}-{megabit_per_s:g}-mbit", devices=devices, pairs={})
+    return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
 
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:

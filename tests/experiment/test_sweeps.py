@@ -1,0 +1,120 @@
+"""`workbench sweep` and `workbench compare` from end to end, in virtual time: a grid, an interruption, the rest of it, a comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tiny_job import write_data
+from typer.testing import CliRunner
+
+from workbench import experiment
+from workbench.cli.app import app
+from workbench.comparison import reports_frame, sides
+from workbench.core import Report
+
+METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
+
+
+def call(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[object]:
+    """A command without its bandwidths: three methods, one with two seeds and a second width that does not fit the model."""
+    (tmp_path / "grid.toml").write_text(
+        f'method = {list(METHODS)}\nmodel = "tiny-bert"\ntask = "sst2"\ndata = "{write_data(tmp_path / "data")}"\n'
+        'cluster = "pac-env-b"\nepochs = 2\nbatch_size = 16\nsimulate = true\n'
+        "[pac_plus]\nseed = [0, 1]\n[pac_plus.options]\nreduction = [4, 5]\n"
+    )
+    return ["sweep", tmp_path / "grid.toml", "--out", tmp_path / "out"]
+
+
+def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[str] = []
+    run, folder = experiment.run, tmp_path / "out"
+
+    def counted(job, cluster, mode, **settings):
+        if len(began) == 5:
+            raise KeyboardInterrupt
+        began.append(f"{job.method} {cluster.devices[0].link.bytes_per_s / 125e3:g} {job.options}")
+        return run(job, cluster, mode, **settings)
+
+    words += ["--bandwidth", "1,10,1000"]
+    monkeypatch.setattr(experiment, "run", counted)
+    stopped = call(*words)
+    assert stopped.exit_code == 130, stopped.output
+    assert "Interrupted" in stopped.stderr and "The same command goes on" in stopped.stderr
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    assert 0 < len(before) < len(began) + 1
+    monkeypatch.setattr(experiment, "run", run)
+    # Threads stand in for processes, each of which would import torch again.
+    monkeypatch.setattr("workbench.sweeps.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+
+    whole = call(*words, "--at-once", 2)
+    assert whole.exit_code == 1, whole.output
+    assert all(path.stat().st_mtime_ns == written for path, written in before.items()), "a point was run again"
+    assert whole.stderr.count("done before") == len(before)
+    failed = [json.loads(path.read_text()) for path in (folder / "failed").iterdir()]
+    assert {(one["point"]["option.reduction"], one["error"]) for one in failed} == {(5, "ConfigError")}
+    assert len(failed) == 6 and "32 is not a multiple of 5" in failed[0]["found"]
+    again = call(*words, "--json")
+    told = json.loads(again.stdout)
+    assert again.exit_code == 1 and len(told["done"]) == 12 and len(told["failed"]) == 6
+
+    frame = reports_frame(folder)
+    assert len(frame) == 12 and set(frame["bandwidth"]) == set(BANDWIDTHS) and set(frame["label"]) == {"simulated"}
+    for row in frame.to_dict("records"):
+        report = Report.read(row["file"])
+        assert (row["method"], row["seed"], row["epochs"]) == (report.job.method, report.job.seed, 2)
+        assert math.isnan(row["cached_step_s"]) == (row["method"] != "pac_plus")
+    slow, fast = (frame[(frame["method"] == "fine_tuning") & (frame["bandwidth"] == rate)]["step_s"].item() for rate in (1, 1000))
+    assert slow >= fast
+    compared = sides(frame)
+    assert [side.results["step_s"].num_runs for side in compared] == [1, 1, 1, 1, 1, 1, 2, 2, 2]
+    values = frame[(frame["method"] == "pac_plus") & (frame["bandwidth"] == 10)]["step_s"]
+    assert compared[7].results["step_s"][:2] == pytest.approx((values.mean(), abs(values.iloc[0] - values.iloc[1]) / math.sqrt(2)))
+    table = (folder / "points.csv").read_text().splitlines()
+    assert len(table) == 19 and sum(",failed," in line for line in table) == 6
+
+    page = tmp_path / "page.html"
+    shown = call("compare", folder, "--out", page)
+    assert shown.exit_code == 0 and "12 runs (simulated)" in shown.stdout
+    text = page.read_text()
+    for said in ("Time of a step", "bytes sent in a step", "largest memory of a device", "Mbit", "<td>galaxy_plus</td>"):
+        assert said.lower() in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--bandwidth", "1,fast"), "The bandwidth 'fast' was asked for. It is no number."),
+        (("--bandwidth", "1,,2"), "One of them is empty."),
+        (("--epochs", "1,many"), "The value 'many' of epochs was asked for."),
+        (("--micro-batches", "2,3"), "16 is not a multiple of 3"),
+        (("--method", "pac_plus,p_rgee"), "Did you mean 'p_rge'?"),
+        (("--method", "p_rge"), "Settings of 'pac_plus' were given."),
+        (("--option", "reducton=4"), "Did you mean 'reduction'?"),
+        (("--cluster", "laptob"), "Did you mean 'laptop'?"),
+        (("--repeats", "2"), "All would be the same."),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anything_runs(
+    more: tuple[str, ...], said: str, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("a point ran"))
+    result = call(*words, *more)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert said in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_executed_points_are_not_run_at_once(tmp_path: Path) -> None:
+    result = call("sweep", "--model", "tiny-bert", "--seed", "0,1", "--at-once", 2, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "spoil each other's times" in result.stderr
+    (tmp_path / "not.json").write_text("{}")
+    assert "not.json" in call("compare", tmp_path).stderr and call("compare", tmp_path / "out").exit_code == 2

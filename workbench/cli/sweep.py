@@ -1,0 +1,203 @@
+"""`workbench sweep` and `workbench compare`: the points of a grid run one after the other, and reports side by side."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.cli.job import ALL_FIELDS, OPTIONS, Fidelity, task_of
+from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, say
+from workbench.core.errors import ConfigError
+from workbench.core.files import make_folder, require_writable
+
+if TYPE_CHECKING:
+    from workbench.methods.base import Event
+    from workbench.sweeps import Done, Point
+
+WHOLE = ("options", "faults", "columns", "data")
+"""Settings whose values may hold commas: several values of these are given in a grid's file."""
+
+
+def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes a grid an option for each field of a job, which takes several values."""
+
+    @functools.wraps(command)
+    def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **given: Any) -> None:
+        named = {name: given.pop(name) for name in ALL_FIELDS} | {"cluster": cluster, "bandwidth": bandwidth}
+        command(grid, _listed(named), **given)
+
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("grid", "given")]
+    kinds: dict[str, Any] = {"grid": Annotated[Path | None, typer.Argument(help="A TOML file: name = [values], [options], [METHOD].")]}
+    for name in ALL_FIELDS:
+        described = OPTIONS[name].__metadata__[0]
+        help_text = described.help if name in WHOLE else f"{described.help} Several: A,B,C."
+        switches = described.param_decls or ()
+        kinds[name] = OPTIONS[name] if name in ("options", "faults") else Annotated[str | None, typer.Option(*switches, help=help_text)]
+    kinds["cluster"] = Annotated[str | None, typer.Option(help="Cluster by name or .toml file. Several: A,B,C.")]
+    kinds["bandwidth"] = Annotated[str | None, typer.Option(help="Mbit/s of every link. Several: A,B,C.")]
+    defaults = dict.fromkeys(kinds) | {one.name: one.default for one in own}
+    kinds |= {one.name: one.annotation for one in own}
+    filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
+    )
+    filled.__annotations__ = kinds
+    return filled
+
+
+@_takes_lists
+def sweep(
+    grid: Path | None,
+    given: dict[str, list[Any]],
+    repeats: Annotated[int | None, typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1")] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Run the points in virtual time.")] = False,
+    fidelity: Fidelity = "auto",
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="So many simulated points at a time, or engines of a cluster.")] = 1,
+    cluster_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...)."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for a report of each point and points.csv; done points are not run again.")] = Path(
+        "sweep"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Run every combination of several values of any option, each as a job; the same command goes on after an interruption."""
+    from workbench.sweeps import make_points, read_grid, run_points, write_table
+
+    values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, {})
+    values = values | given
+    if "data" in values and "task" not in values:
+        values["task"] = [task_of(None, values["data"][0])]
+    simulate = simulate or settings.get("simulate") is True
+    points = make_points(
+        values,
+        by_method,
+        mode="simulate" if simulate else "execute",
+        fidelity=fidelity,
+        repeats=repeats or settings.get("repeats", 1),
+    )
+    require_writable(make_folder(out) / "points.csv")
+    say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
+    began = time.monotonic()
+    ended: list[Done] = []
+    try:
+        running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
+        for done in running:
+            ended.append(done)
+            say(_told(done, len(ended), len(points), time.monotonic() - began))
+    except KeyboardInterrupt:
+        write_table(points, out)
+        say(f"Interrupted: {sum(done.error is None for done in ended)} of {len(points)} points are done. The same command goes on.")
+        raise typer.Exit(INTERRUPTED) from None
+    written = write_table(points, out)
+    failed = [done for done in ended if done.error is not None]
+    succeeded = [done for done in ended if done.error is None]
+    if as_json:
+        told = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
+        told["failed"] = [{"point": done.point.settings, "error": type(done.error).__name__, "message": str(done.error)} for done in failed]
+        print_json(json.loads(json.dumps(told, default=str)))
+    elif succeeded:
+        _show([out / f"{done.point.name}.json" for done in succeeded])
+    say(f"{len(succeeded)} of {len(points)} points done in {time.monotonic() - began:.0f} s. Table: {written}")
+    say(f"Next: workbench compare {out} --out {out / 'comparison.html'}")
+    if failed:
+        say(f"{len(failed)} failed; why is in {out / 'failed'}. The same command tries them again.")
+        raise typer.Exit(1)
+
+
+def compare(
+    reports: Annotated[list[Path], typer.Argument(help="Reports, or folders of them, such as a sweep's.")],
+    out: Annotated[Path | None, typer.Option(help="Write a page with the table and figures (HTML) here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and repeats."""
+    if out is not None:
+        require_writable(out)
+    from workbench.comparison import reports_frame, sides, write_page
+
+    frame = reports_frame(reports)
+    if out is not None:
+        write_page(sides(frame), out)
+    if as_json:
+        print_json(json.loads(frame.to_json(orient="records")))
+        return
+    _show(reports)
+    if out is not None:
+        print(f"Page        {out}")
+
+
+def _show(reports: Sequence[Path]) -> None:
+    from workbench.comparison import reports_frame, sides, table
+
+    compared = sides(reports_frame(reports))
+    heads, rows = table(compared)
+    num_settings = heads.index("runs")
+    labels = ", ".join(dict.fromkeys(side.label for side in compared))
+    several = any(len(side.files) > 1 for side in compared)
+    said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + ("; mean ± standard deviation" if several else "")
+    print_table(said, heads, rows, right=range(num_settings, len(heads)))
+
+
+def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values of the options that were given, by their names in a grid."""
+    found: dict[str, list[Any]] = {}
+    for name, value in named.items():
+        if value is None:
+            continue
+        if name == "options":
+            for word in value:
+                key, equals, text = word.partition("=")
+                if not equals or not key:
+                    raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", "Write, for example, --option rank=4,8.")
+                found[f"option.{key}"] = [_parsed(one) for one in _values(text)]
+        else:
+            found[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
+            if "" in found[name] and name not in WHOLE:
+                asked = f"The values '{value}' of {name} were given."
+                raise ConfigError(asked, "One of them is empty.", "Write values with a comma between two.")
+    return found
+
+
+def _values(text: str) -> list[Any]:
+    """Return a list's values; a JSON list or table is one value."""
+    return [text] if text[:1] in ("[", "{", '"') else [part.strip() for part in text.split(",")]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+@contextmanager
+def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
+    from workbench.cli.progress import RunProgress
+
+    if point.mode == "simulate":  # a moment each, unless this machine is still to be measured
+        yield lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None
+        return
+    say(f"{point.words}:")
+    with RunProgress(point.job, point.cluster) as progress:
+        yield progress.update
+
+
+def _told(done: Done, number: int, count: int, seconds: float) -> str:
+    """Return a line on a point that has ended."""
+    if done.report is None:
+        what = f"failed: {type(done.error).__name__}: {done.error}"
+    elif done.kept:
+        what = "done before"
+    else:
+        from workbench.comparison import results_in_words, results_of
+
+        what = results_in_words(results_of(done.report)) + done.report.mark
+    return f"[{number}/{count}, {seconds:.0f} s] {done.point.words}: {what}"

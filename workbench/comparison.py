@@ -1,0 +1,244 @@
+"""Many Reports side by side: a pandas DataFrame with a row each, and means with their spread over seeds and repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from workbench.core.errors import ConfigError
+from workbench.core.report import Report
+from workbench.core.serial import shown, to_builtins, write_text
+from workbench.core.timeline import INVALID_MARK
+
+if TYPE_CHECKING:
+    import pandas
+
+NOT_COMPARED = ("file", "seed", "valid")
+"""Columns in which the runs of one row of a comparison may differ."""
+QUANTITIES = {
+    "step_s": ("time of a step", 1e3, "ms"),
+    "cached_step_s": ("time of a step from the cache", 1e3, "ms"),
+    "memory_bytes": ("largest memory of a device", 1e-6, "MB"),
+    "sent_bytes": ("bytes sent in a step", 1e-6, "MB"),
+    "loss": ("training loss, last epoch", 1, ""),
+}
+"""Columns of reports_frame that are results: what each is, and the factor and unit to show it in.  All others after them are metrics."""
+
+
+class Mean(NamedTuple):
+    """Mean and sample standard deviation (0 of a single value) of so many runs."""
+
+    mean: float
+    deviation: float
+    num_runs: int
+
+
+class Side(NamedTuple):
+    """Runs with the same settings.  settings: those that differ between the sides.  label: what their numbers are."""
+
+    settings: dict[str, Any]
+    files: tuple[str, ...]
+    label: str
+    is_valid: bool
+    results: dict[str, Mean]
+
+    @property
+    def name(self) -> str:
+        """Return the settings in words: 'pac_plus, bandwidth 100'."""
+        return words_of(self.settings) or "all runs"
+
+    def without(self, name: str) -> Side:
+        """Return it without one of its settings."""
+        return self._replace(settings={key: value for key, value in self.settings.items() if key != name})
+
+
+def report_files(paths: Iterable[Path | str]) -> list[Path]:
+    """Return the Reports' files: of a folder, all its .json files.  Raises ConfigError for a folder without any."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigError(f"The reports in '{path}' were asked for.", "It holds no .json file.", "Name a folder of Reports, or files.")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame:
+    """Return a row for each Report of a folder (or of some files): its settings, then its results.
+
+    Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label: what the
+    numbers are.  Results are in seconds and bytes (see QUANTITIES): medians over the steps, measured where the run was executed and else
+    simulated; the bytes are those of the report's first step.  Then the metrics on the test split.  What a run lacks is NaN.
+    Raises ConfigError for a file that is no Report.
+    """
+    import pandas
+
+    paths = [folder] if isinstance(folder, Path | str) else folder
+    rows = [(path, Report.read(path)) for path in report_files(paths)]
+    frame = pandas.DataFrame([{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows])
+    results = pandas.DataFrame([results_of(report) for _, report in rows])
+    order = [name for name in QUANTITIES if name in results] + [name for name in results if name not in QUANTITIES]
+    return pandas.concat([frame, results[order]], axis=1)
+
+
+def settings_of(report: Report) -> dict[str, Any]:
+    """Return what a run was asked for, flat."""
+    job = to_builtins(report.job)
+    options = {
+        f"option.{name}": value if isinstance(value, str | int | float) else str(value) for name, value in job.pop("options").items()
+    }
+    slowest = min(link.bytes_per_s for link in (*(device.link for device in report.cluster.devices), *report.cluster.pairs.values()))
+    label = report.source + (f", {report.fidelity} links" if report.fidelity else "")
+    return job | options | {"cluster": report.cluster.name, "bandwidth": slowest / 125_000, "label": label}
+
+
+def results_of(report: Report) -> dict[str, float]:
+    """Return a run's results by the names of QUANTITIES, and its metrics."""
+    found: dict[str, float] = {}
+    for cached, name in ((False, "step_s"), (True, "cached_step_s")):
+        times = [step.predicted_s if step.measured_s is None else step.measured_s for step in report.steps if step.cached == cached]
+        if known := [seconds for seconds in times if seconds is not None]:
+            found[name] = median(known)
+    timelines = [one for one in report.timelines.values() if one.source == report.source] or list(report.timelines.values())
+    if timelines:
+        found["memory_bytes"] = max(one.peak_bytes(rank) for one in timelines for rank in range(one.world_size))
+        found["sent_bytes"] = sum(timelines[0].bytes_sent(rank) for rank in range(timelines[0].world_size))
+    last = [step.loss for step in report.steps if step.loss is not None and step.epoch == report.steps[-1].epoch]
+    if last:
+        found["loss"] = sum(last) / len(last)
+    return found | {name: value for name, value in report.metrics.items() if name != "chosen epoch"}
+
+
+def words_of(settings: Mapping[str, Any]) -> str:
+    """Return settings in a line: 'pac_plus, bandwidth 100'."""
+    return ", ".join(
+        str(value) if name in ("method", "label") else f"{name} {value:g}" if isinstance(value, float) else f"{name} {shown(value, 40)}"
+        for name, value in settings.items()
+    )
+
+
+def results_in_words(results: Mapping[str, float]) -> str:
+    """Return results in a line: 'step 12.3 ms, accuracy 0.8'."""
+    units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
+    return ", ".join(f"{_words(name)} {results[name] * units[name][0]:.4g} {units[name][1]}".strip() for name in results)
+
+
+def sides(frame: pandas.DataFrame) -> list[Side]:
+    """Return the runs of a reports_frame in groups of equal settings, each with its settings that others do not have."""
+    end = list(frame.columns).index("valid")
+    settings = [name for name in frame.columns[:end] if name not in NOT_COMPARED]
+    differing = [name for name in settings if frame[name].astype(str).nunique() > 1]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, row in frame.iterrows():
+        groups.setdefault(tuple(str(row[name]) for name in differing), []).append(index)
+    made = []
+    for indices in groups.values():
+        part = frame.loc[indices]
+        first = part.iloc[0]
+        spreads = {}
+        for name in frame.columns[end + 1 :]:
+            values = part[name].dropna()
+            if len(values):
+                spreads[name] = Mean(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0, len(values))
+        shown = {name: first[name] for name in differing if first[name] == first[name]}  # what a method lacks is NaN
+        made.append(Side(shown, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
+    return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    return (True, value, "") if isinstance(value, int | float) else (False, 0.0, str(value))
+
+
+def table(compared: Sequence[Side]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of every result."""
+    settings = list(dict.fromkeys(name for side in compared for name in side.settings))
+    results = list(
+        dict.fromkeys(
+            name
+            for name in (*QUANTITIES, *(name for side in compared for name in side.results))
+            if any(name in side.results for side in compared)
+        )
+    )
+    heads = [*settings, "runs", *(_head(name) for name in results)]
+    rows = []
+    for side in compared:
+        count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
+        cells = [f"{value:g}" if isinstance(value := side.settings.get(name, "-"), float) else str(value) for name in settings]
+        rows.append([*cells, str(count), *(_cell(side, name) for name in results)])
+    return heads, rows
+
+
+def _head(name: str) -> str:
+    return f"{_words(name)} {QUANTITIES[name][2] if name in QUANTITIES else ''}".strip()
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+
+
+def _cell(side: Side, name: str) -> str:
+    if name not in side.results:
+        return "-"
+    mean, deviation, count = side.results[name]
+    factor = QUANTITIES[name][1] if name in QUANTITIES else 1
+    spread = f" ± {deviation * factor:.2g}" if count > 1 else ""
+    return f"{mean * factor:.4g}{spread}{'' if side.is_valid else f' {INVALID_MARK}'}"
+
+
+def write_page(compared: Sequence[Side], path: Path | str) -> Path:
+    """Write a comparison as one HTML page that opens without network: the table, and a figure for each result and for the loss."""
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    from workbench.plots.export import page
+
+    heads, rows = table(compared)
+    cells = Markup("").join(Markup("<tr>{}</tr>").format(Markup("").join(map(Markup("<td>{}</td>").format, row))) for row in rows)
+    head = Markup("").join(map(Markup("<th>{}</th>").format, heads))
+    drawn = Markup("").join(
+        Markup(f"<figure>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False})}</figure>")
+        for figure in figures(compared)
+    )
+    look = Markup("<style>body{max-width:none} .sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(34em,1fr))}</style>")
+    body = Markup("{}<script>{}</script><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table><div class='sides'>{}</div>")
+    num_runs = sum(len(side.files) for side in compared)
+    write_text(Path(path), page(f"{num_runs} runs compared", body.format(look, Markup(get_plotlyjs()), head, cells, drawn)))
+    return Path(path)
+
+
+def figures(compared: Sequence[Side]) -> list[Any]:
+    """Return a plotly figure for each result that a side has, and one of the losses.
+
+    Bandwidth, or else the last number that differs, is the horizontal axis; what else differs makes the series.
+    """
+    from workbench.plots import compared_bars, compared_losses
+
+    keys = list(dict.fromkeys(name for side in compared for name in side.settings))
+    numbers = [name for name in keys if all(isinstance(side.settings.get(name), int | float) for side in compared)]
+    axis = "bandwidth" if "bandwidth" in numbers else numbers[-1] if numbers else None
+    label = ", ".join(dict.fromkeys(side.label for side in compared))
+    note = (
+        "" if all(side.is_valid for side in compared) else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
+    )
+    drawn = []
+    for name in dict.fromkeys(name for side in compared for name in side.results):
+        what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
+        found: dict[str, dict[str, tuple[float, float]]] = {}
+        for side in sorted(compared, key=lambda side: side.settings.get(axis, 0) if axis else 0):
+            if name in side.results:
+                mean, deviation, _ = side.results[name]
+                x = side.name if axis is None else f"{side.settings[axis]:g}"
+                series = "" if axis is None else side.without(axis).name
+                found.setdefault(series, {})[x] = (mean * factor, deviation * factor)
+        x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
+        drawn.append(compared_bars(found, title=what[0].upper() + what[1:], label=label, x_title=x_title, unit=unit or name, note=note))
+    curves = {side.name: losses for side in compared if (losses := _mean_losses(side.files))}
+    return drawn + ([compared_losses(curves, title="Training loss", label=label)] if curves else [])
+
+
+def _mean_losses(files: Sequence[str]) -> list[float]:
+    """Return the losses of the steps that all of these runs have, each the mean over the runs."""
+    runs = [[step.loss for step in Report.read(file).steps if step.loss is not None] for file in files]
+    return [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]

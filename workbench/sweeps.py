@@ -1,0 +1,281 @@
+"""Many runs of one command: the points of a grid, each a job on a cluster, kept in a folder that an interrupted sweep goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from workbench import experiment
+from workbench.comparison import reports_frame, words_of
+from workbench.core.catalogue import DEFAULT_CLUSTER, load_cluster
+from workbench.core.cluster import Cluster, Link
+from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
+from workbench.core.files import make_folder
+from workbench.core.job import Job
+from workbench.core.ranges import range_of, require_range
+from workbench.core.report import Report
+from workbench.core.serial import from_json, read_toml, shown, to_json, write_text
+from workbench.experiment import Fidelity, Mode
+from workbench.methods import load_method
+from workbench.methods.base import Event
+
+TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
+"""In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
+OPTION = "option."
+SETTINGS = ("repeats", "simulate")
+_JOB = {name: kind for name, kind in get_type_hints(Job, include_extras=True).items() if name != "options"}
+_OTHERS = ("cluster", "bandwidth")
+
+Grid = Mapping[str, Sequence[Any]]
+"""Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), or 'bandwidth' (Mbit/s of every link)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run.  settings: those that differ from point to point.  repeat: from 1."""
+
+    job: Job
+    cluster: Cluster
+    mode: Mode = "execute"
+    fidelity: Fidelity = "auto"
+    repeat: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the name of its files: the same as long as job, cluster, mode, fidelity and repeat are."""
+        whole = (to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat))
+        return f"{self.job.method}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
+
+    @property
+    def words(self) -> str:
+        """Return its settings in words."""
+        return words_of(self.settings) or "the only point"
+
+
+class Done(NamedTuple):
+    """A point that has come to its end.  report: None if it failed, and then error says why.  kept: from an earlier call."""
+
+    point: Point
+    report: Report | None
+    error: Exception | None = None
+    kept: bool = False
+
+
+def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], dict[str, Any]]:
+    """Return a TOML file's grid, the grids of its tables named like methods, and its settings of the sweep (repeats, simulate).
+
+    [options] holds options of the method; [p_rge] and [p_rge.options] hold for that method's points only.
+    """
+    tables = read_toml(path, "the grid")
+    sweep: dict[str, Any] = {name: tables.pop(name) for name in SETTINGS if name in tables}
+    by_method = {name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"}
+    return _flat({name: value for name, value in tables.items() if name not in by_method}), by_method, sweep
+
+
+def make_points(
+    grid: Grid,
+    by_method: Mapping[str, Grid] | None = None,
+    *,
+    mode: Mode = "execute",
+    fidelity: Fidelity = "auto",
+    repeats: int = 1,
+) -> list[Point]:
+    """Return every combination of the grid's values, each once, in the order of the names.
+
+    by_method: grids that take the place of the same names for one method.  Raises ConfigError for what no run could mean.
+    """
+    methods = [_value("method", value) for value in grid.get("method", [Job().method])]
+    for name in by_method or {}:
+        if name not in methods:
+            found = f"The methods of the sweep are {', '.join(methods)}."
+            raise ConfigError(f"Settings of '{shown(name)}' were given.", found, did_you_mean(name, methods, "Add it, or leave them out."))
+    if repeats > 1 and mode == "simulate":
+        raise ConfigError(f"{repeats} repeats of simulated points were asked for.", "All would be the same.", "Vary the seed instead.")
+    combined = []
+    for method in methods:
+        own = {**grid, **(by_method or {}).get(method, {}), "method": [method]}
+        names = ["method", *(name for name in own if name != "method")]
+        choices = [[_value(name, value) for value in own[name]] for name in names]
+        combined += [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*choices)]
+    differing = [
+        name for name in dict.fromkeys(itertools.chain.from_iterable(combined)) if len({str(one.get(name)) for one in combined}) > 1
+    ]
+    points: dict[str, Point] = {}
+    for chosen, repeat in itertools.product(combined, range(1, repeats + 1)):
+        settings = {name: chosen[name] for name in differing if name in chosen} | ({"repeat": repeat} if repeats > 1 else {})
+        point = replace(_point(chosen), mode=mode, fidelity=fidelity, repeat=repeat, settings=settings)
+        points.setdefault(point.name, point)
+    for point in points.values():
+        load_method(point.job.method).require_known(point.job, point.cluster)
+        if mode == "execute":
+            experiment.require_emulated(point.cluster)
+    return list(points.values())
+
+
+def run_points(
+    points: Sequence[Point],
+    folder: Path,
+    *,
+    at_once: int = 1,
+    cluster_profile: str | None = None,
+    progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None = None,
+) -> Iterator[Done]:
+    """Run the points that the folder has no Report of, and yield each as it is done, those of earlier calls first.
+
+    at_once: so many in processes of their own, simulated points only; of a cluster_profile (ipyparallel's), so many engines, which
+    its launchers start (Slurm, PBS, ...).  A point that fails leaves its error in the folder and is tried again by the next call.
+    progress: a context for each point that is run in this process, which takes its events.
+    """
+    if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):
+        asked, found = (
+            f"{at_once} executed points at a time were asked for.",
+            "They would share this machine's cores and spoil each other's times.",
+        )
+        raise ConfigError(asked, found, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
+    make_folder(folder / FAILED)
+    waiting = []
+    for point in points:
+        if (path := folder / f"{point.name}.json").exists():
+            yield Done(point, Report.read(path), kept=True)
+        else:
+            waiting.append(point)
+    here, there = waiting, list[Point]()
+    if cluster_profile is not None:
+        here, there = [], waiting
+    elif at_once > 1:
+        # The first point of each kind may have to measure this machine, which must be quiet then.
+        firsts = {_measured_by(point): point for point in reversed(waiting)}
+        here = [point for point in waiting if firsts[_measured_by(point)] is point]
+        there = [point for point in waiting if firsts[_measured_by(point)] is not point]
+    for point in here:
+        with progress(point) if progress else nullcontext() as notify:
+            try:
+                result: Report | Exception = run_point(point, folder / RUNS / point.name, notify)
+            except Exception as error:
+                result = error
+        yield _record(point, result, folder)
+    if there:
+        with _workers(min(at_once, len(there)), cluster_profile) as workers:
+            under_way: dict[Future[str], Point] = {workers.submit(_run_elsewhere, point): point for point in there}
+            for future in as_completed(under_way):
+                try:
+                    result = from_json(future.result(), Report, source="a worker's report")
+                except Exception as error:
+                    result = error
+                yield _record(under_way[future], result, folder)
+
+
+def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event], None] | None = None) -> Report:
+    """Run one point (see experiment.run)."""
+    return experiment.run(point.job, point.cluster, point.mode, progress=notify, workdir=workdir, fidelity=point.fidelity)
+
+
+def write_table(points: Sequence[Point], folder: Path) -> Path:
+    """Write points.csv: for each point its settings, its state (done, failed, waiting), its error, and its Report's row."""
+    import pandas
+
+    rows = []
+    for point in points:
+        failed, path = folder / FAILED / f"{point.name}.json", folder / f"{point.name}.json"
+        state = "done" if path.exists() else "failed" if failed.exists() else "waiting"
+        error = json.loads(failed.read_text(encoding="utf-8"))["message"] if state == "failed" else ""
+        rows.append({"point": point.name, **point.settings, "state": state, "error": error, "file": str(path)})
+    frame = pandas.DataFrame(rows)
+    if done := [row["file"] for row in rows if row["state"] == "done"]:
+        reports = reports_frame(done)
+        reports = reports[["file", *(name for name in reports if name not in frame)]]
+        frame = frame.merge(reports, on="file", how="left")
+    write_text(folder / TABLE, frame.to_csv(index=False))
+    return folder / TABLE
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+    options = table.get("options", {})
+    if not isinstance(options, dict):
+        raise ConfigError(f"The options {shown(repr(options))} were given.", "They are no table.", "Write [options] and a line for each.")
+    named = {name: value for name, value in table.items() if name != "options"} | {f"{OPTION}{name}": options[name] for name in options}
+    return {name: value if isinstance(value, list) else [value] for name, value in named.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return one value of a grid as its setting's type."""
+    if name.startswith(OPTION):
+        return value
+    if name == "bandwidth":
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"The bandwidth '{shown(value)}' was asked for.", "It is no number.", "Give it in Mbit/s.") from None
+        require_range(value, range_of(Link, "bytes_per_s"), "The sweep", "bandwidth", unit=125_000)
+        return value
+    if name == "cluster":
+        return str(value)
+    if name not in _JOB:
+        known = (*_JOB, *_OTHERS)
+        raise ConfigError(f"The setting '{shown(name)}' was to be varied.", f"There are {', '.join(known)}.", did_you_mean(name, known))
+    try:
+        return msgspec.convert(value, _JOB[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The value '{shown(value)}' of {name} was asked for.", f"{error}.", "Change it.") from None
+
+
+def _point(chosen: Mapping[str, Any]) -> Point:
+    cluster = load_cluster(chosen.get("cluster", DEFAULT_CLUSTER))
+    if "bandwidth" in chosen:
+        cluster = cluster.with_bandwidth(chosen["bandwidth"])
+    options = {name.removeprefix(OPTION): value for name, value in chosen.items() if name.startswith(OPTION)}
+    named = {one.name for one in fields(Job)}
+    return Point(job=Job(**{name: value for name, value in chosen.items() if name in named}, options=options), cluster=cluster)
+
+
+def _measured_by(point: Point) -> str:
+    """Return what decides which profile of this machine a point needs."""
+    job = point.job
+    return to_json((job.method, job.model, job.task, job.data, job.columns, job.max_length, job.options))
+
+
+def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
+    """Write a point's Report, or its error, and return what has become of it."""
+    failed = folder / FAILED / f"{point.name}.json"
+    if isinstance(result, Report):
+        result.write(folder / f"{point.name}.json")
+        failed.unlink(missing_ok=True)
+        return Done(point, result)
+    parts = {name: getattr(result, name) for name in ("asked", "found", "todo")} if isinstance(result, WorkbenchError) else {}
+    said = {"point": point.settings, "error": type(result).__name__, "message": str(result), **parts, "job": point.job}
+    write_text(failed, to_json(said) + "\n")
+    return Done(point, None, result)
+
+
+def _run_elsewhere(point: Point) -> str:
+    """Run a point in a process of its own, maybe on another machine, and return its Report as text."""
+    return to_json(run_point(point))
+
+
+@contextmanager
+def _workers(count: int, cluster_profile: str | None) -> Iterator[Executor]:
+    if cluster_profile is not None:
+        import ipyparallel
+
+        with ipyparallel.Cluster(profile=cluster_profile, n=count) as client:
+            yield client.load_balanced_view().executor
+        return
+    # A Ctrl-C is the parent's to handle: the points under way end, the others never begin.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
