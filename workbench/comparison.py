@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -148,19 +149,17 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    return (True, value, "") if isinstance(value, int | float) else (False, 0.0, str(value))
+    return (True, float(value), "") if isinstance(value, Real) else (False, 0.0, str(value))
 
 
-def table(compared: Sequence[Side]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of every result."""
+def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of the results.
+
+    most_metrics: leave out those after so many.  Times of which a run's host was too busy are marked.
+    """
     settings = list(dict.fromkeys(name for side in compared for name in side.settings))
-    results = list(
-        dict.fromkeys(
-            name
-            for name in (*QUANTITIES, *(name for side in compared for name in side.results))
-            if any(name in side.results for side in compared)
-        )
-    )
+    found = dict.fromkeys(name for side in compared for name in side.results)
+    results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][:most_metrics]
     heads = [*settings, "runs", *(_head(name) for name in results)]
     rows = []
     for side in compared:
@@ -184,7 +183,8 @@ def _cell(side: Side, name: str) -> str:
     mean, deviation, count = side.results[name]
     factor = QUANTITIES[name][1] if name in QUANTITIES else 1
     spread = f" ± {deviation * factor:.2g}" if count > 1 else ""
-    return f"{mean * factor:.4g}{spread}{'' if side.is_valid else f' {INVALID_MARK}'}"
+    mark = f" {INVALID_MARK}" if not side.is_valid and name.endswith(("_s", " s")) else ""
+    return f"{mean * factor:.4g}{spread}{mark}"
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
@@ -216,7 +216,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
     from workbench.plots import compared_bars, compared_losses
 
     keys = list(dict.fromkeys(name for side in compared for name in side.settings))
-    numbers = [name for name in keys if all(isinstance(side.settings.get(name), int | float) for side in compared)]
+    numbers = [name for name in keys if all(isinstance(side.settings.get(name), Real) for side in compared)]
     axis = "bandwidth" if "bandwidth" in numbers else numbers[-1] if numbers else None
     label = ", ".join(dict.fromkeys(side.label for side in compared))
     note = (

@@ -93,7 +93,7 @@ def run(
         method = load_method(job.method)
         prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, is_real=engines is not None)
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
-        notify(Event("phase", message=f"Planning for {cluster.world_size} devices"))
+        notify(Event("phase", message=f"Planning for {cluster.size_words}"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         prediction = method.predict(prepared, costs, cluster, decided)
@@ -107,7 +107,7 @@ def run(
         with full_disk_told(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
-                notify(Event("phase", message=f"Starting {cluster.world_size} devices"))
+                notify(Event("phase", message=f"Starting {cluster.size_words}"))
                 running = emulated = default_pool().acquire(cluster, fidelity)
                 calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
                 dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)

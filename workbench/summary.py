@@ -40,7 +40,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     queries = sum(share.queries for share in plan.stages[0].shares)
     parts = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"
     cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else parts
-    rows = [("Plan", f"layers {plan.partition()} on device groups {plan.grouping()}, {cut}")]
+    rows = [("Plan", f"{plan.where()}, {cut}")]
     if report.metrics:
         rows.append(("Test", metrics_text(report.metrics)))
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]

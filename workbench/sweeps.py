@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -35,10 +35,11 @@ TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 OPTION = "option."
 SETTINGS = ("repeats", "simulate")
 _JOB = {name: kind for name, kind in get_type_hints(Job, include_extras=True).items() if name != "options"}
-_OTHERS = ("cluster", "bandwidth")
+_EVALUATED = ("validation_samples", "test_samples")
+_OTHERS = ("cluster", "bandwidth", "eval_samples")
 
 Grid = Mapping[str, Sequence[Any]]
-"""Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), or 'bandwidth' (Mbit/s of every link)."""
+"""Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), 'bandwidth' (Mbit/s of every link), or 'eval_samples'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +223,12 @@ def _value(name: str, value: Any) -> Any:
         return value
     if name == "cluster":
         return str(value)
-    if name not in _JOB:
+    kind = _JOB.get("test_samples" if name == "eval_samples" else name)
+    if kind is None:
         known = (*_JOB, *_OTHERS)
         raise ConfigError(f"The setting '{shown(name)}' was to be varied.", f"There are {', '.join(known)}.", did_you_mean(name, known))
     try:
-        return msgspec.convert(value, _JOB[name], strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"The value '{shown(value)}' of {name} was asked for.", f"{error}.", "Change it.") from None
 
@@ -236,8 +238,9 @@ def _point(chosen: Mapping[str, Any]) -> Point:
     if "bandwidth" in chosen:
         cluster = cluster.with_bandwidth(chosen["bandwidth"])
     options = {name.removeprefix(OPTION): value for name, value in chosen.items() if name.startswith(OPTION)}
-    named = {one.name for one in fields(Job)}
-    return Point(job=Job(**{name: value for name, value in chosen.items() if name in named}, options=options), cluster=cluster)
+    named = dict.fromkeys(_EVALUATED, chosen["eval_samples"]) if "eval_samples" in chosen else {}
+    named |= {name: value for name, value in chosen.items() if name in _JOB}
+    return Point(job=Job(**named, options=options), cluster=cluster)
 
 
 def _measured_by(point: Point) -> str:

@@ -53,7 +53,7 @@ def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Run")
     wait_until(lambda: "doing" in notebook.text_of(".widget-html"), 90, "the devices to say what they are doing")
     notebook.shoot("run-panel-running")
-    wait_until(lambda: "chosen epoch" in notebook.text_of(".widget-html"), 120, "the run")
+    wait_until(lambda: "after epoch" in notebook.text_of(".widget-html"), 120, "the run")
     notebook.shoot("run-panel-finished")
 
 

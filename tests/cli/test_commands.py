@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from made_up_report import cluster, report
 from typer.testing import CliRunner
 
 from workbench.cli import doctor
-from workbench.cli.app import app
+from workbench.cli.app import GROUPS, app
 from workbench.cli.bench import BENCHES
-from workbench.cli.job import parse_options
+from workbench.cli.job import method_options, parse_options
 from workbench.cli.show import summary
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.report import Report
+from workbench.methods.galaxy_plus.prepare import InferenceOptions
+from workbench.methods.p_rge.prepare import PRGEOptions
+from workbench.methods.pac_plus.prepare import PacPlusOptions
 
-COMMANDS = ("doctor", "fetch", "devices", "plan", "simulate", "run", "schedule", "draw", "bench")
+COMMANDS = tuple(command.__name__ for commands in GROUPS.values() for command in commands)
 
 
 def call(*words: str):
@@ -37,7 +41,7 @@ def experiment(monkeypatch):
             raise fake.raises
         return report(executed=mode == "execute")
 
-    def plan(job, described):
+    def plan(job, described, *, progress):
         calls.append((job, described))
         if fake.raises is not None:
             raise fake.raises
@@ -61,6 +65,29 @@ def test_every_command_has_json_and_help(name: str) -> None:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"])
     assert result.exit_code == 0
     assert "--json" in result.output
+
+
+def test_who_knows_nothing_is_told_what_to_do_first() -> None:
+    assert "workbench doctor" in call().stdout and call("--version").stdout.startswith("workbench 0")
+    told = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "--help"]).output.split())
+    for method, settings in (("pac_plus", PacPlusOptions), ("p_rge", PRGEOptions), ("galaxy_plus", InferenceOptions)):
+        assert list(method_options(method)) == [field.name for field in dataclasses.fields(settings)]
+        assert f"{method}: {next(iter(method_options(method)))}=" in told
+
+
+def test_names_stay_whole_in_narrow_tables(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = call("devices").stdout.splitlines()
+    assert (
+        sum("laptop-core" in line for line in lines) == 4
+        and len({line.index("laptop-core") for line in lines if "laptop-core" in line}) == 1
+    )
+
+
+def test_eval_samples_limit_both_splits(experiment) -> None:
+    call("run", "--eval-samples", "8", "--test-samples", "9")
+    assert (experiment.calls[0][0].validation_samples, experiment.calls[0][0].test_samples) == (8, 9)
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
@@ -118,7 +145,7 @@ def test_simulate_is_run_in_virtual_time(experiment, words: tuple[str, ...]) -> 
 
 def test_plan_as_table_and_as_json(experiment) -> None:
     table = call("plan").stdout
-    assert "[3, 3] [1-1]" in table
+    assert "layers [3, 3] on 1 and 1 devices" in table
     assert "fast: 8" in table
     assert json.loads(call("plan", "--json").stdout)["micro_batch_size"] == 8
 

@@ -43,6 +43,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "bowl": lambda: zeroth_order_bowl.bowl(lambda x, y: x, [(0, 0)], [], gradient=(1, 0), epsilon=1, **SAID),
     "breakdown": lambda: plots.breakdown(REPORT.timelines, note=NAME),
     "cluster": lambda: plots.cluster(REPORT.cluster),
+    "compared_bars": lambda: plots.compared_bars({NAME: {NAME: (1.0, 0.1)}}, title=NAME, label=NAME, x_title=NAME, unit=NAME, note=NAME),
+    "compared_losses": lambda: plots.compared_losses({NAME: [1.0]}, title=NAME, label=NAME),
     "curves": lambda: plots.curves(REPORT),
     "empty": lambda: empty(title=NAME, label=NAME, why=NAME, note=NAME),
     "epoch_times": lambda: plots.epoch_times(REPORT),

@@ -1,4 +1,4 @@
-"""The commands: doctor, fetch, devices, plan, simulate, run, schedule, draw, bench, cache, reproduce, serve, export, train, score."""
+"""The commands, in groups: start here, run, look, methods' own, the workbench itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from workbench import __version__
 from workbench.cli.bench import bench
 from workbench.cli.caches import cache
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
+from workbench.cli.job import JobCommand
 from workbench.cli.output import Commands, Json, Png, print_json, say
 from workbench.cli.reproduce import reproduce
 from workbench.cli.run import plan, run, simulate
@@ -22,10 +24,7 @@ from workbench.core.report import Report
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help=("Learn, try out and compare how language models are fine-tuned and served on small devices."),
 )
 
 
@@ -79,23 +78,42 @@ def draw(
         print(f"{len(files)} files; open {files[0]}")
 
 
-for command in (
-    doctor,
-    fetch,
-    devices,
-    plan,
-    simulate,
-    run,
-    sweep,
-    compare,
-    schedule,
-    draw,
-    bench,
-    cache,
-    reproduce,
-    serve,
-    export,
-    train,
-    score,
-):
-    app.command()(command)
+GROUPS = {
+    "Start here": (doctor, fetch, devices),
+    "Run": (plan, simulate, run, sweep),
+    "Look": (draw, compare, schedule),
+    "Methods' own": (serve, score, export, train),
+    "The workbench itself": (reproduce, bench, cache),
+}
+FIRST_STEPS = """\
+Edge LLM Workbench: learn, try out and compare how language models are fine-tuned and served on small devices.
+
+First steps:
+  workbench doctor                               what this machine can do
+  workbench fetch                                the embedded models and data, once
+  workbench simulate                             what a fine-tuning would take on four small devices
+  workbench run --train-samples 256 --report run.json    do it, on four devices emulated here
+  workbench draw run.json                        its figures
+
+All commands: workbench --help.  All options of one: workbench run --help.  The notebooks: make lab."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"workbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def first_steps(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Learn, try out and compare how language models are fine-tuned and served on small devices."""
+    if context.invoked_subcommand is None:
+        print(FIRST_STEPS)
+
+
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=group, cls=JobCommand if command in (plan, simulate, run, sweep) else None)(command)

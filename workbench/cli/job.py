@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import json
@@ -10,16 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from workbench.core.catalogue import DEFAULT_CLUSTER
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods import METHODS
 
 DEFAULTS = Job()
 
-Method = Annotated[str, typer.Option(help="Method, such as pac_plus.")]
+Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")]
-Model = Annotated[str, typer.Option(help="Model: an embedded name, a folder, or a hub name.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, or a name on its hub."
+    ),
+]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
 JobTask = Annotated[
     str | None, typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
@@ -31,11 +39,15 @@ MicroBatches = Annotated[int, typer.Option(help="How many a mini-batch is cut in
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
-Data = Annotated[str | None, typer.Option(help="Folder of a task that is not embedded, or your own file, folder or hub name.")]
+EvalSamples = Annotated[int | None, typer.Option(help="Use so many samples of the validation and of the test split.", show_default="all")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Your own file (CSV, JSON, JSONL, Parquet), folder or hub name; or the folder of a task that does not come along."),
+]
 Columns = Annotated[
     str, typer.Option(metavar="ROLE=NAME,...", help="Of your own data, where not found: text=review,pair=reply,label=stars.")
 ]
-Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method; may be repeated.")]
+Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")]
 Faults = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,7 +57,9 @@ Faults = Annotated[
     ),
 ]
 BackupEvery = Annotated[int, typer.Option(help="Steps between two backups that devices keep for each other; 0 keeps steps in the folder.")]
-WorkFolder = Annotated[Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="chosen")]
+WorkFolder = Annotated[
+    Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="one under the cache folder")
+]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
@@ -87,13 +101,21 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
             read = {name: given.pop(name) for name in fields}
             read["task"] = task_of(read["task"], read["data"])
             read["options"] = parse_options(read["options"])
+            if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
+                read = {**read, **{name: read[name] or samples for name in ("validation_samples", "test_samples")}}
             if "faults" in read:
                 read["faults"] = "; ".join(read["faults"] or ())
             command(Job(**read), **given)
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "job"]
-        kinds = {name: OPTIONS[name] for name in fields} | {one.name: one.annotation for one in own}
-        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {"task": None, "options": None, "faults": None}
+        kinds = {name: OPTIONS[name] for name in fields} | ({"eval_samples": EvalSamples} if "test_samples" in fields else {})
+        kinds |= {one.name: one.annotation for one in own}
+        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {
+            "task": None,
+            "options": None,
+            "faults": None,
+            "eval_samples": None,
+        }
         defaults |= {one.name: one.default for one in own}
         filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
@@ -121,3 +143,21 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         except (ValueError, RecursionError):  # also a number of thousands of digits
             options[key] = value
     return options
+
+
+class JobCommand(TyperCommand):
+    """A command whose help ends with the methods' options."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        lines = (f"{method}: {', '.join(f'{key}={value}' for key, value in method_options(method).items())}" for method in METHODS)
+        self.epilog = "\n\n".join(("--option KEY=VALUE, by method, with the defaults:", *lines))
+        super().format_help(ctx, formatter)
+
+
+def method_options(method: str) -> dict[str, str]:
+    """Return a method's options with their defaults as they are written in its prepare.py: importing it would load torch."""
+    tree = ast.parse((Path(__file__).parents[1] / "methods" / method / "prepare.py").read_text(encoding="utf-8"))
+    [settings] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Options")]
+    fields = [node for node in settings.body if isinstance(node, ast.AnnAssign) and node.value is not None]
+    return {ast.unparse(node.target): ast.unparse(node.value).strip("'") for node in fields if node.value is not None}

@@ -54,7 +54,7 @@ def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
 def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> None:
     """Emulate the cluster, measure every link and print it beside what the cluster's file says."""
     if not as_json:
-        say(f"Emulating {cluster.world_size} devices to measure {cluster.world_size * (cluster.world_size - 1)} links")
+        say(f"Emulating {cluster.size_words} to measure {cluster.world_size * (cluster.world_size - 1)} links")
     used, links = survey_links(cluster, fidelity=fidelity)
     if as_json:
         print_json({"cluster": cluster.name, "label": f"emulated, {used} links", "links": as_builtins(links)})

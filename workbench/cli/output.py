@@ -41,10 +41,8 @@ class Commands(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
-            if words:  # without any, the help is shown
-                report_error(_usage_error(error, words), as_json="--json" in words)
-                raise typer.Exit(USER_ERROR) from None
-            raise
+            report_error(_usage_error(error, words), as_json="--json" in words)
+            raise typer.Exit(USER_ERROR) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""

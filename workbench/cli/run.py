@@ -32,10 +32,12 @@ Mode = Literal["simulate", "execute"]
 def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> None:
     """Plan a job: which layers and samples each device gets."""
     described = load_cluster(cluster)
+    from workbench.cli.progress import RunProgress
     from workbench.cli.show import show_plan
     from workbench.experiment import plan as make_plan
 
-    made = make_plan(job, described)
+    with RunProgress(job, described) as progress:
+        made = make_plan(job, described, progress=progress.update)
     if as_json:
         print_json(made)
     else:
@@ -94,4 +96,7 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
             kept = report.mode == "execute" and report.plan.inference is None
             raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
         if path is not None:
-            print(f"Report      {path}  (figures: workbench draw {path} --out FOLDER)")
+            print(f"Report      {path}")
+            print(f"Next        workbench draw {path}    (figures);  workbench compare {path} OTHER.json    (side by side)")
+        elif report.mode == "execute":
+            print("Next        the same command with --report FILE keeps all this for `workbench draw` and `workbench compare`")

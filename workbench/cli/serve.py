@@ -111,7 +111,7 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
 
     require_emulated(cluster)
     host = measured_host(model, stream.length, lambda event: say(event.message))
-    say(f"Starting {cluster.world_size} devices")
+    say(f"Starting {cluster.size_words}")
 
     def tell(event: ServingEvent) -> None:
         say(event_line(event, cluster))

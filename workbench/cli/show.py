@@ -18,7 +18,7 @@ from workbench.summary import plan_words, summary_rows
 def show_cluster(cluster: Cluster) -> None:
     """Print a cluster's devices."""
     print_table(
-        f"{cluster.name}: {cluster.description or f'{cluster.world_size} devices'}",
+        f"{cluster.name}: {cluster.description or cluster.size_words}",
         ("rank", "device", "model", "GFLOP/s", "of a core", "MB", "Mbit/s", "ms", "watts"),
         (
             (
@@ -58,7 +58,7 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     if by_queries:
         queries = sum(share.queries for share in plan.stages[0].shares)
         parts, head = f"{queries} queries of {plan.micro_batch_size} samples", "queries of each step"
-    print_table(f"Plan {plan.partition()} {plan.grouping()} of {plan.method}, {parts}", ("stage", "layers", head), rows)
+    print_table(f"Plan of {plan.method}: {plan.where()}, {parts}", ("stage", "layers", head), rows)
     if plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WHOLE = ("options", "faults", "columns", "data")
 """Settings whose values may hold commas: several values of these are given in a grid's file."""
+MOST_METRICS = 3
+"""Shown in the terminal's table."""
 
 
 def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,7 +33,7 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **given: Any) -> None:
-        named = {name: given.pop(name) for name in ALL_FIELDS} | {"cluster": cluster, "bandwidth": bandwidth}
+        named = {name: given.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {"cluster": cluster, "bandwidth": bandwidth}
         command(grid, _listed(named), **given)
 
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("grid", "given")]
@@ -41,6 +43,7 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
         help_text = described.help if name in WHOLE else f"{described.help} Several: A,B,C."
         switches = described.param_decls or ()
         kinds[name] = OPTIONS[name] if name in ("options", "faults") else Annotated[str | None, typer.Option(*switches, help=help_text)]
+    kinds["eval_samples"] = Annotated[str | None, typer.Option(help="Samples of the validation and of the test split. Several: A,B,C.")]
     kinds["cluster"] = Annotated[str | None, typer.Option(help="Cluster by name or .toml file. Several: A,B,C.")]
     kinds["bandwidth"] = Annotated[str | None, typer.Option(help="Mbit/s of every link. Several: A,B,C.")]
     defaults = dict.fromkeys(kinds) | {one.name: one.default for one in own}
@@ -138,12 +141,14 @@ def _show(reports: Sequence[Path]) -> None:
     from workbench.comparison import reports_frame, sides, table
 
     compared = sides(reports_frame(reports))
-    heads, rows = table(compared)
+    heads, rows = table(compared, most_metrics=MOST_METRICS)
     num_settings = heads.index("runs")
     labels = ", ".join(dict.fromkeys(side.label for side in compared))
     several = any(len(side.files) > 1 for side in compared)
     said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + ("; mean ± standard deviation" if several else "")
     print_table(said, heads, rows, right=range(num_settings, len(heads)))
+    if len(heads) < len(table(compared)[0]):
+        print("Further metrics are in the page (--out) and in points.csv.")
 
 
 def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -95,6 +95,11 @@ class Cluster:
         """Return the number of devices."""
         return len(self.devices)
 
+    @property
+    def size_words(self) -> str:
+        """Return '1 device', '4 devices'."""
+        return f"{self.world_size} device{'s' * (self.world_size != 1)}"
+
     def link(self, source: int, destination: int) -> Link:
         """Return the path from rank to rank: the slower of both access links, their latencies added."""
         sender, receiver = self.devices[source], self.devices[destination]

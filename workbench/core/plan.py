@@ -112,6 +112,13 @@ class Plan:
         """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""
         return "[" + "-".join(str(len(stage.shares)) for stage in self.stages) + "]"
 
+    def where(self) -> str:
+        """Return in words how many layers each stage has, and how many devices: 'layers [3, 3] on 2 and 1 devices'."""
+        sizes = [str(len(stage.shares)) for stage in self.stages]
+        *first, last = sizes
+        counts = f"{', '.join(first)} and {last}" if first else last
+        return f"layers {self.partition()} on {counts} device{'s' * (sizes != ['1'])}"
+
     def told(self, names: Sequence[str]) -> str:
         """Return in words what each device computes.  names: of the devices by rank."""
 

@@ -47,7 +47,7 @@ def cluster(cluster: Cluster) -> go.Figure:
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
     figure.update_annotations(font={"size": 13})
-    subtitle = cluster.description or f"{cluster.world_size} devices"
+    subtitle = cluster.description or cluster.size_words
     if cluster.world_size > len(ranks):
         subtitle += f"; {len(ranks)} of {cluster.world_size:,} devices shown"
     return finish(

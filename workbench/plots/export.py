@@ -137,8 +137,7 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
         ("Cluster", f"{report.cluster.name}: {', '.join(device.name for device in report.cluster.devices)}"),
         (
             "Plan",
-            f"layers {plan.partition()}, device groups {plan.grouping()}"
-            + (f", {plan.num_micro_batches} x {plan.micro_batch_size} samples" if plan.inference is None else ""),
+            plan.where() + (f", {plan.num_micro_batches} x {plan.micro_batch_size} samples" if plan.inference is None else ""),
         ),
         ("Numbers", report.label),
     ]

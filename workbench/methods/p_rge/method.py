@@ -131,7 +131,7 @@ class PRGE:
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         with self._run(prepared, profile, cluster, plan, engines, folder=folder, resume=resume, notify=notify) as run:
-            notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
+            notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
             done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 

@@ -209,7 +209,7 @@ class TrainingMethod(ABC, Generic[P]):
             notify(Event("phase", message=notes[len(prepared.notes)]))
         self.begin(prepared, stack, folder, not resumes, notify)
         message = replace(message, fingerprint=identity)
-        notify(Event("phase", message=f"Training on {cluster.world_size} devices, {engines.fidelity} links"))
+        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
         if isinstance(engines, EngineCluster):
             replanned = self._replanner(prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
