@@ -29,6 +29,7 @@ from workbench.core.serial import from_json, read_toml, shown, to_json, write_te
 from workbench.experiment import Fidelity, Mode
 from workbench.methods import load_method
 from workbench.methods.base import Event
+from workbench.notebooks import require_parameters, run_notebook
 
 TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
@@ -44,7 +45,10 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run.  settings: those that differ from point to point.  repeat: from 1."""
+    """One run.  settings: those that differ from point to point.  repeat: from 1.
+
+    notebook: run with these parameters instead of the job; it writes report.json into the folder that its parameter `output` names.
+    """
 
     job: Job
     cluster: Cluster
@@ -52,12 +56,17 @@ class Point:
     fidelity: Fidelity = "auto"
     repeat: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
+    notebook: Path | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Return the name of its files: the same as long as job, cluster, mode, fidelity and repeat are."""
-        whole = (to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat))
-        return f"{self.job.method}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
+        """Return the name of its files: the same as long as job, cluster, mode, fidelity and repeat are (or notebook and parameters)."""
+        whole = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
+        if self.notebook is not None:
+            whole += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
+        kind = self.job.method if self.notebook is None else self.notebook.stem
+        return f"{kind}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
 
     @property
     def words(self) -> str:
@@ -125,6 +134,19 @@ def make_points(
     return list(points.values())
 
 
+def make_notebook_points(notebook: Path, grid: Grid, *, repeats: int = 1) -> list[Point]:
+    """Return every combination of values of a notebook's parameters; 'cluster' is its cluster_name."""
+    named = {"cluster_name" if name == "cluster" else name: values for name, values in grid.items()}
+    require_parameters(notebook, named | {"output": []})
+    choices = [[_value(name, value) if name in _JOB else value for value in values] for name, values in named.items()]
+    points = []
+    for values, repeat in itertools.product(itertools.product(*choices), range(1, repeats + 1)):
+        chosen = dict(zip(named, values, strict=True))
+        settings = {name: chosen[name] for name in named if len(named[name]) > 1} | ({"repeat": repeat} if repeats > 1 else {})
+        points.append(replace(_point({}), repeat=repeat, settings=settings, notebook=notebook, parameters=chosen))
+    return points
+
+
 def run_points(
     points: Sequence[Point],
     folder: Path,
@@ -179,7 +201,11 @@ def run_points(
 
 
 def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event], None] | None = None) -> Report:
-    """Run one point (see experiment.run)."""
+    """Run one point (see experiment.run, notebooks.run_notebook)."""
+    if point.notebook is not None and workdir is not None:
+        make_folder(workdir)
+        run_notebook(point.notebook, workdir / point.notebook.name, point.parameters | {"output": str(workdir.resolve())})
+        return Report.read(workdir / "report.json")
     return experiment.run(point.job, point.cluster, point.mode, progress=notify, workdir=workdir, fidelity=point.fidelity)
 
 
@@ -257,7 +283,7 @@ def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
         failed.unlink(missing_ok=True)
         return Done(point, result)
     parts = {name: getattr(result, name) for name in ("asked", "found", "todo")} if isinstance(result, WorkbenchError) else {}
-    said = {"point": point.settings, "error": type(result).__name__, "message": str(result), **parts, "job": point.job}
+    said = {"point": point.settings, "error": type(result).__name__, "message": str(result).strip(), **parts, "job": point.job}
     write_text(failed, to_json(said) + "\n")
     return Done(point, None, result)
 

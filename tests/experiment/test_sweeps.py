@@ -7,6 +7,8 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import made_up_report
+import nbformat
 import pytest
 from tiny_job import write_data
 from typer.testing import CliRunner
@@ -118,3 +120,18 @@ def test_executed_points_are_not_run_at_once(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "spoil each other's times" in result.stderr
     (tmp_path / "not.json").write_text("{}")
     assert "not.json" in call("compare", tmp_path).stderr and call("compare", tmp_path / "out").exit_code == 2
+
+
+def test_a_notebook_runs_with_the_parameters_of_each_point(tmp_path: Path) -> None:
+    source = made_up_report.report(executed=False).write(tmp_path / "made_up.json")
+    cells = ("seed, output = 0, ''", f"import shutil\nassert seed < 2\nshutil.copy({str(source)!r}, output + '/report.json')")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    book.cells[0].metadata["tags"] = ["parameters"]
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, tmp_path / "book.ipynb")
+    words = ("sweep", "--notebook", tmp_path / "book.ipynb", "--out", tmp_path / "out")
+    assert "Its parameters are seed, output." in call(*words, "--epochs", 2).stderr
+    result = call(*words, "--seed", "1,2")
+    assert result.exit_code == 1 and "1 of 2 points done" in result.stderr, result.output
+    assert "seed 2: failed: PapermillExecutionError: AssertionError" in result.stderr
+    assert len(reports_frame(tmp_path / "out")) == 1

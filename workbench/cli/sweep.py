@@ -67,26 +67,32 @@ def sweep(
         str | None,
         typer.Option(metavar="NAME", help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...)."),
     ] = None,
+    notebook: Annotated[
+        Path | None, typer.Option(help="Run this notebook with each point's parameters, such as notebooks/00_quickstart.ipynb.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for a report of each point and points.csv; done points are not run again.")] = Path(
         "sweep"
     ),
     as_json: Json = False,
 ) -> None:
     """Run every combination of several values of any option, each as a job; the same command goes on after an interruption."""
-    from workbench.sweeps import make_points, read_grid, run_points, write_table
+    from workbench.sweeps import make_notebook_points, make_points, read_grid, run_points, write_table
 
     values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, {})
     values = values | given
     if "data" in values and "task" not in values:
         values["task"] = [task_of(None, values["data"][0])]
     simulate = simulate or settings.get("simulate") is True
-    points = make_points(
-        values,
-        by_method,
-        mode="simulate" if simulate else "execute",
-        fidelity=fidelity,
-        repeats=repeats or settings.get("repeats", 1),
-    )
+    times = repeats or settings.get("repeats", 1)
+    if notebook is None:
+        points = make_points(values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times)
+    elif simulate or by_method or cluster_profile is not None:
+        found = "A notebook runs on this machine and simulates or executes as its cells say."
+        raise ConfigError(
+            f"A sweep of '{notebook}' was asked for.", found, "Leave out --simulate, --cluster-profile and tables of methods."
+        )
+    else:
+        points = make_notebook_points(notebook, values, repeats=times)
     require_writable(make_folder(out) / "points.csv")
     say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
@@ -187,6 +193,10 @@ def _parsed(text: str) -> Any:
 def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
     from workbench.cli.progress import RunProgress
 
+    if point.notebook is not None:
+        say(f"{point.words}:")
+        yield lambda event: None
+        return
     if point.mode == "simulate":  # a moment each, unless this machine is still to be measured
         yield lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None
         return
@@ -198,7 +208,7 @@ def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
 def _told(done: Done, number: int, count: int, seconds: float) -> str:
     """Return a line on a point that has ended."""
     if done.report is None:
-        what = f"failed: {type(done.error).__name__}: {done.error}"
+        what = f"failed: {type(done.error).__name__}: {str(done.error).strip().splitlines()[-1]}"
     elif done.kept:
         what = "done before"
     else:

@@ -1,0 +1,61 @@
+"""Run a notebook without a browser, by papermill: its parameters, and a kernel that opens no port."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.serial import read_text
+
+
+def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a file that is no notebook, and for a name that its cell tagged 'parameters' does not have."""
+    asked = f"The notebook '{notebook}' was asked for."
+    try:
+        cells = json.loads(read_text(notebook, "the notebook"))["cells"]
+        tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
+        nodes = [node for text in tagged for one in ast.parse(text).body if isinstance(one, ast.Assign) for node in ast.walk(one)]
+    except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(asked, "It is malformed.", "Name a file that Jupyter opens.") from error
+    known = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    for name in names:
+        if name not in known:
+            found = f"Its parameters are {', '.join(known) or 'none'}."
+            raise ConfigError(f"The parameter '{name}' of '{notebook}' was asked for.", found, did_you_mean(name, known))
+
+
+def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | None = None) -> None:
+    """Run a notebook in its own folder with some of its parameters set, and write it with its outputs.
+
+    Raises papermill's PapermillExecutionError if a cell fails; what was run until then is written.
+    """
+    # jsonschema would build a grammar of web addresses on import, which takes longer than all the rest and checks nothing of ours.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    import papermill
+    from jupyter_client.manager import AsyncKernelManager
+
+    # Unix sockets in a folder of our own: nobody else reaches the kernel, and no port is opened.
+    with tempfile.TemporaryDirectory(prefix="workbench-kernel-", ignore_cleanup_errors=True) as sockets:
+
+        class PrivateKernel(AsyncKernelManager):
+            def __init__(self, **settings: Any) -> None:
+                super().__init__(transport="ipc", connection_file=f"{sockets}/kernel.json", **settings)
+
+        papermill.execute_notebook(
+            notebook,
+            written,
+            dict(parameters or {}),
+            cwd=notebook.parent,
+            kernel_name="python3",
+            progress_bar=sys.stderr.isatty(),
+            kernel_manager_class=PrivateKernel,
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # an end on a busy machine is no error
+        )
