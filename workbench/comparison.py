@@ -79,6 +79,7 @@ def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame
     paths = [folder] if isinstance(folder, Path | str) else folder
     rows = [(path, Report.read(path)) for path in report_files(paths)]
     frame = pandas.DataFrame([{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows])
+    frame.insert(len(frame.columns) - 1, "valid", frame.pop("valid"))  # behind options that the first report lacks
     results = pandas.DataFrame([results_of(report) for _, report in rows])
     order = [name for name in QUANTITIES if name in results] + [name for name in results if name not in QUANTITIES]
     return pandas.concat([frame, results[order]], axis=1)
@@ -130,7 +131,7 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
     """Return the runs of a reports_frame in groups of equal settings, each with its settings that others do not have."""
     end = list(frame.columns).index("valid")
     settings = [name for name in frame.columns[:end] if name not in NOT_COMPARED]
-    differing = [name for name in settings if frame[name].astype(str).nunique() > 1]
+    differing = [name for name in settings if frame[name].astype(str).nunique(dropna=False) > 1]
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, row in frame.iterrows():
         groups.setdefault(tuple(str(row[name]) for name in differing), []).append(index)
@@ -143,8 +144,9 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
             values = part[name].dropna()
             if len(values):
                 spreads[name] = Mean(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0, len(values))
-        shown = {name: first[name] for name in differing if first[name] == first[name]}  # what a method lacks is NaN
-        made.append(Side(shown, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
+        known = {name: value for name, value in first[differing].items() if value == value}  # what a method lacks is NaN
+        own = {name: value.item() if hasattr(value, "item") else value for name, value in known.items()}  # no numpy numbers
+        made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
     return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
 
 
@@ -182,7 +184,7 @@ def _cell(side: Side, name: str) -> str:
         return "-"
     mean, deviation, count = side.results[name]
     factor = QUANTITIES[name][1] if name in QUANTITIES else 1
-    spread = f" ± {deviation * factor:.2g}" if count > 1 else ""
+    spread = f" ± {deviation * factor if deviation > 1e-9 * abs(mean) else 0:.2g}" if count > 1 else ""
     mark = f" {INVALID_MARK}" if not side.is_valid and name.endswith(("_s", " s")) else ""
     return f"{mean * factor:.4g}{spread}{mark}"
 

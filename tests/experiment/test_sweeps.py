@@ -76,8 +76,11 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp
         assert math.isnan(row["cached_step_s"]) == (row["method"] != "pac_plus")
     slow, fast = (frame[(frame["method"] == "fine_tuning") & (frame["bandwidth"] == rate)]["step_s"].item() for rate in (1, 1000))
     assert slow >= fast
+    assert list(frame.columns).index("option.reduction") < list(frame.columns).index("valid")
     compared = sides(frame)
     assert [side.results["step_s"].num_runs for side in compared] == [1, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert compared[7].settings == {"method": "pac_plus", "bandwidth": 10.0, "option.reduction": 4.0}
+    assert compared[7].name == "pac_plus, bandwidth 10, option.reduction 4"
     values = frame[(frame["method"] == "pac_plus") & (frame["bandwidth"] == 10)]["step_s"]
     assert compared[7].results["step_s"][:2] == pytest.approx((values.mean(), abs(values.iloc[0] - values.iloc[1]) / math.sqrt(2)))
     table = (folder / "points.csv").read_text().splitlines()
