@@ -12,7 +12,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import Abort, Ended, Pause, Prepare, Slow, StepDone, Stop, Train
+from workbench.runtime.commands import Abort, Ended, Pause, Ping, Prepare, Slow, StepDone, Stop, Train
 from workbench.runtime.coordinator import Coordinator, Generation, Parts
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
@@ -122,20 +122,25 @@ class Trainer:
 @dataclass
 class Told:
     policy: Trainer
-    devices: VirtualDevices
+    devices: Checked
     coordinator: Coordinator
     said: list[str]
 
 
-def coordinate(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False, **more: Any) -> Told:
-    """Run to the end or to a DeviceLostError; every command is checked."""
-    devices, said = Checked(world_size, Work(), VirtualWorld(seed=seed)), []
+def prepared(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False, **more: Any) -> Told:
+    devices = Checked(world_size, Work(), VirtualWorld(seed=seed))
+    said: list[str] = []
     fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults))
-    told = Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
+    return Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
+
+
+def coordinate(policy: Trainer, *faults: Fault, **settings: Any) -> Told:
+    """Run to the end or to a DeviceLostError; every command is checked."""
+    told = prepared(policy, *faults, **settings)
     try:
         told.coordinator.run()
     finally:
-        devices.check(policy)
+        told.devices.check(policy)
     return told
 
 
@@ -145,9 +150,20 @@ class Checked(VirtualDevices):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.gone: set[int] = set()
+        self.starved: dict[int, tuple[float, float]] = {}  # from when to when a busy host lets a device answer nothing
+        self.cpu_share = 0.3
+        self.late: list[tuple[float, float]] = []  # from when to when a busy host lets the coordinator wait
+
+    def cpu_s(self, rank: int) -> float:
+        return self.cpu_share * self.now_s() if rank in self.starved else 0.0
 
     def news(self, timeout_s: float) -> list[Any]:
         assert self.now_s() < 5000, "it hangs"
+        if self.late and self.now_s() > self.late[0][0]:
+            until_s = self.late.pop(0)[1]
+            while self._agenda.next_s <= until_s:
+                self._agenda.step()
+            self._agenda.now_s = until_s
         found = super().news(timeout_s)
         for rank, kind, _ in found:
             if kind in ("died", "ended"):
@@ -160,7 +176,11 @@ class Checked(VirtualDevices):
 
     def command(self, rank: int, message: Any) -> None:
         assert rank not in self.gone, f"{rank} is told {message}, though it is known to have gone"
-        super().command(rank, message)
+        begin_s, end_s = self.starved.get(rank, (0.0, 0.0))
+        if isinstance(message, Ping) and begin_s <= self.now_s() < end_s:
+            self._agenda.at(end_s, lambda: super(Checked, self).command(rank, message))
+        else:
+            super().command(rank, message)
 
     def check(self, policy: Trainer) -> None:
         """Every generation went to its members alone, after the one before had ended on all that live."""
@@ -204,6 +224,21 @@ def test_a_frozen_device_is_found_silent_and_ended() -> None:
     [recovery] = told.coordinator.recoveries
     assert 2.0 < recovery.noticed_s < 2.7
     assert recovery.seconds < 3.0
+
+
+def test_a_starved_device_is_not_taken_for_a_frozen_one() -> None:
+    """Its process computes a little, or the coordinator was kept waiting just as long; a frozen one stands still, and is ended."""
+
+    def starved(until_s: float, cpu_share: float, *late: tuple[float, float]) -> list[tuple[int, ...]]:
+        told = prepared(Trainer(300))
+        told.devices.starved, told.devices.cpu_share, told.devices.late = {2: (2.0, until_s)}, cpu_share, [*late]
+        told.coordinator.run()
+        return members(told)
+
+    whole = [(0, 1, 2, 3)]
+    assert starved(9.0, 0.3) == whole and starved(9.0, 0.0)[1] == (0, 1, 3)
+    assert starved(50.0, 0.3)[1] == (0, 1, 3)  # it computes, but something else is wrong with it
+    assert starved(5.0, 0.0, (2.6, 3.4), (3.5, 4.5)) == whole and starved(5.0, 0.0)[1] == (0, 1, 3)
 
 
 def test_one_that_leaves_costs_no_step() -> None:

@@ -38,6 +38,10 @@ class Devices(Protocol):
         """Start a device's process again, in the background; `news` says when it is there."""
         ...
 
+    def cpu_s(self, rank: int) -> float:
+        """Return the processor seconds that a device's process has used, 0 if nobody knows."""
+        ...
+
     def news(self, timeout_s: float) -> list[News]:
         """Return what happened since the last call, waiting up to timeout_s for something to come."""
         ...
@@ -61,7 +65,7 @@ class EngineDevices:
         clock: Callable[[], float],
     ) -> None:
         self._service, self._job, self._setup = service, job, setup
-        self.kill, self.freeze, self.restart = service.kill, service.freeze, service.restart
+        self.kill, self.freeze, self.restart, self.cpu_s = service.kill, service.freeze, service.restart, service.cpu_s
         self.news, self.now_s = service.news, clock
 
     def start(self, rank: int) -> None:
@@ -84,6 +88,10 @@ class Told(NamedTuple):
 PING_EVERY_S = 0.5
 _SLOW_ANSWERS = 4.0
 """A device is silent for so many times as long as the slowest answer of late took: on a busy host all answer late."""
+_TURN_S = 0.2
+"""A coordinator that listens less often than this was kept waiting itself by a busy host."""
+_STARVED_SHARE, _MOST_STARVED = 0.02, 10.0
+"""A silent process that got this share of a processor is not frozen but starved by the host; it may be, for so many times as long."""
 
 
 class Fleet:
@@ -116,6 +124,7 @@ class Fleet:
         self._restarted: dict[int, int] = defaultdict(int)
         self._asked_s: dict[int, float] = {}  # the last pings
         self._pinged_s: dict[int, float] = {}  # those of them that were not answered yet
+        self._cpu_s: dict[int, float] = {}  # of the processes at the last pings
         self._answers_s: dict[int, float] = {}  # what the last answer took
         self._listened_s = 0.0
 
@@ -254,18 +263,23 @@ class Fleet:
     def listen(self) -> None:
         """Ask for signs of life, and end the devices that give none; the news will say that they are lost."""
         now_s = self.now_s()
-        if now_s - self._listened_s > 2 * PING_EVERY_S:
-            self._pinged_s = dict.fromkeys(self._pinged_s, now_s)  # it was we who were silent
+        late_s = now_s - self._listened_s
+        if late_s > _TURN_S:  # it was we who were silent
+            self._pinged_s = {rank: pinged_s + late_s for rank, pinged_s in self._pinged_s.items()}
         self._listened_s = now_s
         silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
         for rank in (*self.ready, *self.leaving):
             if rank not in self._pinged_s:
                 if now_s - self._asked_s.get(rank, 0.0) >= PING_EVERY_S:
                     self._pinged_s[rank] = self._asked_s[rank] = now_s
+                    self._cpu_s[rank] = self._devices.cpu_s(rank)
                     self._devices.command(rank, Ping())
             elif now_s - self._pinged_s[rank] > silence_s:
                 self._pinged_s[rank] = now_s
-                self.end(rank)
+                before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
+                is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
+                if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
+                    self.end(rank)
 
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:

@@ -141,6 +141,10 @@ class EngineService:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine.pid, signal.SIGSTOP)
 
+    def cpu_s(self, rank: int) -> float:
+        """Return the processor seconds that a rank's engine has used, 0 of a dead one."""
+        return self._session.engines[rank].cpu_s
+
     def memory(self) -> tuple[MemoryReading | None, ...]:
         """Return the engines' memory by rank, None of the dead."""
         return tuple(read_memory(engine.pid) if engine.alive else None for engine in self._session.engines)

@@ -42,6 +42,15 @@ class ProcessId(NamedTuple):
         except psutil.Error:
             return False
 
+    @property
+    def cpu_s(self) -> float:
+        """Return the processor seconds that it has used, 0 of one that does not run."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system if self.alive else 0.0
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the process has ended; return False if it had not by the timeout."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -165,6 +165,10 @@ class VirtualDevices:
                 self._break_off(rank, process.train.job.timeout_s)
             process.is_frozen = True
 
+    def cpu_s(self, rank: int) -> float:
+        """Return 0: no host starves virtual devices."""
+        return 0.0
+
     def restart(self, rank: int) -> None:
         """Start a device's process again."""
         if self._processes[rank].is_alive:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import MISSING, fields
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,14 @@ from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare, means
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
 from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
+from workbench.methods.galaxy_plus.serving.soak import SOAK_MODEL, soak_cluster
+from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ServiceJob, ServingWorker
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.models.sharding import model_layout, shard_spec
+from workbench.runtime.context import RankContext
 
 EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
 
@@ -160,3 +169,28 @@ def test_equal_plans_are_one_in_the_log() -> None:
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
     assert [log.plan(plan) for plan in made] == [0, 0, 1]
+
+
+def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
+    """It reads nothing then, and says so; what it says again when it begins to serve is no second event."""
+    cluster, layout, said = soak_cluster(), model_layout(SOAK_MODEL), []
+    plan = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),))
+    channel: Any = SimpleNamespace(send=lambda kind, event: said.append(event))
+    context = RankContext(rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel)
+    worker = ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster), 1.0)
+    specs = {1: shard_spec(plan, 0, layout.stacks)}
+    steps: Any = {"index": 0, "requests": (), "arrivals_s": (), "first_step": 0, "last_step": 1, "begin_s": None, "timeout_s": 1.0}
+    job = ServiceJob(plan=plan, specs=specs, cluster=cluster, **steps)
+    for _ in range(2):
+        worker.prepare(job, 0)
+    worker.close()
+    first, again = said
+    assert first.read_bytes > 0 and again == Loaded(0, 0.0, 0)
+
+    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
+    log, rescheduler = ServingLog(plans=[plan]), SimpleNamespace(current=-1, wanted=0)
+    rescheduler.switched = lambda now_s, index: setattr(rescheduler, "current", index)
+    policy = ServingPolicy(**parts | {"fleet": SimpleNamespace(now_s=lambda: 2.0), "log": log, "rescheduler": rescheduler})
+    for event in (again, again, Begun(0, 1.0), again):
+        policy.heard(SimpleNamespace(job=job), 1, event)  # type: ignore[arg-type]
+    assert [(event.kind, event.plan_after, event.detail) for event in log.events] == [("loaded", 0, "0 bytes")]

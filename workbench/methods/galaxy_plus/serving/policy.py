@@ -216,6 +216,8 @@ class ServingPolicy:
             self.fleet.end(rank)  # the others go on without it
             return
         found = self._loaded[loaded.plan]
+        if rank in found or loaded.plan == self.rescheduler.current:
+            return  # a device says it again when it begins to serve
         found[rank] = loaded
         if set(self.log.plans[loaded.plan].ranks) <= set(found):
             before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
