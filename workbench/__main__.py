@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 
 def main() -> None:
-    """Run the command line; see `workbench --help`."""
+    """Run the command line; see `workbench --help`.  SIGTERM ends it as Ctrl-C does: nothing is left behind."""
     from workbench.cli.app import app
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="workbench")
 
 

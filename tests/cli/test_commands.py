@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import types
 
 import pytest
 from made_up_report import cluster, report
 from typer.testing import CliRunner
 
+from workbench.__main__ import main
 from workbench.cli import doctor
 from workbench.cli.app import GROUPS, app
 from workbench.cli.bench import BENCHES
@@ -169,6 +173,20 @@ def test_interrupt_says_how_to_go_on(experiment) -> None:
     result = call("run")
     assert result.exit_code == 130
     assert "--resume" in result.stderr
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
+    """So a bench that is terminated removes its folders."""
+    monkeypatch.setattr("workbench.bench.recovery.run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["workbench", "bench", "recovery", "--only", "lora,kill"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="130"):
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

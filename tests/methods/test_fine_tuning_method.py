@@ -143,6 +143,10 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     with pytest.raises(PlanError, match=r"Device '(alpha|beta)' has [\d.]+ MB; stage 0 \(layers 0-5\) needs [\d.]+ MB"):
         experiment.run(jobs["full"], between, "simulate")
     assert experiment.run(jobs["lora"], between, "simulate").steps
+    just_enough = two_devices(full.total_bytes)
+    assert experiment.plan(jobs["full"], just_enough).stages
+    with pytest.raises(PlanError, match="gradients and optimizer"):  # backups are kept in memory too
+        experiment.plan(replace(jobs["full"], backup_every=5), just_enough)
 
 
 @pytest.mark.parametrize("technique", ["full", "lora", "adapters"])

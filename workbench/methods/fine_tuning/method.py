@@ -16,6 +16,7 @@ from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.worker import serve, train
 from workbench.models.evaluation import Predictions
@@ -112,4 +113,4 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Refuse what would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
-            check_memory(profile, cluster, plan, sequence_length=prepared.longest)
+            check_memory(with_room(profile, prepared.job), cluster, plan, sequence_length=prepared.longest)

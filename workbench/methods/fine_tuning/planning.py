@@ -13,6 +13,7 @@ from workbench.core.profile import Profile
 from workbench.methods.common.limits import MAX_SIMULATIONS
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
+from workbench.methods.training.backups import with_room
 from workbench.methods.training.predict import Predictor
 from workbench.planners import PARADIGMS, asteroid, refine
 
@@ -36,6 +37,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
     """
     job, paradigm = prepared.job, prepared.options.paradigm
+    profile = with_room(profile, job)
     typical, longest = prepared.typical_length, prepared.longest
     typical_step = cache(prepared.typical_step)
 

@@ -23,6 +23,7 @@ from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.planning import plan_job
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
+from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.worker import serve, train
 from workbench.models.evaluation import Predictions
@@ -136,7 +137,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
             )
         if folder is None:
             return
-        longest = prepared.longest
+        longest, profile = prepared.longest, with_room(profile, prepared.job)
         check_memory(profile, cluster, plan, sequence_length=longest)
         if plan.cached is not None:
             check_cached(profile, cluster, plan.cached, sequence_length=longest)

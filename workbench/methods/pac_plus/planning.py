@@ -11,6 +11,7 @@ from workbench.core.profile import Profile
 from workbench.methods.common.limits import MAX_SIMULATIONS
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.rank_job import rank_job
+from workbench.methods.training.backups import with_room
 from workbench.methods.training.predict import Predictor
 from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 
@@ -20,6 +21,7 @@ PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError if nothing fits."""
     job = prepared.job
+    profile = with_room(profile, job)
     chosen = _first_epoch(prepared, profile, cluster)
     if job.epochs == 1 and not prepared.from_kept:
         return chosen

@@ -6,10 +6,12 @@ Every n steps each device keeps its trainable state in memory, and sends what no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from workbench.core.costs import Spec
+from workbench.core.job import Job
 from workbench.core.profile import Profile
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
@@ -21,6 +23,9 @@ from workbench.runtime.state import Backups, State, carry_out, spec_of
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move, moves
 from workbench.simulator import simulate
+
+_COPIES = 3
+"""Of what a device backs up: after the last two backups, and of the one that is being made."""
 
 
 class Keeper:
@@ -74,6 +79,14 @@ def backup_s(rank_job: RankJob) -> float:
     homes = homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
     ranks = sorted({rank for stage in plan.stages for rank in stage.ranks})
     return sum(simulate(one.program, memory=False).makespan_s for one in moves(with_backups(homes, ranks), homes, specs, rank_job.cluster))
+
+
+def with_room(profile: Profile, job: Job) -> Profile:
+    """Return a profile by which planners leave room for backups: of a device's own state, and as much again of its neighbour's."""
+    if not job.backup_every:
+        return profile
+    kept = 2 * _COPIES * len(STATE_KINDS)
+    return replace(profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept)
 
 
 def _state_bytes(profile: Profile, layer: int) -> int:
