@@ -42,6 +42,8 @@ def test_plan_needs_follows_shares_and_position():
     needs = memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH)
     assert needs[2].context_bytes == 3 * needs[0].context_bytes == 2 * 3 * SEQUENCE_LENGTH * 30
     assert needs[1].context_bytes == 1 * 4 * SEQUENCE_LENGTH * 30
+    gpipe = memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH, order="gpipe")
+    assert gpipe[1].context_bytes == 2 * needs[1].context_bytes and gpipe[0] == needs[0]  # the last stage keeps both micro-batches
 
 
 def test_cached_epochs_release_the_backbone():

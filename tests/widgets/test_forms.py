@@ -44,8 +44,8 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
     form.controls["backbone_dtype"].value = "nf4"
     assert form.job.options == {"reduction": 4, "dropout": 0.0, "backbone_dtype": "nf4"}
     form.controls["method"].value = "fine_tuning"
-    form.controls["technique"].value = "full"
-    assert form.job.options == {"technique": "full"}
+    form.controls["technique"].value = "adapters"
+    assert form.job.options == {"technique": "adapters", "backbone_dtype": "nf4"}
     assert form.controls["reduction"].disabled and form.controls["backbone_dtype"].disabled and not form.controls["technique"].disabled
 
 

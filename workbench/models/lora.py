@@ -18,6 +18,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.injection import projections
 from workbench.models.published import Published
+from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
 from workbench.models.tensor_files import save_tensors
 
@@ -54,8 +55,9 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
     peft = require_peft()
     targets = lora_targets(stage)
     # GPT-2's Conv1D keeps its weight as (in, out).
-    transposed = any(not isinstance(stage.get_submodule(path), nn.Linear) for path in targets)
+    transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
+    config._register_custom_module({QuantizedLinear: peft.tuners.lora.Linear})  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it wonders at a model that is not one of transformers'
         peft.inject_adapter_in_model(config, stage)

@@ -41,9 +41,9 @@ class Need:
         )
 
 
-def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Return the micro-batches whose contexts live at once on a stage (counted from 0) under 1F1B: min(p - stage, M)."""
-    return min(num_stages - stage, num_micro_batches)
+def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:
+    """Return the micro-batches whose contexts live at once on a stage (counted from 0): under 1F1B min(p - stage, M), all under GPipe."""
+    return num_micro_batches if order == "gpipe" else min(num_stages - stage, num_micro_batches)
 
 
 def rank_need(
@@ -114,11 +114,11 @@ class FootprintTable:
         return self._fixed[live, at] + samples * self._each[live, at]
 
 
-def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int) -> dict[int, Need]:
-    """Return the predicted need of every rank that the plan uses, in the epochs that run the backbone."""
+def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> dict[int, Need]:
+    """Return the predicted need of every rank that the plan uses, in the epochs that run the backbone.  order: see in_flight."""
     needs = {}
     for index, stage in enumerate(plan.stages):
-        live = in_flight(index, len(plan.stages), plan.num_micro_batches)
+        live = in_flight(index, len(plan.stages), plan.num_micro_batches, order=order)
         for share, (first, end) in zip(stage.shares, stage.split(plan.micro_batch_size), strict=True):
             needs[share.rank] = rank_need(
                 profile,
@@ -149,14 +149,15 @@ def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dic
     return {share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length) for share in stage.shares}
 
 
-def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int) -> None:
-    """Raise PlanError, naming device, stage and bytes, if a rank of the plan needs more than its device's budget."""
-    needs = plan_needs(profile, plan, sequence_length=sequence_length)
+def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> None:
+    """Raise PlanError, naming device, stage and bytes, if a rank of the plan needs more than its device's budget.  order: see in_flight."""
+    needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order)
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
         if over:
             worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
-            raise too_small(cluster, worst, index, stage, needs[worst])
+            why = " GPipe keeps the activations of all micro-batches." if order == "gpipe" else ""
+            raise too_small(cluster, worst, index, stage, needs[worst], why=why)
 
 
 def check_cached(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> None:

@@ -17,8 +17,9 @@ rank that holds a copy, and their STEP adds them up: shared:s._.p is stage s's g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from workbench.core.collector import paused_collector
 from workbench.core.plan import Plan
@@ -30,6 +31,8 @@ FORWARD = "F"
 BACKWARD = "B"
 Slot = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
 Build = Callable[[int, int, Portion], tuple[Op, ...]]  # of (stage, micro-batch, portion)
+Order = Callable[[int, int, int], list[Slot]]  # of (stages, stage, micro-batches)
+OrderName = Literal["1f1b", "gpipe"]
 
 
 def gpipe_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
@@ -47,6 +50,10 @@ def one_f_one_b_order(num_stages: int, stage: int, num_micro_batches: int) -> li
     return slots + [(BACKWARD, m) for m in range(num_micro_batches - warmup, num_micro_batches)]
 
 
+ORDERS: Mapping[OrderName, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
+"""The orders in which a stage computes a mini-batch; GPipe's is what PAC+'s section VI-D calls 1F1B disabled."""
+
+
 def gpipe(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
     """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards begin."""
     return full_pipeline(plan, micro_batch_sizes, gpipe_order, world_size=world_size)
@@ -57,9 +64,7 @@ def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int
     return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order, world_size=world_size)
 
 
-def full_pipeline(
-    plan: Plan, micro_batch_sizes: Sequence[int], order: Callable[[int, int, int], list[Slot]], *, world_size: int | None = None
-) -> Schedule:
+def full_pipeline(plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None) -> Schedule:
     """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers."""
     last = len(plan.stages) - 1
 
@@ -80,7 +85,7 @@ def full_pipeline(
 def assemble(
     plan: Plan,
     micro_batch_sizes: Sequence[int],
-    order: Callable[[int, int, int], list[Slot]],
+    order: Order,
     forward: Build,
     backward: Build,
     *,
@@ -125,13 +130,18 @@ SHARE = "SHARE"
 
 
 def backpropagation(
-    plan: Plan, micro_batch_sizes: Sequence[int], *, shared: Sequence[Sequence[int]] = (), world_size: int | None = None
+    plan: Plan,
+    micro_batch_sizes: Sequence[int],
+    *,
+    shared: Sequence[Sequence[int]] = (),
+    world_size: int | None = None,
+    order: Order = one_f_one_b_order,
 ) -> Schedule:
     """Return one mini-batch without its transfers.  shared[p]: the stages, two or more, that hold copies of parameter p.
 
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
     """
-    schedule = one_f_one_b(plan, micro_batch_sizes, world_size=world_size)
+    schedule = full_pipeline(plan, micro_batch_sizes, order, world_size=world_size)
     if not shared:
         return schedule
     complete = list(schedule.ops)
@@ -152,11 +162,10 @@ def hybrid_1f1b(
     micro_batch_sizes: Sequence[int],
     *,
     world_size: int | None = None,
-    order: Callable[[int, int, int], list[Slot]] = one_f_one_b_order,
+    order: Order = one_f_one_b_order,
 ) -> Schedule:
     """Return one mini-batch of the first epoch, without its transfers.
 
-    order: of the slots; gpipe_order is what section VI-D calls 1F1B disabled.
     A tap lives until SB, which needs it for the gradient of the down-projections.
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
     """

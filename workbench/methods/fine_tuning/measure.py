@@ -12,6 +12,7 @@ from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext
 from workbench.methods.fine_tuning.programs import TARGET_LENGTH
 from workbench.methods.training.handlers import Targets
+from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
@@ -69,9 +70,10 @@ def _crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
     """Return the bytes of a layer's frozen and trained parameters, as a stage of this layer alone has them."""
-    parameters = list(_build(stack, config, Span(index, index + 1)).parameters())
-    frozen = sum(one.numel() * one.element_size() for one in parameters if not one.requires_grad)
-    return frozen, sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
+    model = _build(stack, config, Span(index, index + 1))
+    stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
+    frozen = [*stored, *(one for one in model.parameters() if not one.requires_grad)]
+    return tuple(sum(one.numel() * one.element_size() for one in own) for own in (frozen, model.trained().values()))
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:

@@ -10,7 +10,7 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import ignore
+from workbench.methods.base import Notify, ignore
 from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
@@ -21,6 +21,7 @@ from workbench.methods.training.method import AnalyticTechnique, TrainingMethod,
 from workbench.methods.training.worker import serve, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
+from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import TrainedDescription, save_trained, set_trained
 from workbench.models.techniques import TechniqueStage
@@ -45,6 +46,11 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
     prepared, refresh = asked
     return FineTuning().host_layers(prepared, ignore, refresh=refresh)
+
+
+def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, notify: Notify) -> None:
+    """Keep the backbone as the run computes with it."""
+    quantize(stack, prepared.options.quantization)
 
 
 class Trained:
@@ -90,16 +96,19 @@ class FineTuning(TrainingMethod[PreparedJob]):
     serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
     trained = Trained
-    begin = staticmethod(nothing)
+    begin = staticmethod(begin)
     keep = staticmethod(nothing)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
 
         def measure() -> tuple[LayerProfile, ...]:
-            return measure_layers(load_stack(prepared.job.model), prepared.config, max_length=prepared.longest)
+            backbone = quantize(load_stack(prepared.job.model), quantization)
+            return measure_layers(backbone, prepared.config, max_length=prepared.longest)
 
-        return {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}, measure
+        quantization = prepared.options.quantization
+        key = {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
+        return key | ({} if quantization.storage == "float32" else {"backbone": quantization.description}), measure
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the technique's sizes (see TrainingMethod)."""
@@ -113,4 +122,5 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Refuse what would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
-            check_memory(with_room(profile, prepared.job), cluster, plan, sequence_length=prepared.longest)
+            room = with_room(profile, prepared.job)
+            check_memory(room, cluster, plan, sequence_length=prepared.longest, order=prepared.options.schedule)

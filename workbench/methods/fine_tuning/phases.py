@@ -11,7 +11,7 @@ from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.programs import Programs, SharedParameter, shared_parameters
 from workbench.methods.training.phases import Phase, RankJob, StagePhase, make_optimizer
 from workbench.methods.training.steps import PlannedStep
-from workbench.models.loading import ModelFacts, import_family, load_stage
+from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
@@ -36,7 +36,7 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared)
+        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule)
         return (Phase(epochs=range(self.job.epochs), steps=self.planned_epoch, program=programs.step),)
 
     def prepare_imports(self) -> None:
@@ -56,7 +56,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         self.session.progress.phase(LOADING)
         if self.index is not None:
             stage = self.rank_job.plan.stages[self.index]
-            model = TechniqueStage(load_stage(self.rank_job.job.model, stage.start, stage.stop), self.rank_job.config)
+            model = TechniqueStage(self.rank_job.load_backbone(stage.start, stage.stop), self.rank_job.config)
             self.compute = StageCompute(model)
             self.optimizer = make_optimizer(self.rank_job, model, self.steps_per_epoch)
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes

@@ -28,6 +28,8 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         split=prepared.train,
         config=prepared.config,
         facts=prepared.facts,
+        quantization=prepared.options.quantization,
+        schedule=prepared.options.schedule,
     )
 
 

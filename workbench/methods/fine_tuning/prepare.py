@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Positive, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
-from workbench.methods.training.prepare import PreparedTraining, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.lora import require_peft
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.techniques import Technique, TechniqueConfig
-
-Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningOptions:
-    """Settings of fine-tuning, given in Job.options.
+class FineTuningOptions(PipelineOptions):
+    """Settings of fine-tuning, given in Job.options besides PipelineOptions.
 
     technique: 'full', 'lora' or 'adapters'; lora_rank to dropout: see TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
@@ -29,13 +28,28 @@ class FineTuningOptions:
     """
 
     technique: Technique = "lora"
-    paradigm: Paradigm = "hybrid"
     lora_rank: Width = 8
     lora_alpha: Positive = 16.0
     lora_dropout: Dropout = 0.0
     bottleneck: Width = 64
     train_norms: bool = True
     dropout: Dropout = 0.1
+
+    @property
+    def quantization(self) -> QuantizationConfig:
+        """Return how the weights are kept that are not trained; all is computed in float32.  Raises ConfigError for what cannot be."""
+        if self.technique == "full" and self.backbone_dtype != "float32":
+            raise ConfigError(
+                f"The option backbone_dtype = '{self.backbone_dtype}' of fine_tuning was asked for with technique = 'full'.",
+                "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept in fewer bits.",
+                "Choose technique lora or adapters, or leave backbone_dtype out.",
+            )
+        return QuantizationConfig(
+            storage=self.backbone_dtype,
+            block_size=self.quantization_block,
+            double_quantization=self.double_quantization,
+            engine="reference",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,8 @@ class PreparedJob(PreparedTraining):
 def require_known(job: Job) -> FineTuningOptions:
     """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or without peft for LoRA."""
     options = read_options("fine_tuning", FineTuningOptions, job.options)
+    options.require_pipeline()
+    _ = options.quantization
     if options.technique == "lora":
         require_peft()
     require_task_and_model(job)

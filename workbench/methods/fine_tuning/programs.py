@@ -13,7 +13,7 @@ from workbench.methods.training.steps import StepShape
 from workbench.models.facts import ModelFacts
 from workbench.models.families import FAMILIES
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import backpropagation
+from workbench.schedules.pipeline import ORDERS, OrderName, backpropagation
 from workbench.schedules.plan_costs import Crossing, PlanCosts
 
 TARGET_LENGTH = 1
@@ -55,13 +55,20 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
-    facts: None for a model that is only priced.
+    facts: None for a model that is only priced.  schedule: the order of the micro-batches.
     """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster, plan: Plan, facts: ModelFacts | None, shared: tuple[SharedParameter, ...] = ()
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        facts: ModelFacts | None,
+        shared: tuple[SharedParameter, ...] = (),
+        schedule: OrderName = "1f1b",
     ) -> None:
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
+        self._order = ORDERS[schedule]
         self._crossing = None
         if facts is not None:
             self._crossing = Crossing(
@@ -70,10 +77,10 @@ class Programs:
         self._schedules: dict[tuple[int, ...], Schedule] = {}
 
     def step(self, shape: StepShape) -> Program:
-        """Return one optimizer step: 1F1B over pipeline stages and device groups."""
+        """Return one optimizer step over pipeline stages and device groups."""
         if shape.sizes not in self._schedules:
             stages = [parameter.stages for parameter in self._shared]
-            schedule = backpropagation(self._plan, shape.sizes, shared=stages, world_size=self._cluster.world_size)
+            schedule = backpropagation(self._plan, shape.sizes, shared=stages, world_size=self._cluster.world_size, order=self._order)
             self._schedules[shape.sizes] = insert_transfers(schedule)
         costs = PlanCosts(
             self._profile,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -11,9 +10,8 @@ from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.phases import make_optimizer
-from workbench.models.loading import load_language_model_head, load_stage
+from workbench.models.loading import load_language_model_head
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
-from workbench.models.quantization import quantize
 from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -23,9 +21,7 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
     """Return a stage's layers and their optimizer.  is_fast: see StageCompute."""
     stage = rank_job.plan.stages[index]
     adapter = make_adapter(rank_job, stage.start, stage.stop)
-    # Layer by layer, so that a small device never holds more than one at full size.
-    store = partial(quantize, config=rank_job.quantization)
-    backbone = store(load_stage(rank_job.job.model, stage.start, stage.stop, after_layer=store))
+    backbone = rank_job.load_backbone(stage.start, stage.stop)
     optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
     compute = StageCompute(
         adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype, is_fast=is_fast

@@ -138,7 +138,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         if folder is None:
             return
         longest, profile = prepared.longest, with_room(profile, prepared.job)
-        check_memory(profile, cluster, plan, sequence_length=longest)
+        check_memory(profile, cluster, plan, sequence_length=longest, order=prepared.options.schedule)
         if plan.cached is not None:
             check_cached(profile, cluster, plan.cached, sequence_length=longest)
         if plan.cached is not None and not prepared.from_kept:

@@ -14,31 +14,29 @@ from workbench.core.ranges import Dropout, NumBytes, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options
 from workbench.methods.pac_plus.taps import record_layout
-from workbench.methods.training.prepare import PreparedTraining, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
 from workbench.models.loading import model_facts
 from workbench.models.quantization import resolve_engine
-from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig, StorageType
+from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.text_to_text import as_text_to_text
 
-Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PacPlusOptions:
-    """PAC+'s own settings, given in Job.options.
+class PacPlusOptions(PipelineOptions):
+    """PAC+'s own settings, given in Job.options besides PipelineOptions.
 
     reduction: r.  tap_every, mix, head_input: see ParallelAdapterConfig.  target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).  distillation_text: a folder of text files; None takes the embedded sentences.
-    backbone_dtype, compute_dtype: in which the backbone's weights are kept, and computed with (section IV-D); quantization_block,
-    double_quantization, embedding_dtype, quantization_engine: see QuantizationConfig.  cache_dtype: float32, bfloat16 or int8.
+    compute_dtype: in which the backbone is computed with; embedding_dtype, quantization_engine: see QuantizationConfig.
+    cache_dtype: float32, bfloat16 or int8.
     keep_cache: keep the activations after the run, and use those that an earlier run kept.  disk_budget_bytes: for the cache while
     the run lasts.  order: of the devices, 'given' or 'all' tried.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
-    paradigm: 'hybrid' runs the planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are the baselines of section VI-A.
     """
 
     reduction: Width = 8
@@ -49,10 +47,7 @@ class PacPlusOptions:
     dropout: Dropout = 0.1
     initialization: Initialization = "fan_in"
     distillation_text: str | None = None
-    backbone_dtype: StorageType = "float32"
     compute_dtype: FloatType = "float32"
-    quantization_block: Width = 64
-    double_quantization: bool = False
     embedding_dtype: EmbeddingStorage | None = None
     quantization_engine: Engine = "auto"
     cache_dtype: str = "bfloat16"
@@ -60,7 +55,6 @@ class PacPlusOptions:
     disk_budget_bytes: NumBytes | None = None
     order: Literal["given", "all"] = "given"
     objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
-    paradigm: Paradigm = "hybrid"
 
     @property
     def quantization(self) -> QuantizationConfig:
@@ -149,6 +143,7 @@ def prepare(job: Job) -> PreparedJob:
 
 def _options(job: Job) -> PacPlusOptions:
     options = read_options("pac_plus", PacPlusOptions, job.options)
+    options.require_pipeline()
     cache_dtype(options.cache_dtype)
     resolve_engine(options.quantization.storage, options.quantization.engine)
     return options

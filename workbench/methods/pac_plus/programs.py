@@ -16,17 +16,27 @@ from workbench.methods.training.steps import StepShape
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.schedules.cached import cached_step
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import hybrid_1f1b
+from workbench.schedules.pipeline import ORDERS, OrderName, hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
 
 
 class Programs:
-    """Programs of one plan on one cluster.  hidden_dtype: in which the backbone computes.  Schedules are built once for each shape."""
+    """Programs of one plan on one cluster.  Schedules are built once for each shape.
+
+    hidden_dtype: in which the backbone computes.  schedule: the order of the first epoch's micro-batches.
+    """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster, plan: Plan, config: ParallelAdapterConfig, *, hidden_dtype: str = "float32"
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        config: ParallelAdapterConfig,
+        *,
+        hidden_dtype: str = "float32",
+        schedule: OrderName = "1f1b",
     ) -> None:
-        self._profile, self._cluster, self._plan = profile, cluster, plan
+        self._profile, self._cluster, self._plan, self._order = profile, cluster, plan, ORDERS[schedule]
         self._crossing = Crossing(
             hidden_size=config.hidden_size,
             dtype=hidden_dtype,
@@ -40,7 +50,7 @@ class Programs:
         """Return a step of the first epoch (section V-A).  backbone_only: leave out all training, to fill the activation cache again."""
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
-            whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size))
+            whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
             self._schedules[key] = _backbone_part(whole) if backbone_only else whole
         costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
         return Program.on(self._cluster, self._schedules[key], costs)

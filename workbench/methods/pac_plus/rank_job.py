@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -20,7 +20,6 @@ from workbench.methods.training.phases import Phase, RankJob
 from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family
-from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.kept_caches import KeptCaches
 from workbench.schedules.moves import Move
@@ -35,7 +34,6 @@ class PacPlusRankJob(RankJob):
 
     adapter: ParallelAdapterConfig
     cache_dtype: str
-    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
     kept: tuple[Path, str] | None = None
 
     @property
@@ -51,7 +49,8 @@ class PacPlusRankJob(RankJob):
 
     def programs(self) -> Programs:
         """Return the programs of this run."""
-        return Programs(self.profile, self.cluster, self.plan, self.adapter, hidden_dtype=self.quantization.compute)
+        hidden = self.quantization.compute
+        return Programs(self.profile, self.cluster, self.plan, self.adapter, hidden_dtype=hidden, schedule=self.schedule)
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch, no epoch at all with a kept cache, and the cached epochs (see RankJob)."""
@@ -129,5 +128,6 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         adapter=prepared.adapter,
         cache_dtype=prepared.options.cache_dtype,
         quantization=prepared.options.quantization,
+        schedule=prepared.options.schedule,
         kept=(KeptCaches().root, prepared.activation_key) if prepared.from_kept else None,
     )

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,9 +25,13 @@ from workbench.methods.common.session import RankResult, RankSession, SessionJob
 from workbench.methods.training.checkpoints import weights_after
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.steps import PlannedStep, StepShape, planned_epoch
+from workbench.models.loading import load_stage
+from workbench.models.quantization import QuantizationConfig, quantize
+from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.memory import release_free_memory
+from workbench.schedules.pipeline import OrderName
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -55,7 +60,8 @@ class Phase:
 class RankJob(SessionJob, ABC):
     """All that a rank is told of a training run; a method adds its settings.
 
-    split: the training samples.  fingerprint: of the run, for what it leaves on the disk.
+    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: how the frozen backbone is kept.
+    fingerprint: of the run, for what it leaves on the disk.
     start_epoch, start_step: 0, or with which step a resumed run goes on.  state: the files with what was trained until then.
     held: who keeps each tensor of what was trained until then in memory, if state is no files.
     is_same: whether the same devices did the steps before, under the same plan.
@@ -63,6 +69,8 @@ class RankJob(SessionJob, ABC):
     """
 
     split: TokenizedSplit
+    schedule: OrderName = "1f1b"
+    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
     fingerprint: str = ""
     start_epoch: int = 0
     start_step: int = 0
@@ -84,6 +92,11 @@ class RankJob(SessionJob, ABC):
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the run in their order, at least one."""
+
+    def load_backbone(self, start: int, stop: int) -> BackboneStage:
+        """Return layers [start, stop), kept as the job says; never is more than one layer there at full size."""
+        store = partial(quantize, config=self.quantization)
+        return store(load_stage(self.job.model, start, stop, after_layer=store))
 
     def trained(self, epoch: int) -> dict[str, Tensor]:
         """Return what was trained as it was after an epoch, by parameter (see weights_after)."""

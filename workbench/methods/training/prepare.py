@@ -7,15 +7,43 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.ranges import Width
 from workbench.methods.training.steps import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
+from workbench.models.quantization.config import StorageType
+from workbench.schedules.pipeline import OrderName
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
+
+Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
+
+    paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
+    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'.  backbone_dtype: in which the frozen backbone's weights are kept (section
+    IV-D); quantization_block, double_quantization: see QuantizationConfig.
+    """
+
+    paradigm: Paradigm = "hybrid"
+    schedule: OrderName = "1f1b"
+    backbone_dtype: StorageType = "float32"
+    quantization_block: Width = 64
+    double_quantization: bool = False
+
+    def require_pipeline(self) -> None:
+        """Raise ConfigError for an order of micro-batches where there is no pipeline."""
+        if self.schedule == "gpipe" and self.paradigm in ("standalone", "data_parallel"):
+            asked = f"The option schedule = 'gpipe' was asked for with paradigm = '{self.paradigm}'."
+            raise ConfigError(asked, "It orders a pipeline's micro-batches, and there is no pipeline.", "Leave one of them out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

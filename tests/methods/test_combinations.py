@@ -1,0 +1,333 @@
+"""Technique x schedule x precision: every combination gives what one process gives, or is refused in a sentence.
+
+All ranks' operations run in this process, by the handlers that devices use.  Two steps: gradients of the first, losses of both.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from one_process import run_program
+
+from tests.methods.builders import (
+    CACHED,
+    FLOAT32,
+    LEARNING_RATE,
+    PLANS,
+    adapter_config,
+    free_profile,
+    initial_adapter,
+    made_up_split,
+    split_for,
+    stage,
+)
+from tests.methods.conftest import four_devices
+from workbench.core import Job, Plan, Stage
+from workbench.core.errors import ConfigError
+from workbench.core.program import Program
+from workbench.methods import load_method
+from workbench.methods.fine_tuning.compute import StageCompute
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
+from workbench.methods.pac_plus.building import build_stage, make_adapter, save_initial
+from workbench.methods.pac_plus.cached_batches import CachedBatches
+from workbench.methods.pac_plus.compute import StageCompute as SideCompute
+from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.handlers import StepHandlers, share_of
+from workbench.methods.training.phases import make_optimizer
+from workbench.methods.training.steps import PAD_TO_MULTIPLE
+from workbench.models.loading import load_stack, model_facts
+from workbench.models.optimization import learning_rate_at, set_learning_rate
+from workbench.models.optimization import make_optimizer as plain_optimizer
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
+from workbench.models.quantization import QuantizationConfig, quantize
+from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
+from workbench.schedules.pipeline import OrderName
+from workbench.tasks.tokenize import Batch, collate
+
+TECHNIQUES, PARALLEL = ("full", "lora", "adapters"), "parallel adapters"
+SCHEDULES: dict[str, tuple[tuple[Stage, ...], OrderName]] = {
+    "one device": (PLANS["[6] on [1]"], "1f1b"),
+    "1F1B": (PLANS["[2, 2, 1, 1] on [1-1-1-1]"], "1f1b"),
+    "GPipe": (PLANS["[2, 2, 1, 1] on [1-1-1-1]"], "gpipe"),
+    "data parallel": (PLANS["[6] on [4]"], "1f1b"),
+    "hybrid": (PLANS["[3, 3] on [2-2]"], "1f1b"),
+    "hybrid by GPipe": (PLANS["[2, 2, 2] on [2-1-1]"], "gpipe"),
+    "in another order": ((stage(0, 3, r1=4), stage(3, 6, r0=4)), "1f1b"),
+}
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+CUTS = ("1F1B", "data parallel", "hybrid by GPipe")
+"""Inside either stack of an encoder-decoder, between them, and nowhere."""
+OTHER_MODELS = ("tiny-gpt2", "tiny-llama", "tiny-t5", "tiny-bart")
+SAMPLES, BATCH = 14, 8  # the second mini-batch is smaller
+TOLERANCES = 1e-5, 1e-5
+"""Of the first step's loss, ten times as much of the second's; and of gradients, as a share of the greatest twice as much.
+
+AdamW divides by gradients' own size, which carries float noise of tiny ones into the weights.
+"""
+IN_FEW_BITS = 1e-4, 1e-2
+"""Activations in bfloat16 or int8 are multiplied as they are stored, and by one process in float64."""
+
+COMBINATIONS = [
+    *((technique, name, storage, "tiny-bert") for technique, name, storage in product((*TECHNIQUES, PARALLEL), SCHEDULES, PRECISIONS)),
+    *((technique, name, "float32", model) for technique, name, model in product((*TECHNIQUES, PARALLEL), CUTS, OTHER_MODELS)),
+]
+INVALID = {("full", storage) for storage in PRECISIONS if storage != "float32"}
+
+
+class Reference(NamedTuple):
+    """What one process gives: the loss of both steps, and the first step's gradients."""
+
+    losses: list[float]
+    gradients: dict[str, torch.Tensor]
+
+
+def quantization(storage: str) -> QuantizationConfig:
+    return QuantizationConfig(storage=storage, engine="reference") if storage != "float32" else FLOAT32  # type: ignore[arg-type]
+
+
+@cache
+def backbone(model: str, storage: str) -> LayerStack:
+    return quantize(load_stack(model), quantization(storage))
+
+
+def job(model: str) -> Job:
+    return Job(model=model, epochs=1, batch_size=BATCH, micro_batches=2, learning_rate=LEARNING_RATE)
+
+
+def plan_of(stages: Sequence[Stage], *, cached: Stage | None = None) -> Plan:
+    return Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH // 2, num_micro_batches=2, cached=cached)
+
+
+def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
+    """Do the steps whose losses are given as functions, plainly."""
+    optimizer, found, gradients = plain_optimizer(module.train(), 0.01), [], {}
+    for step, loss in enumerate(losses):
+        value = loss()
+        value.backward()
+        if step == 0:
+            gradients = {name: one.grad.clone() for name, one in module.named_parameters() if one.grad is not None}
+        set_learning_rate(optimizer, learning_rate_at(step, len(losses), LEARNING_RATE, 0.06))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(value.item())
+    return Reference(found, gradients)
+
+
+def compare(
+    reference: Reference,
+    programs: Sequence[Program],
+    tables: Sequence[Mapping[int, StepHandlers]],
+    what: str,
+    tolerances: tuple[float, float] = TOLERANCES,
+) -> None:
+    """Run the steps on all ranks.  AdamW's first moment after one step is a tenth of the gradient."""
+    of_loss, of_gradient = tolerances
+    scale = max(gradient.abs().max().item() for gradient in reference.gradients.values())
+    for step, (program, own) in enumerate(zip(programs, tables, strict=True)):
+        values = run_program(program, {rank: one.table() for rank, one in own.items()})  # type: ignore[attr-defined]
+        parts = [content.item() for held in values for value, content in held.items() if value.name == "loss"]
+        assert sum(parts) == pytest.approx(reference.losses[step], rel=10 * of_loss if step else of_loss), f"{what}, step {step + 1}"
+        moments: dict[str, torch.Tensor] = {}
+        for one in own.values() if step == 0 else ():
+            for name, tensor in one.optimizer.named_tensors().items():
+                assert torch.equal(moments.setdefault(name, tensor), tensor), f"{what}: ranks differ in {name}"
+        found = {name.removeprefix("exp_avg/"): 10 * tensor for name, tensor in moments.items() if name.startswith("exp_avg/")}
+        assert step or set(found) == set(reference.gradients), what
+        for name, tensor in found.items():
+            limits = {"rtol": of_gradient, "atol": 2 * of_gradient * scale}
+            torch.testing.assert_close(tensor, reference.gradients[name].float(), msg=partial("{}: {}\n{}".format, what, name), **limits)
+
+
+def technique_config(stack: LayerStack, technique: str) -> TechniqueConfig:
+    """Narrow adapters keep the tiny models' gradients from vanishing in the many."""
+    return TechniqueConfig(technique=technique, hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8)  # type: ignore[arg-type]
+
+
+@cache
+def fine_tuned_plainly(model: str, technique: str, storage: str) -> Reference:
+    stack = backbone(model, storage)
+    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique))
+
+    def loss(batch: Batch) -> torch.Tensor:
+        _, last_hidden = whole(batch.input_ids, batch.attention_mask)
+        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, "classification")
+
+    return train(whole, [lambda batch=batch: loss(batch) for batch in batches(fine_tuning_job(model, technique, storage, "one device"))])
+
+
+def fine_tuning_job(model: str, technique: str, storage: str, name: str) -> FineTuningRankJob:
+    stages, order = SCHEDULES[name]
+    return FineTuningRankJob(
+        job=job(model),
+        cluster=four_devices(),
+        plan=plan_of(stages),
+        profile=free_profile(6, 4),
+        config=technique_config(backbone(model, storage), technique),
+        facts=model_facts(model),
+        split=made_up_split(SAMPLES),
+        quantization=quantization(storage),
+        schedule=order,
+    )
+
+
+def batches(rank_job: Any) -> list[Batch]:
+    """Return the mini-batches of the first epoch, whole."""
+    return [collate(rank_job.split, [one for part in step.samples for one in part]) for step in rank_job.planned_epoch(0)]
+
+
+def check_fine_tuning(model: str, technique: str, storage: str, name: str, what: str) -> None:
+    rank_job = fine_tuning_job(model, technique, storage, name)
+    (phase,), steps = rank_job.phases(), rank_job.planned_epoch(0)
+    tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
+    for own in rank_job.plan.stages:
+        for rank in own.ranks:
+            part = TechniqueStage(copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)), rank_job.config)
+            compute, optimizer = StageCompute(part), make_optimizer(rank_job, part, len(steps))
+            for table, step in zip(tables, steps, strict=True):
+                share = share_of(rank, rank_job.plan, step, rank_job.split)
+                table[rank] = BackpropagationHandlers(shared=rank_job.shared, compute=compute, optimizer=optimizer, epoch=0, **share)
+    compare(fine_tuned_plainly(model, technique, storage), [phase.program(step.shape) for step in steps], tables, what)
+
+
+def pac_plus_job(model: str, storage: str, name: str, folder: Path, cached: str = "float32") -> PacPlusRankJob:
+    stages, order = SCHEDULES[name]
+    stack = backbone(model, storage)
+    split = split_for(stack, SAMPLES)
+    save_initial(initial_adapter(stack, split), folder)
+    return PacPlusRankJob(
+        job=replace(job(model), epochs=2),
+        cluster=four_devices(),
+        plan=plan_of(stages, cached=CACHED),
+        profile=free_profile(stack.num_layers, 4),
+        adapter=adapter_config(stack),
+        split=split,
+        folder=folder,
+        quantization=quantization(storage),
+        schedule=order,
+        cache_dtype=cached,
+    )
+
+
+@cache
+def side_trained_plainly(model: str, storage: str) -> Reference:
+    stack = backbone(model, storage)
+    split = split_for(stack, SAMPLES)
+    adapter = initial_adapter(stack, split).double()  # in float32 it would be the less exact of the two
+    planned = fine_tuning_job(model, "lora", storage, "one device").planned_epoch(0)
+    wholes = [collate(split, [one for part in step.samples for one in part]) for step in planned]
+
+    def loss(batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]
+        return side_loss(adapter, taps, batch)
+
+    return train(adapter, [lambda batch=batch: loss(batch) for batch in wholes])
+
+
+def side_loss(adapter: ParallelAdapter, taps: Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
+    logits = adapter.predict([tap.double() for tap in taps], batch.attention_mask, batch.sample_ids, 0)
+    return task_loss(logits, batch.labels, "classification")
+
+
+def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, what: str) -> None:
+    rank_job = pac_plus_job(model, storage, name, folder)
+    steps = rank_job.planned_epoch(0)
+    tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
+    for index, own in enumerate(rank_job.plan.stages):
+        for rank in own.ranks:
+            compute, optimizer = build_stage(rank_job, index, len(steps))
+            for table, step in zip(tables, steps, strict=True):
+                share = share_of(rank, rank_job.plan, step, rank_job.split)
+                table[rank] = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, **share)
+    programs = [rank_job.programs().hybrid(step.shape) for step in steps]
+    compare(side_trained_plainly(model, storage), programs, tables, what)
+
+
+@pytest.mark.parametrize("technique", (*TECHNIQUES, PARALLEL))
+def test_every_combination_equals_one_process(technique: str, tmp_path: Path) -> None:
+    """Losses and gradients to 1e-5: weights in few bits are the same codes on every device, and computed with in float32."""
+    for own, name, storage, model in COMBINATIONS:
+        if own != technique or (own, storage) in INVALID:
+            continue
+        what = f"{technique}, {name}, {storage}, {model}"
+        if technique == PARALLEL:
+            check_parallel_adapters(model, storage, name, tmp_path, what)
+        else:
+            check_fine_tuning(model, technique, storage, name, what)
+
+
+@pytest.mark.parametrize("cached", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("storage", PRECISIONS)
+def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, cached: str, tmp_path: Path) -> None:
+    """Cached epochs: one process reads the same records, so that the cache's own rounding makes no difference."""
+    model = "tiny-bert"
+    stack, rank_job = backbone(model, storage), pac_plus_job(model, storage, "hybrid", tmp_path, cached)
+    split, layout = rank_job.split, rank_job.record_layout
+    manifest = CacheManifest(
+        fingerprint="", samples=tuple(range(SAMPLES)), lengths=split.lengths, num_taps=layout.num_taps, width=layout.width, dtype=cached
+    )
+    records = ActivationCache.create(tmp_path / "cache", manifest)
+    for sample in range(SAMPLES):
+        batch = collate(split, [sample])
+        with torch.no_grad():
+            records.write_batch([sample], [tap.to(cache_dtype(cached)) for tap in stack(batch.input_ids, batch.attention_mask)[1]])
+    steps = rank_job.phases()[1].steps(1)
+    adapter = initial_adapter(stack, split).double()
+
+    def loss(samples: list[int]) -> torch.Tensor:
+        batch = collate(split, samples)
+        return side_loss(adapter, records.batch(samples, batch.attention_mask.shape[1]), batch)
+
+    wholes = [[one for part in step.samples for one in part] for step in steps]
+    reference = train(adapter, [lambda samples=samples: loss(samples) for samples in wholes])
+    tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
+    for rank in CACHED.ranks:
+        side = make_adapter(rank_job, 0, stack.num_layers)
+        compute, optimizer = SideCompute(side, None, tap_dtype=cache_dtype(cached)), make_optimizer(rank_job, side, len(steps))
+        own = [(step.samples[rank], step.shape.lengths[rank]) for step in steps if step.samples[rank]]
+        ahead = CachedBatches(records, own, depth=0, packs=compute.packs)
+        for table, step in zip(tables, steps, strict=True):
+            table[rank] = PacPlusHandlers(
+                rank=rank,
+                batches=[collate(split, step.samples[rank], PAD_TO_MULTIPLE)] if step.samples[rank] else [],
+                total=step.shape.samples,
+                compute=compute,
+                optimizer=optimizer,
+                cache=ahead,
+                epoch=0,
+            )
+    programs, tolerances = [rank_job.programs().cached(step.shape) for step in steps], TOLERANCES if cached == "float32" else IN_FEW_BITS
+    compare(reference, programs, tables, f"{storage}, cache in {cached}", tolerances)
+    records.remove()
+
+
+REFUSED = [
+    *(("fine_tuning", {"technique": "full", "backbone_dtype": storage}, "stay as they are") for storage in PRECISIONS[1:]),
+    *(
+        (method, {"schedule": "gpipe", "paradigm": paradigm}, "there is no pipeline")
+        for method, paradigm in product(("fine_tuning", "pac_plus"), ("standalone", "data_parallel"))
+    ),
+    ("fine_tuning", {"technique": "parallel adapters"}, "one of full, lora, adapters"),
+    ("fine_tuning", {"cache_dtype": "int8"}, "Known: "),
+    ("pac_plus", {"technique": "lora"}, "Known: "),
+    ("pac_plus", {"cache_dtype": "int4"}, "int8"),
+    ("fine_tuning", {"double_quantization": True}, "Only int8, int4 and nf4"),
+    ("p_rge", {"schedule": "gpipe"}, "Known: "),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "said"), REFUSED)
+def test_what_cannot_be_combined_is_refused_in_a_sentence(method: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_method(method).require_known(Job(method=method, model="tiny-bert", options=options), four_devices())
+    assert refused.value.asked.endswith(".") and refused.value.todo
