@@ -21,6 +21,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DeviceReporter
+from workbench.models.loading import import_family
 from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
@@ -103,6 +104,10 @@ class SessionJob:
     trace_steps: int = 3
     timeout_s: float = 20.0
     is_paced: bool = True
+
+    def prepare_imports(self) -> None:
+        """Import what the model needs, so that a memory budget that begins afterwards counts the model alone."""
+        import_family(self.job.model)
 
 
 AJob = TypeVar("AJob", bound=SessionJob)

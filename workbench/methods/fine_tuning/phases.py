@@ -40,7 +40,7 @@ class FineTuningRankJob(RankJob):
         return (Phase(epochs=range(self.job.epochs), steps=self.planned_epoch, program=programs.step),)
 
     def prepare_imports(self) -> None:
-        """Import what the model needs (see RankJob)."""
+        """Import what model and technique need (see SessionJob)."""
         import_family(self.job.model)
         if self.config.technique == "lora":
             require_peft()

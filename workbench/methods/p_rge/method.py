@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
-from workbench.methods.common.scaling import forward_costs, kept_layers, profile_devices, scale_to_cluster
+from workbench.methods.common.scaling import forward_costs, kept_layers, scale_to_cluster
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.outcome import outcome_of, results_of
 from workbench.methods.p_rge.policy import ProfileOf, Run, fitted_setting
 from workbench.methods.p_rge.predict import predict
 from workbench.methods.p_rge.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.training.method import ProfiledMethod
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings, plan_queries
 from workbench.planners.query_costs import METHOD
@@ -35,43 +35,17 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return PRGE().host_layers(prepared, refresh=refresh)
 
 
-class PRGE:
+class PRGE(ProfiledMethod[PreparedJob]):
     """Fine-tuning by forward passes, the queries of a step divided among the devices."""
 
     name = METHOD
+    known = staticmethod(require_known)
+    prepared = staticmethod(prepare)
     measure_rank = staticmethod(measure_rank)
 
-    def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist (see Method)."""
-        require_known(job)
-
-    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
-        """Find model and data (see Method)."""
-        require_known(job)
-        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
-        return prepare(job)
-
-    def profile(
-        self,
-        prepared: PreparedJob,
-        cluster: Cluster,
-        notify: Notify,
-        *,
-        emulated: bool = True,
-        engines: Engines | None = None,
-        refresh: bool = False,
-    ) -> Profile:
-        """Return what every layer costs on every device (see profile_devices)."""
-        return profile_devices(
-            self,
-            prepared,
-            cluster,
-            notify,
-            emulated=emulated,
-            engines=engines,
-            refresh=refresh,
-            catalogue=partial(catalogue_profile, prepared, cluster),
-        )
+    def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
+        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        return catalogue_profile(prepared, cluster)
 
     def host_layers(
         self, prepared: PreparedJob, notify: Notify = ignore, *, refresh: bool = False, precision: Precision | None = None

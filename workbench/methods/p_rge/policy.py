@@ -19,9 +19,9 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.methods.base import Engines, Event, Notify
+from workbench.methods.base import Engines, Notify
 from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
-from workbench.methods.common.records import Progress, show_device
+from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.compute import load_model, record_of
 from workbench.methods.p_rge.history import History, words
 from workbench.methods.p_rge.layout import Change, Shape
@@ -29,14 +29,14 @@ from workbench.methods.p_rge.predict import Predictor
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.session import Logged, RankJob, RankPart
 from workbench.methods.p_rge.worker import run_rank, serve_rank
-from workbench.methods.training.policy import shares_of
+from workbench.methods.training.policy import ToldPolicy, served, shares_of
 from workbench.models.zeroth_order import warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
 from workbench.runtime.commands import StepDone
-from workbench.runtime.coordinator import Coordinator, Generation, Parts
-from workbench.runtime.devices import Devices, EngineDevices, fleet_of
+from workbench.runtime.coordinator import Generation, Parts
+from workbench.runtime.devices import Devices
 from workbench.runtime.engines import EngineCluster
 
 SHORTEST_TIMEOUT_S = 20.0
@@ -83,22 +83,17 @@ class Done:
     recoveries: tuple[Recovery, ...] = ()
 
 
-class QueryPolicy:
-    """A runtime.coordinator.Policy.  What a generation begins with is the log of seeds and scalars, which every device replays.
+class QueryPolicy(ToldPolicy):
+    """A ToldPolicy.  What a generation begins with is the log of seeds and scalars, which every device replays.
 
     plan: of the first generation, if its devices are there.
     """
 
     def __init__(self, run: Run, plan: Plan) -> None:
+        super().__init__(run.notify)
         self._run, self._prepared, self._cluster, self._history, self._plan = run, run.prepared, run.cluster, run.history, plan
         self._shape = lru_cache(maxsize=None)(run.prepared.shape)
-        self._progress: Progress | None = None
-        self.done = Done()
-
-    def say(self, text: str) -> None:
-        """Tell a user what they should know."""
-        self.done.notes.append(f"{text}.")
-        self._run.notify(Event("note", message=text))
+        self.done = Done(notes=self.notes)
 
     @property
     def step(self) -> int:
@@ -135,10 +130,7 @@ class QueryPolicy:
         if generation.job.change != self._history.changes[-1]:
             self._history.change(generation.job.change)
             self.say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
-        members, notify = generation.members, self._run.notify
-        self._progress = Progress(
-            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
-        )
+        self.watch(generation)
         for step in range(self.step, self.num_steps):
             self.done.predicted_s[step] = generation.predictor.seconds(step)
         return generation
@@ -146,11 +138,6 @@ class QueryPolicy:
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Put a step into the log."""
         self._history.add(done.content)
-
-    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Pass a device's progress on."""
-        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
-            self._progress(generation.members.index(rank), event)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Put what is known into the log; repeat the step of a loss, or make it from the queries that are known."""
@@ -287,18 +274,13 @@ class Run(AbstractContextManager["Run"]):
 
     def coordinated(self, plan: Plan, engines: EngineCluster) -> Done:
         """Do the steps that are left on emulated devices, any of which may die, leave, come back or change its pace."""
-        with engines.service() as service:
-            model, address = self.prepared.job.model, service.address
-            return self.on_devices(plan, EngineDevices(service, serve_rank, lambda rank: (model, address), engines.now_s))
+        with served(engines, serve_rank) as devices:
+            return self.on_devices(plan, devices)
 
     def on_devices(self, plan: Plan, devices: Devices) -> Done:
         """Do the steps that are left on devices that take commands."""
         policy = QueryPolicy(self, plan)
-        fleet = fleet_of(devices, self.cluster, self.prepared.job)
-        adapts = self.prepared.options.adapt
-        coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, show=partial(show_device, self.notify), adapts=adapts)
-        coordinator.run()
-        policy.done.recoveries = coordinator.recoveries
+        policy.done.recoveries = policy.run(devices, self.cluster, self.prepared.job, adapts=self.prepared.options.adapt)
         return policy.done
 
     def together(self, plan: Plan, engines: Engines) -> Done:

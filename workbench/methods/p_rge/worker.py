@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import SEND, STEP
@@ -14,16 +13,14 @@ from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.session import RankSession, trace_of
 from workbench.methods.p_rge.compute import QueryHandlers, StageCompute
 from workbench.methods.p_rge.session import Logged, RankJob, RankPart
-from workbench.models.loading import import_family
+from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
 from workbench.models.zeroth_order import StepLog
 from workbench.planners.query_costs import Passing
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.failures import tells_of_peer
-from workbench.runtime.memory import MemoryBudget, read_memory
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.process_group import group
 
 TRAINING = "training"
 
@@ -33,13 +30,9 @@ Told = Callable[[StepLog, float], None]
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
     """Do this rank's part of a job, as one of all ranks of a run, which ends when a device dies."""
-    import_family(rank_job.job.model)
-    with (
-        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
-        group(context, rank_job.timeout_s) as process_group,
-        RankSession(context, rank_job, process_group, budget) as session,
-    ):
-        worker = QueryWorker(budget, context.dilation)
+
+    def work(session: RankSession[RankJob]) -> RankPart:
+        worker = QueryWorker(context.dilation)
         part = worker.steps(session, wants_pause=context.should_stop, told=lambda log, _: context.publish(Logged(log)))
         if part.error:
             raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
@@ -48,34 +41,32 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
         session.progress.phase(DONE)
         return part
 
-
-def serve_rank(context: RankContext, setup: tuple[str, str]) -> None:
-    """Do one job after the other as a coordinator says.  setup: the model, and the address of the coordinator's commands."""
-    model, address = setup
-    import_family(model)
-    with MemoryBudget(context.device.name, context.device.memory_bytes) as budget:
-        serve_device(context, address, QueryWorker(budget, context.dilation))
+    return together(context, rank_job, work)
 
 
-class QueryWorker:
-    """A runtime.device_server.Worker: keeps its layers from one job to the next."""
+def serve_rank(context: RankContext, address: str) -> None:
+    """Do one job after the other as the coordinator at `address` says."""
+    with QueryWorker(context.dilation) as worker:
+        serve_device(context, address, worker)
 
-    def __init__(self, budget: MemoryBudget, dilation: float) -> None:
-        self._budget, self._dilation = budget, dilation
+
+class QueryWorker(DeviceWorker[RankJob]):
+    """A DeviceWorker that keeps its layers from one job to the next."""
+
+    def __init__(self, dilation: float) -> None:
+        super().__init__(dilation)
         self._compute: StageCompute | None = None
         self._job: RankJob | None = None
         self._place = 0
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
-        """Do the steps of a job (see Worker)."""
+    def work(self, session: RankSession[RankJob], controls: Controls) -> tuple[End, RankPart]:
+        """Do the steps of a job (see DeviceWorker)."""
 
         def told(record: StepLog, busy_s: float) -> None:
-            context.publish(StepDone(record.step, busy_s, record))
+            session.context.publish(StepDone(record.step, busy_s, record))
 
-        with RankSession(context, job, process_group, self._budget) as session:
-            controls.watch(session.executor, session.pacer if session.slows_down else None)
-            part = self.steps(session, wants_pause=controls.wants_pause, told=told)
-            return part.end, part
+        part = self.steps(session, wants_pause=controls.wants_pause, told=told)
+        return part.end, part
 
     def prepare(self, job: RankJob, place: int) -> None:
         """Load a member's layers, unless they are loaded, and make the steps of the log; an idle rank has none."""
@@ -163,6 +154,6 @@ class QueryWorker:
             if handlers.pauses and number + 1 < job.last_step:
                 part.end = "paused"
                 break
-        part.late_s, part.paced_s = session.pacer.late_s, session.pacer.paced_s
-        part.nbytes = {"peak resident": read_memory().peak_rss_bytes, "sent": sent}
+        note_pace_and_memory(session, part)
+        part.nbytes["sent"] = sent
         return part

@@ -19,7 +19,6 @@ from workbench.methods.pac_plus.taps import record_layout
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import import_family
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.kept_caches import KeptCaches
 from workbench.schedules.moves import Move
@@ -111,10 +110,6 @@ class PacPlusRankJob(RankJob):
     def begins_with(self) -> tuple[Path, ...]:
         """Return the initial adapter's file (see RankJob)."""
         return (self.folder / INITIAL,)
-
-    def prepare_imports(self) -> None:
-        """Import what the model needs (see RankJob)."""
-        import_family(self.job.model)
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:

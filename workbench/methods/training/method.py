@@ -7,6 +7,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import Recovery, SweepPoint
 from workbench.core.serial import to_json
-from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.digest import weights_digest
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end
@@ -28,7 +29,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import with_faults
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
-from workbench.methods.training.policy import Replanned, TrainingPolicy, coordinated
+from workbench.methods.training.policy import Replanned, TrainingPolicy, served
 from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.steps import typical_steps
@@ -62,6 +63,7 @@ class Trained(Protocol):
         ...
 
 
+A = TypeVar("A", bound=Prepared)
 P = TypeVar("P", bound=PreparedTraining)
 
 
@@ -70,26 +72,66 @@ def nothing(*args: Any) -> tuple[str, ...]:
     return ()
 
 
-class TrainingMethod(ABC, Generic[P]):
-    """A method that trains; a subclass says what is particular to it.  Together they are a methods.base.Method.
+class ProfiledMethod(ABC, Generic[A]):
+    """A method whose devices are measured layer by layer; what comes before its plan.
 
     known: raises ConfigError at once for an option, task or model that does not exist.  prepared: finds model and data.
+    measure_rank: measures a device's own core; a function of the method's own module, so that real devices can be told its type.
+    """
+
+    name: str
+    known: Callable[[Job], Any]
+    prepared: Callable[[Job], A]
+    measure_rank: Callable[..., tuple[LayerProfile, ...]]
+
+    @abstractmethod
+    def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+
+    @abstractmethod
+    def catalogue(self, prepared: A, cluster: Cluster) -> Profile:
+        """Return what every layer costs on every device by the catalogue's figures."""
+
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist (see Method)."""
+        self.known(job)
+
+    def prepare(self, job: Job, notify: Notify) -> A:
+        """Find model and data (see Method)."""
+        self.known(job)
+        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
+        return self.prepared(job)
+
+    def profile(
+        self,
+        prepared: A,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool = True,
+        engines: Engines | None = None,
+        refresh: bool = False,
+    ) -> Profile:
+        """Return what every layer costs on every device (see profile_devices)."""
+        catalogue = partial(self.catalogue, prepared, cluster)
+        return profile_devices(self, prepared, cluster, notify, emulated=emulated, engines=engines, refresh=refresh, catalogue=catalogue)
+
+
+class TrainingMethod(ProfiledMethod[P]):
+    """A method that trains by backpropagation; a subclass says what is particular to it.  Together they are a methods.base.Method.
+
     plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
-    run_rank, serve_rank, measure_rank: what devices run; functions of the method's own module, so that real devices can be told its types.
+    run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
     trained: what a run has trained, of a backbone.
     begin(prepared, backbone, folder, is_new, notify): makes the backbone as the run computes with it; writes what a new run begins with.
     keep(prepared, folder): puts aside what later runs may use of a finished one, and returns what is to be told about it.
     """
 
-    name: str
-    known: Callable[[Job], Any]
-    prepared: Callable[[Job], P]
     plan: Callable[[P, Profile, Cluster], Plan]
     check_plan: Callable[[P, Cluster, Plan], None]
     rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, str], None]
-    measure_rank: Callable[..., tuple[LayerProfile, ...]]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Path, bool, Notify], object]
     keep: Callable[[P, Path], tuple[str, ...]]
@@ -101,16 +143,6 @@ class TrainingMethod(ABC, Generic[P]):
     @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
-
-    def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist (see Method)."""
-        self.known(job)
-
-    def prepare(self, job: Job, notify: Notify) -> P:
-        """Find model and data (see Method)."""
-        self.known(job)
-        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
-        return self.prepared(job)
 
     def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
@@ -124,30 +156,17 @@ class TrainingMethod(ABC, Generic[P]):
         }
         return kept_layers(prepared, self.name, key | settings, measure, notify, refresh=refresh)
 
-    def profile(
-        self,
-        prepared: P,
-        cluster: Cluster,
-        notify: Notify,
-        *,
-        emulated: bool = True,
-        engines: Engines | None = None,
-        refresh: bool = False,
-    ) -> Profile:
-        """Return what every layer costs on every device (see profile_devices)."""
-
-        def catalogue() -> Profile:
-            technique, typical = self.technique(prepared), prepared.typical_length
-            return analytic_profile(
-                describe_facts(prepared.facts),
-                cluster,
-                technique=technique.name,
-                sizes=technique.sizes,
-                num_labels=prepared.task.num_outputs,
-                sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
-            )
-
-        return profile_devices(self, prepared, cluster, notify, emulated=emulated, engines=engines, refresh=refresh, catalogue=catalogue)
+    def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
+        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        technique, typical = self.technique(prepared), prepared.typical_length
+        return analytic_profile(
+            describe_facts(prepared.facts),
+            cluster,
+            technique=technique.name,
+            sizes=technique.sizes,
+            num_labels=prepared.task.num_outputs,
+            sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
+        )
 
     def layer_costs(self, prepared: P, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's analytic FLOPs and bytes (see Method)."""
@@ -213,8 +232,9 @@ class TrainingMethod(ABC, Generic[P]):
         if isinstance(engines, EngineCluster):
             replanned = self._replanner(prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
-            told, recoveries = coordinated(policy, engines, self.serve_rank, job, notify)
-            notes += told
+            with served(engines, self.serve_rank) as devices:
+                recoveries = policy.run(devices, engines.cluster, job)
+            notes += tuple(policy.notes)
             message, former, results, spent_s = policy.last.job, policy.last.former, policy.results, policy.spent_s
             if len(policy.generations) > 1:
                 cluster, prediction = message.cluster, predict(message)

@@ -113,10 +113,6 @@ class RankJob(SessionJob, ABC):
         """Return the files that must be whole for a run to be resumed."""
         return ()
 
-    @abstractmethod
-    def prepare_imports(self) -> None:
-        """Import what the model needs, so that a memory budget that begins afterwards counts the model alone."""
-
 
 AJob = TypeVar("AJob", bound=RankJob)
 

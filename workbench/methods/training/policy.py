@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
 from typing import Any
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import StateError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -26,8 +28,8 @@ from workbench.methods.training.predict import Predictor
 from workbench.methods.training.steps import PlannedStep
 from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.coordinator import Coordinator, Generation, Parts
-from workbench.runtime.devices import EngineDevices, fleet_of
+from workbench.runtime.coordinator import Coordinator, Generation, Parts, Policy
+from workbench.runtime.devices import Devices, EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
 
 Replanned = Callable[[Sequence[int], Mapping[int, float]], RankJob]
@@ -103,8 +105,47 @@ class Begun:
     former: Interrupted
 
 
-class TrainingPolicy:
-    """A runtime.coordinator.Policy.
+class ToldPolicy(Policy):
+    """A runtime.coordinator.Policy that tells a user what happens.  notes: all that was said."""
+
+    def __init__(self, notify: Notify) -> None:
+        self.notify, self.notes = notify, list[str]()
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Tell a user what they should know."""
+        self.notes.append(f"{text}.")
+        self.notify(Event("note", message=text))
+
+    def watch(self, generation: Generation) -> None:
+        """Show the progress of a generation that begins."""
+        members, notify = generation.members, self.notify
+        self._progress = Progress(
+            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
+        )
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Pass a device's progress on."""
+        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
+            self._progress(generation.members.index(rank), event)
+
+    def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
+        """Do the steps that are left on devices any of which may be lost, leave or come back; return what such changes have cost."""
+        fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
+        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts)
+        coordinator.run()
+        return coordinator.recoveries
+
+
+@contextmanager
+def served(engines: EngineCluster, serve_rank: Callable[[RankContext, str], None]) -> Iterator[Devices]:
+    """Yield emulated devices that take commands.  serve_rank: their job, called with the address where commands come from."""
+    with engines.service() as service:
+        yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
+
+
+class TrainingPolicy(ToldPolicy):
+    """A ToldPolicy of phases and epochs.
 
     first: the job as it was planned for all devices.  replanned: makes the job of some of them, as slow as they were found to be; raises
     PlanError.  former: what was done before.  generations: all that have begun.  results: what its members made of the last one, by place.
@@ -118,11 +159,11 @@ class TrainingPolicy:
         replanned: Replanned,
         notify: Notify,
     ) -> None:
-        self._first, self._former, self._replanned, self._notify = first, former, replanned, notify
+        super().__init__(notify)
+        self._first, self._former, self._replanned = first, former, replanned
         self._everyone = tuple(range(first.cluster.world_size))
         self._timetable = Timetable(first)
         self._step = self._timetable.number(former.epochs, former.step)
-        self._progress: Progress | None = None
         self.generations: list[Begun] = []
         self.results = [RankResult(rank=rank) for rank in self._everyone]
         self.spent_s: dict[str, float] = {}
@@ -152,14 +193,11 @@ class TrainingPolicy:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job = replace(generation.job, **former.begins)
-        members, notify = generation.members, self._notify
-        self.generations.append(Begun(members=members, job=job, former=former))
+        self.generations.append(Begun(members=generation.members, job=job, former=former))
         self._timetable = generation.predictor  # type: ignore[assignment]  # made above
         self._step = self._timetable.number(former.epochs, former.step)
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
-        self._progress = Progress(
-            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
-        )
+        self.watch(generation)
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
@@ -179,11 +217,6 @@ class TrainingPolicy:
         """Count a step."""
         self._step = max(self._step, done.step + 1)
 
-    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Pass a device's progress on."""
-        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
-            self._progress(generation.members.index(rank), event)
-
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Keep what came of a generation; after a loss the folder says where the next one begins."""
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
@@ -199,27 +232,6 @@ class TrainingPolicy:
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
         return is_another(generation, *next_job(self._first, self._replanned, ready, factors))
-
-
-def coordinated(
-    policy: TrainingPolicy, engines: EngineCluster, serve_rank: Callable[[RankContext, str], None], job: Job, notify: Notify
-) -> tuple[tuple[str, ...], tuple[Recovery, ...]]:
-    """Do the steps that are left on emulated devices, any of which may be lost, leave or come back.
-
-    Return what a user should know, and what the changes have cost.
-    """
-    said: list[str] = []
-
-    def say(text: str) -> None:
-        said.append(f"{text}.")
-        notify(Event("note", message=text))
-
-    with engines.service() as service:
-        devices = EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
-        fleet = fleet_of(devices, engines.cluster, job)
-        coordinator = Coordinator(fleet=fleet, policy=policy, say=say, show=partial(show_device, notify), adapts=True)
-        coordinator.run()
-    return tuple(said), coordinator.recoveries
 
 
 def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:

@@ -1,12 +1,16 @@
-"""One rank's whole run: every epoch of every phase. A method's run_rank, which an engine is asked to call, calls `train`."""
+"""One rank's whole run: every epoch of every phase. A method's run_rank, which an engine is asked to call, calls `train`.
+
+DeviceWorker is what every method that trains does on a device; TrainingWorker, what those do that train by phases and epochs.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +19,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
+from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.common.session import RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
 from workbench.methods.training.backups import Keeper
 from workbench.methods.training.checkpoints import save
@@ -23,7 +28,7 @@ from workbench.methods.training.phases import AJob, RankPhase
 from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.device_server import Controls, Worker, serve_device
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
@@ -34,21 +39,28 @@ from workbench.runtime.work_folder import full_disk_told
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
 
 
-def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> RankResult:
-    """Do this rank's part of the job as one job of all ranks, which ends when one of them is lost.
+AResult = TypeVar("AResult", bound=RankResult)
 
-    Checkpoints go to rank_job.folder, epoch by epoch.
-    phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
-    """
+
+def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSession[ASessionJob]], AResult]) -> AResult:
+    """Do this rank's part of a job as one job of all ranks, which ends when one of them is lost.  work: does it in an open session."""
     rank_job.prepare_imports()
-    result = RankResult(rank=context.rank)
     with (
         full_disk_told(rank_job.folder),
         group(context, rank_job.timeout_s) as process_group,
         MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
         RankSession(context, rank_job, process_group, budget) as session,
     ):
-        _work(session, result, phases_on(session, result))
+        return work(session)
+
+
+def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> RankResult:
+    """Do this rank's part of a run (see together).  Checkpoints go to rank_job.folder, epoch by epoch.
+
+    phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
+    """
+    result = RankResult(rank=context.rank)
+    together(context, rank_job, lambda session: _work(session, result, phases_on(session, result)))
     return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
 
@@ -80,33 +92,50 @@ class Served:
         self.told(StepDone(first + trace.step, trace.busy_s))
 
 
-class TrainingWorker(Generic[AJob]):
+class DeviceWorker(Worker, Generic[ASessionJob]):
     """A runtime.device_server.Worker: does a run's steps as one of the devices that are there.  Use it as a context manager."""
 
-    def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
+    def __init__(self, dilation: float) -> None:
         """dilation: see RankContext."""
-        self._phases_on = phases_on
-        self._open, self._kept, self._dilation = ExitStack(), Backups(), dilation
-        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
+        self._open, self._dilation = ExitStack(), dilation
         self._budget: MemoryBudget | None = None
 
-    def __enter__(self) -> TrainingWorker[AJob]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._open.__exit__(*exc)  # the budget says what was refused
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
+    def train(
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
+    ) -> tuple[End, RankResult | None]:
         """Do a job (see Worker)."""
         job.prepare_imports()
-        result = RankResult(rank=context.rank)
         if self._budget is None:
             self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
+        with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
+            controls.watch(session.executor, session.pacer if session.slows_down else None)
+            return self.work(session, controls)
+
+    @abstractmethod
+    def work(self, session: RankSession[ASessionJob], controls: Controls) -> tuple[End, RankResult | None]:
+        """Do a job in an open session (see Worker.train)."""
+
+
+class TrainingWorker(DeviceWorker[AJob]):
+    """A DeviceWorker of phases.  phases_on: see train."""
+
+    def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
+        super().__init__(dilation)
+        self._phases_on, self._kept = phases_on, Backups()
+        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
+
+    def work(self, session: RankSession[AJob], controls: Controls) -> tuple[End, RankResult | None]:
+        """Do a job (see DeviceWorker)."""
+        result = RankResult(rank=session.rank)
+        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept)
         try:
-            with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
-                controls.watch(session.executor, session.pacer if session.slows_down else None)
-                served = Served(begins=controls.begins, told=context.publish, kept=self._kept)
-                _work(session, result, self._phases_on(session, result), served)
+            _work(session, result, self._phases_on(session, result), served)
         except _Paused:
             return "paused", result
         except (DeviceLostError, RuntimeError) as error:
@@ -135,8 +164,8 @@ def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
     return paced.end_s - paced.start_s - paced.late_s
 
 
-def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], served: Served | None = None) -> None:
-    """Do the phases, or the steps of a sweep.  served: by a device that may lose others and go on."""
+def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], served: Served | None = None) -> RankResult:
+    """Do the phases, or the steps of a sweep; return the result.  served: by a device that may lose others and go on."""
     try:
         if session.rank_job.sweep:
             _sweep(phases[0])
@@ -147,10 +176,16 @@ def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankP
                 if phase.phase.epochs:
                     before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
         session.progress.phase(DONE)
+        return result
     finally:
-        result.overrun_share = session.pacer.overrun_share
-        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
-        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+        note_pace_and_memory(session, result)
+
+
+def note_pace_and_memory(session: RankSession[Any], result: RankResult) -> None:
+    """Note in a result how well the host kept pace, and the most memory that was held."""
+    result.overrun_share = session.pacer.overrun_share
+    result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
+    result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
 def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
