@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -86,7 +87,15 @@ class Controls:
 
 
 class Worker(Protocol):
-    """What a method does on a device."""
+    """What a method does on a device; a context manager, so that it can let go of what it keeps."""
+
+    def __enter__(self) -> Any:
+        """Begin."""
+        ...
+
+    def __exit__(self, *exc: Any) -> None:
+        """Let go of everything."""
+        ...
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls) -> tuple[c.End, Any]:
         """Do a job as one of `process_group`; return how it ended, and the part that Ended brings to the policy.
@@ -107,8 +116,12 @@ class Worker(Protocol):
 
 def serve_device(context: RankContext, address: str, worker: Worker) -> None:
     """Do what the coordinator at `address` says until it says stop.  The loss of another device is told, an error of this one raised."""
-    with _Server(context, address, worker) as server:
-        server.run()
+    with worker, _Server(context, address, worker) as server:
+        for command in server.commands():
+            if isinstance(command, c.Train):
+                context.publish(c.Ended(command.generation, *server.train(command)))
+            else:
+                server.do(command)
 
 
 class _Server:
@@ -129,8 +142,8 @@ class _Server:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._listener.close()
 
-    def run(self) -> None:
-        """Do jobs until told to stop."""
+    def commands(self) -> Iterator[Any]:
+        """Yield what is to be done in the main thread, until told to stop."""
         while not self._context.should_stop():
             try:
                 command = self._jobs.get(timeout=0.5)
@@ -139,13 +152,12 @@ class _Server:
             if isinstance(command, c.Stop):
                 return
             self._is_at_work = True
-            self._do(command)
+            yield command
             self._is_at_work = False
 
-    def _do(self, command: Any) -> None:
+    def do(self, command: Any) -> None:
+        """Prepare for a job, or measure the device's pace."""
         match command:
-            case c.Train():
-                self._context.publish(c.Ended(command.generation, *self._train(command)))
             case c.Prepare():
                 self._worker.prepare(command.job, command.place)
                 self._context.publish(c.Prepared())
@@ -167,7 +179,7 @@ class _Server:
             case c.Ping():
                 self._context.publish(c.Pong())
             case c.Prepare() if self._is_at_work:  # for the job after the one under way
-                threading.Thread(target=self._do, args=(command,), name="prepare", daemon=True).start()
+                threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():
                 self._context.publish(c.Leaving())
             case c.Train():
@@ -177,7 +189,8 @@ class _Server:
             case _:
                 self._jobs.put(command)
 
-    def _train(self, command: c.Train) -> tuple[c.End, Any]:
+    def train(self, command: c.Train) -> tuple[c.End, Any]:
+        """Do a job as one of its members; return how it ended, and the worker's part of it."""
         members, job, controls = command.members, command.job, self._controls
         context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members), cluster=job.cluster)
         name = f"generation-{command.generation}"

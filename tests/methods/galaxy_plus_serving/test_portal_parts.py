@@ -177,13 +177,12 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     plan = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),))
     channel: Any = SimpleNamespace(send=lambda kind, event: said.append(event))
     context = RankContext(rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel)
-    worker = ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster), 1.0)
     specs = {1: shard_spec(plan, 0, layout.stacks)}
     steps: Any = {"index": 0, "requests": (), "arrivals_s": (), "first_step": 0, "last_step": 1, "begin_s": None, "timeout_s": 1.0}
     job = ServiceJob(plan=plan, specs=specs, cluster=cluster, **steps)
-    for _ in range(2):
-        worker.prepare(job, 0)
-    worker.close()
+    with ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster), 1.0) as worker:
+        for _ in range(2):
+            worker.prepare(job, 0)
     first, again = said
     assert first.read_bytes > 0 and again == Loaded(0, 0.0, 0)
 

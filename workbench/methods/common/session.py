@@ -146,7 +146,7 @@ class RankSession(Generic[AJob]):
     def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
         """Run this rank's part of a program; return what it did, in the device's own seconds.  Inputs that are not given are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
-        return self.executor.run(program, handlers, contents).in_device_time(self.context.dilation)
+        return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
         """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""

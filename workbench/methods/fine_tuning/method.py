@@ -18,7 +18,7 @@ from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
-from workbench.methods.training.worker import serve, train
+from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.quantization import quantize
@@ -29,6 +29,7 @@ from workbench.models.techniques import predict as predict_split
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
+from workbench.runtime.device_server import serve_device
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
@@ -39,7 +40,7 @@ def run_rank(context: RankContext, rank_job: FineTuningRankJob) -> RankResult:
 
 def serve_rank(context: RankContext, address: str) -> None:
     """Do one part of a run after the other, as the coordinator at `address` says."""
-    serve(context, address, phases_on)
+    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:

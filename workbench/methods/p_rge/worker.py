@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import SEND, STEP
@@ -46,8 +47,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
 
 def serve_rank(context: RankContext, address: str) -> None:
     """Do one job after the other as the coordinator at `address` says."""
-    with QueryWorker(context.dilation) as worker:
-        serve_device(context, address, worker)
+    serve_device(context, address, QueryWorker(context.dilation))
 
 
 class QueryWorker(DeviceWorker[RankJob]):
@@ -59,14 +59,15 @@ class QueryWorker(DeviceWorker[RankJob]):
         self._job: RankJob | None = None
         self._place = 0
 
-    def work(self, session: RankSession[RankJob], controls: Controls) -> tuple[End, RankPart]:
-        """Do the steps of a job (see DeviceWorker)."""
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
+        """Do the steps of a job (see Worker)."""
 
         def told(record: StepLog, busy_s: float) -> None:
-            session.context.publish(StepDone(record.step, busy_s, record))
+            context.publish(StepDone(record.step, busy_s, record))
 
-        part = self.steps(session, wants_pause=controls.wants_pause, told=told)
-        return part.end, part
+        with self.session(context, process_group, job, controls) as session:
+            part = self.steps(session, wants_pause=controls.wants_pause, told=told)
+            return part.end, part
 
     def prepare(self, job: RankJob, place: int) -> None:
         """Load a member's layers, unless they are loaded, and make the steps of the log; an idle rank has none."""

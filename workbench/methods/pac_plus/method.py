@@ -25,7 +25,7 @@ from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, require_
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.worker import serve, train
+from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
@@ -39,6 +39,7 @@ from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import DEVICES, RankContext
+from workbench.runtime.device_server import serve_device
 from workbench.runtime.kept_caches import require_fits
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
@@ -50,7 +51,7 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:
 
 def serve_rank(context: RankContext, address: str) -> None:
     """Do one part of a run after the other, as the coordinator at `address` says."""
-    serve(context, address, phases_on)
+    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:

@@ -5,9 +5,8 @@ DeviceWorker is what every method that trains does on a device; TrainingWorker, 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -28,7 +27,7 @@ from workbench.methods.training.phases import AJob, RankPhase
 from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.device_server import Controls, Worker, serve_device
+from workbench.runtime.device_server import Controls, Worker
 from workbench.runtime.failures import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
@@ -60,14 +59,20 @@ def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> Ra
     phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
     """
     result = RankResult(rank=context.rank)
-    together(context, rank_job, lambda session: _work(session, result, phases_on(session, result)))
+
+    def work(session: RankSession[AJob]) -> RankResult:
+        phases = phases_on(session, result)
+        if rank_job.sweep:
+            _sweep(phases[0])
+        else:
+            for phase, before in _numbered(phases):
+                _train_phase(phase, before, None)
+        session.progress.phase(DONE)
+        note_pace_and_memory(session, result)
+        return result
+
+    together(context, rank_job, work)
     return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
-
-
-def serve(context: RankContext, address: str, phases_on: PhasesOn[AJob]) -> None:
-    """Do one job after the other, each as one of the devices that are there, as the coordinator at `address` says."""
-    with TrainingWorker(phases_on, context.dilation) as worker:
-        serve_device(context, address, worker)
 
 
 class _Paused(Exception):
@@ -93,7 +98,7 @@ class Served:
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
-    """A runtime.device_server.Worker: does a run's steps as one of the devices that are there.  Use it as a context manager."""
+    """A runtime.device_server.Worker: does a run's steps as one of the devices that are there."""
 
     def __init__(self, dilation: float) -> None:
         """dilation: see RankContext."""
@@ -106,36 +111,39 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
     def __exit__(self, *exc: Any) -> None:
         self._open.__exit__(*exc)  # the budget says what was refused
 
-    def train(
+    @contextmanager
+    def session(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
-    ) -> tuple[End, RankResult | None]:
-        """Do a job (see Worker)."""
+    ) -> Iterator[RankSession[ASessionJob]]:
+        """Yield an open session of a job, which the coordinator can reach (see Worker.train)."""
         job.prepare_imports()
         if self._budget is None:
             self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
         with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
             controls.watch(session.executor, session.pacer if session.slows_down else None)
-            return self.work(session, controls)
-
-    @abstractmethod
-    def work(self, session: RankSession[ASessionJob], controls: Controls) -> tuple[End, RankResult | None]:
-        """Do a job in an open session (see Worker.train)."""
+            yield session
 
 
 class TrainingWorker(DeviceWorker[AJob]):
-    """A DeviceWorker of phases.  phases_on: see train."""
+    """A DeviceWorker of phases.  phases_on: see the function train."""
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
         self._phases_on, self._kept = phases_on, Backups()
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
-    def work(self, session: RankSession[AJob], controls: Controls) -> tuple[End, RankResult | None]:
-        """Do a job (see DeviceWorker)."""
-        result = RankResult(rank=session.rank)
-        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept)
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
+        """Do a job (see Worker)."""
+        result = RankResult(rank=context.rank)
+        served = Served(begins=controls.begins, told=context.publish, kept=self._kept)
         try:
-            _work(session, result, self._phases_on(session, result), served)
+            with self.session(context, process_group, job, controls) as session:
+                try:
+                    for phase, before in _numbered(self._phases_on(session, result)):
+                        _train_phase(phase, before, served)
+                    session.progress.phase(DONE)
+                finally:
+                    note_pace_and_memory(session, result)
         except _Paused:
             return "paused", result
         except (DeviceLostError, RuntimeError) as error:
@@ -164,23 +172,6 @@ def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
     return paced.end_s - paced.start_s - paced.late_s
 
 
-def _work(session: RankSession[AJob], result: RankResult, phases: Sequence[RankPhase[AJob]], served: Served | None = None) -> RankResult:
-    """Do the phases, or the steps of a sweep; return the result.  served: by a device that may lose others and go on."""
-    try:
-        if session.rank_job.sweep:
-            _sweep(phases[0])
-        else:
-            before = 0
-            for phase in phases:
-                _train_phase(phase, before, served)
-                if phase.phase.epochs:
-                    before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
-        session.progress.phase(DONE)
-        return result
-    finally:
-        note_pace_and_memory(session, result)
-
-
 def note_pace_and_memory(session: RankSession[Any], result: RankResult) -> None:
     """Note in a result how well the host kept pace, and the most memory that was held."""
     result.overrun_share = session.pacer.overrun_share
@@ -188,8 +179,17 @@ def note_pace_and_memory(session: RankSession[Any], result: RankResult) -> None:
     result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
+def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
+    """Yield each phase and the steps of those before it."""
+    before = 0
+    for phase in phases:
+        yield phase, before
+        if phase.phase.epochs:
+            before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
+
+
 def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
-    """Do the epochs of a phase that are left, and release its layers.  before: steps of the phases before it.  served: see _work."""
+    """Do the epochs of a phase that are left, and release its layers.  before: steps so far.  served: by a device that may lose others."""
     session, rank_job, result = phase.session, phase.rank_job, phase.result
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:

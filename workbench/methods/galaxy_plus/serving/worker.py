@@ -112,11 +112,7 @@ class UnderWay(NamedTuple):
 def serve_worker(context: RankContext, setup: tuple[SessionSetup, float, str]) -> None:
     """Answer requests as the coordinator says.  setup: of sessions; seconds between two reports; where commands come from."""
     session, report_every_s, address = setup
-    worker = ServingWorker(context, session, report_every_s)
-    try:
-        serve_device(context, address, worker)
-    finally:
-        worker.close()
+    serve_device(context, address, ServingWorker(context, session, report_every_s))
 
 
 class ServingWorker:
@@ -139,7 +135,10 @@ class ServingWorker:
         self._reported = WARM_UP, -1  # the request under way, and its plan
         self._pacer = ReportingPacer(float(self._is_paced), every_s=report_every_s, tell=self._report, dilation=context.dilation)
 
-    def close(self) -> None:
+    def __enter__(self) -> ServingWorker:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
         """Close the file of the weights."""
         with self._loading:
             self._slices.close()
