@@ -182,7 +182,7 @@ def test_many_devices_get_no_sliders_but_an_overview() -> None:
     link = Link(bytes_per_s=1e6)
     many = Cluster(name="many", devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)))
     form = ClusterForm(many)
-    assert form.cluster == many and not form.grid.children and "40 devices" in form.message.value
+    assert form.cluster == many and not form.devices.children and "40 devices" in form.message.value
 
 
 def test_unknown_cluster_is_told() -> None:

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.core.errors import ConfigError
 from workbench.plots.zeroth_order_bowl import bowl as draw_bowl
 from workbench.widgets.bowl import BITS, Bowl, Descent, mean_of
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, button, described
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described
 
 QUERIES = (1, 2, 4, 8, 16, 64)
 EPSILONS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -21,7 +21,7 @@ RIPPLES = (0.0, 0.03, 0.1)
 MANY = 10
 
 
-class BowlLab(widgets.VBox):
+class BowlLab(Panel):
     """A bowl from above with the queries of the step to come.
 
     descent: the walk so far.  A changed control keeps the path and asks again at its last point.

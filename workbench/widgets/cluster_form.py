@@ -16,7 +16,7 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.plots import cluster as draw_cluster
-from workbench.widgets.controls import FigureBox, Html, Message
+from workbench.widgets.controls import FigureBox, Html, Message, Panel
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
@@ -74,7 +74,7 @@ class _Row(NamedTuple):
         return device if link == device.link else replace(device, link=link)
 
 
-class ClusterForm(widgets.VBox):
+class ClusterForm(Panel):
     """Edits a cluster.  cluster: what the controls describe now; untouched, it is the very cluster that was chosen.
 
     choice: another cluster may be chosen.  overview: a figure of the devices below the sliders.
@@ -97,13 +97,13 @@ class ClusterForm(widgets.VBox):
             options=names, value=given.name, description="Cluster", tooltip="A cluster of data/clusters/, or the one given"
         )
         self.reset = widgets.Button(description="Reset", tooltip="Put every slider back", icon="undo", layout=widgets.Layout(width="7em"))
-        self.grid = widgets.GridBox()
+        self.devices = widgets.VBox(layout=widgets.Layout(max_width="82em"))
         self.message = Message()
         self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         head = widgets.HBox([self.choice, self.reset] if choice else [self.reset])
-        shown = [Html(Markup("<b>The devices</b>")), head, self.grid, self.message]
+        shown = [Html(Markup("<b>The devices</b>")), head, self.devices, self.message]
         super().__init__([*shown, self.overview] if overview else shown)
         self._has_overview = overview
         self._load(given)
@@ -143,14 +143,16 @@ class ClusterForm(widgets.VBox):
         """Show a cluster's own values."""
         self._origin = cluster
         self._rows = [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
-        cells: list[widgets.Widget] = []
         for row in self._rows:
-            cells.append(Html(Markup("<b>{}</b>").format(row.device.name)))
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
-                cells.append(slider)
-        self.grid.children = cells
-        self.grid.layout = widgets.Layout(grid_template_columns="5em repeat(4, minmax(14em, 1fr))", grid_gap="0 0.5em", max_width="80em")
+        # Four sliders beside each other, or two where the page is narrow.
+        aligned = widgets.Layout(grid_template_columns="repeat(auto-fit, minmax(18em, 1fr))", grid_gap="0 0.5em", flex="1 1 auto")
+        name = widgets.Layout(width="5em", flex="0 0 auto")
+        self.devices.children = [
+            widgets.HBox([Html(Markup("<b>{}</b>").format(row.device.name), layout=name), widgets.GridBox(row[1:], layout=aligned)])
+            for row in self._rows
+        ]
         if self._rows:
             self.message.clear()
         else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, TypeVar
 
+import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
+import traitlets
 from markupsafe import Markup, escape
-from traitlets import validate
 
 from workbench.core.errors import WorkbenchError
 from workbench.plots.style import only_our_tags
@@ -20,13 +22,29 @@ Control = TypeVar("Control", bound=widgets.Widget)
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in big letters, and a line below it."""
 WIDE = {"description_width": "9em"}
-TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS = 100, 55, 1000  # a figure widget does not find out how wide its cell is
+TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # a figure's
+
+
+class _Page(anywidget.AnyWidget):
+    """Nothing to see: it mends the page that it is shown in, see page.js and page.css."""
+
+    width = traitlets.Int(0).tag(sync=True)  # of the box that it is in, in pixels; 0: not known
+    _esm = Path(__file__).with_name("page.js")
+    _css = Path(__file__).with_name("page.css")
+
+
+class Panel(widgets.VBox):
+    """A box for a notebook's cell: its sliders have names for screen readers, and keys pressed in it are not JupyterLab's shortcuts."""
+
+    def __init__(self, children: Sequence[widgets.Widget], **settings: Any) -> None:
+        self._page = _Page(layout=widgets.Layout(display="none"))
+        super().__init__([*children, self._page], **settings)
 
 
 class Html(widgets.HTML):
     """HTML made by Markup("...").format(...), which escapes what it is given; any other string is shown as it is, letter by letter."""
 
-    @validate("value")
+    @traitlets.validate("value")
     def _escaped(self, proposal: Any) -> str:
         return escape(proposal["value"])
 
@@ -95,15 +113,25 @@ class _WholeFigure(go.FigureWidget):
         return made
 
 
-class FigureBox(widgets.VBox):
-    """A figure that can be drawn again, its title above it as text: plotly lays a changed title out over its subtitle."""
+class FigureBox(Panel):
+    """A figure that can be drawn again, as wide as its cell, its title above it as text: plotly lays a changed one over its subtitle."""
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = Html()
         self.shown: Any = None  # a FigureWidget, once there is one
         super().__init__([self.heading])
+        self._page.observe(lambda _: self._fit(), names="width")
         if figure is not None:
             self.show(figure)
+
+    @property
+    def _width(self) -> int:
+        """Return how wide the figure is, in pixels: plotly's widget does not find it out by itself."""
+        return min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
+
+    def _fit(self) -> None:
+        if self.shown is not None and self.shown.layout.width != self._width:
+            self.shown.layout.width = self._width
 
     def show(self, figure: go.Figure) -> None:
         """Show another figure."""
@@ -114,10 +142,10 @@ class FigureBox(widgets.VBox):
         )
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
-        bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=WIDTH_PIXELS)
+        bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=self._width)
         if self.shown is None:
             self.shown = _WholeFigure.of(bare)
-            self.children = (self.heading, self.shown)
+            self.children = (self.heading, self._page, self.shown)
             return
         # The first traces of the same kinds change where they are: there is no moment with bare axes.
         kinds = zip(self.shown.data, bare.data, strict=False)

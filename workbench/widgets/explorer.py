@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.errors import WorkbenchError
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel
 
 Request = TypeVar("Request")
 
@@ -54,7 +54,7 @@ class Latest(Generic[Request]):
             self._work(request)
 
 
-class Explorer(widgets.VBox):
+class Explorer(Panel):
     """Controls above, a headline, a message, and one figure or several in tabs below.
 
     asked: returns what the controls ask for; it may raise WorkbenchError.  answer: shows what follows from that, in the background.

@@ -16,7 +16,7 @@ from workbench.methods import METHODS
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.tasks import TASKS
-from workbench.widgets.controls import Html, Message, described, number
+from workbench.widgets.controls import Html, Message, Panel, described, number
 
 _FAMILIES = ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")
 MODELS = {name: name for name in ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in _FAMILIES))}
@@ -142,7 +142,7 @@ FIELDS: dict[str, dict[str, Field]] = {
 """By method: the fields of its form, by the name of the job's attribute or of the method's option."""
 
 
-class JobForm(widgets.VBox):
+class JobForm(Panel):
     """Edits a job.  What the form does not show (learning rate, lengths, other options) stays as in the job it began with.
 
     job: the Job that the controls describe now; reading it raises ConfigError while they describe none.

@@ -19,7 +19,7 @@ from workbench.core.report import Report
 from workbench.experiment import Fidelity, Mode
 from workbench.progress import Snapshot
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import Html, Message, button
+from workbench.widgets.controls import Html, Message, Panel, button
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.progress import LiveProgress, as_html
 from workbench.widgets.tables import report_table
@@ -27,7 +27,7 @@ from workbench.widgets.tables import report_table
 Runner = Callable[..., Report]
 
 
-class RunPanel(widgets.VBox):
+class RunPanel(Panel):
     """Simulates or runs what two forms describe.
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's own if it made one already,

@@ -14,7 +14,7 @@ from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.style import byte_unit, class_of, number_of, time_unit
-from workbench.widgets.controls import FigureBox, Html, button, described
+from workbench.widgets.controls import FigureBox, Html, Panel, button, described
 from workbench.widgets.tables import Table
 
 TICKS = 400
@@ -77,7 +77,7 @@ def _words(op: Op, timeline: Timeline) -> str:
     return f"{op.kind.lower()} with {len(op.ranks) - 1} others" if op.kind in COLLECTIVES else name
 
 
-class SchedulePlayer(widgets.VBox):
+class SchedulePlayer(Panel):
     """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons go by operations."""
 
     def __init__(self, timelines: Timeline | Mapping[str, Timeline]) -> None:

@@ -14,14 +14,14 @@ from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.plots.zeroth_order_training import learning
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, button, described, number
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described, number
 from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 
 REFRESH_S = 1.0
 LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words"}
 
 
-class TrainingPanel(widgets.VBox):
+class TrainingPanel(Panel):
     """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the training, finished.
 
     folder: for the logs of steps, one for each setting; what was stopped goes on from there, also after the kernel was restarted.
