@@ -156,8 +156,12 @@ class JobCommand(TyperCommand):
 
 
 def method_options(method: str) -> dict[str, str]:
-    """Return a method's options with their defaults as they are written in its prepare.py: importing it would load torch."""
+    """Return a method's options with their defaults as they are written in its prepare.py, what it shares with others first.
+
+    They are read, not imported: that would load torch.
+    """
     tree = ast.parse((Path(__file__).parents[1] / "methods" / method / "prepare.py").read_text(encoding="utf-8"))
     [settings] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Options")]
+    shared = method_options("training") if settings.bases else {}
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    return {ast.unparse(node.target): ast.unparse(node.value).strip("'") for node in fields if node.value is not None}
+    return shared | {ast.unparse(node.target): ast.unparse(node.value).strip("'") for node in fields if node.value is not None}
