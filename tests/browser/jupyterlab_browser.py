@@ -164,10 +164,14 @@ class Notebook:
         """Wait until the kernel has nothing to do."""
         wait_until(lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), seconds, "the kernel to be idle")
 
+    def cells(self) -> list[dict[str, Any]]:
+        """Return the cells as they are now."""
+        return list(self.js(f"return {_PANEL}.content.model.sharedModel.toJSON().cells"))
+
     def faults(self) -> list[str]:
         """What is wrong: cells with an error, cells that did not run, outputs that cannot be shown."""
         found = []
-        for number, cell in enumerate(self.js(f"return {_PANEL}.content.model.sharedModel.toJSON().cells")):
+        for number, cell in enumerate(self.cells()):
             if cell["cell_type"] != "code":
                 continue
             if cell["execution_count"] is None:

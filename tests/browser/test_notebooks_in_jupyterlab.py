@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jupyterlab_browser import ROOT, Notebook, browser, jupyterlab, missing, wait_until
+from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
 from selenium.webdriver.chrome.webdriver import WebDriver
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -71,8 +72,49 @@ def in_quickstart(notebook: Notebook) -> None:
     try_player(notebook)
 
 
+def try_keys(notebook: Notebook) -> None:
+    """Letters typed in a list of choices would be JupyterLab's: "d d" deletes the cell."""
+    cells = len(notebook.cells())
+    chosen = notebook.driver.find_element(By.CSS_SELECTOR, ".jupyter-widgets select")
+    notebook.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", chosen)
+    chosen.send_keys("d", "d")
+    assert len(notebook.cells()) == cells
+
+
+def try_names(notebook: Notebook) -> None:
+    nameless = """
+        const controls = document.querySelectorAll(".jupyter-widgets :is(.noUi-handle, input, select, button)");
+        const named = one => one.ariaLabel || one.labels?.length && one.labels[0].textContent || one.textContent.trim() || one.title;
+        return [controls.length, [...controls].filter(one => !named(one)).map(one => one.outerHTML)];
+    """
+    count, found = notebook.js(nameless)
+    assert count and not found
+
+
+def try_narrow_and_dark(notebook: Notebook) -> None:
+    cropped = """
+        const boxes = [...document.querySelectorAll(".widget-vbox:has(> * > .js-plotly-plot), .widget-vbox:has(> .js-plotly-plot)")];
+        return boxes.filter(box => box.scrollWidth > box.clientWidth + 1).length;
+    """
+    tracks = "return [...document.querySelectorAll('.jupyter-widgets .noUi-target')].map(one => one.clientWidth)"
+    notebook.driver.set_window_size(1024, HEIGHT)
+    try:
+        wait_until(lambda: not notebook.js(cropped), 30, "the figures to become narrower")
+        assert min(notebook.js(tracks)) > 60
+        notebook.js("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        look = "return getComputedStyle(document.querySelector('.js-plotly-plot')).filter"
+        wait_until(lambda: "invert" in notebook.js(look), 30, "the figures to become dark")
+        notebook.shoot("narrow-and-dark")
+    finally:
+        notebook.js("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+        notebook.driver.set_window_size(WIDTH, HEIGHT)
+
+
 def in_devices(notebook: Notebook) -> None:
     try_cluster_form(notebook, "moss")
+    try_keys(notebook)
+    try_names(notebook)
+    try_narrow_and_dark(notebook)
 
 
 def in_pac_plus(notebook: Notebook) -> None:

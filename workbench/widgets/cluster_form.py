@@ -147,10 +147,15 @@ class ClusterForm(Panel):
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
         # Four sliders beside each other, or two where the page is narrow.
-        aligned = widgets.Layout(grid_template_columns="repeat(auto-fit, minmax(18em, 1fr))", grid_gap="0 0.5em", flex="1 1 auto")
-        name = widgets.Layout(width="5em", flex="0 0 auto")
+        pair = widgets.Layout(grid_template_columns="1fr 1fr", grid_gap="0 0.5em", flex="1 1 35em")
+        wrapped, named = widgets.Layout(flex_flow="row wrap", flex="1 1 0"), widgets.Layout(width="5em", flex="0 0 auto")
         self.devices.children = [
-            widgets.HBox([Html(Markup("<b>{}</b>").format(row.device.name), layout=name), widgets.GridBox(row[1:], layout=aligned)])
+            widgets.HBox(
+                [
+                    Html(Markup("<b>{}</b>").format(row.device.name), layout=named),
+                    widgets.HBox([widgets.GridBox(two, layout=pair) for two in (row[1:3], row[3:])], layout=wrapped),
+                ]
+            )
             for row in self._rows
         ]
         if self._rows:
