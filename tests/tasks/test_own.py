@@ -80,7 +80,7 @@ def test_as_a_prompt(tmp_path: Path) -> None:
         ("classification", "a.csv", "text,what\nx,1\n", "", r"'text', 'what'. Wanted is one of label"),
         ("classification", "a.csv", "text,label\nx,a\n", "text=foo", "'text=foo' names no role or no column"),
         ("classification", "a.csv", "text,label\nx,1\ny,\nz,1\n", "", "Row 2 of train has no label"),
-        ("classification", "a.csv", "text,label\nx,1\n,2\n", "", "Row 2 of train has no text"),
+        ("classification", "a.csv", "text,label\nx,1\n,2\n", "", "Row 2 of train is empty"),
         ("classification", "a.csv", "text,label\nx,1\ny,1\n", "", "All 2 rows have the same label: 1"),
         ("classification", "a.csv", "text,label\nx,a\ny,b\nz,c\nu,d\n", "", "4 different values in 4 rows: these are no classes"),
         ("classification", "a.csv", "text,label\nx,a\ny,b\n", "", "2 rows are too few"),

@@ -3,6 +3,7 @@
 from workbench.plots.bandwidths import latencies, speedups
 from workbench.plots.breakdown import breakdown, time_by_class
 from workbench.plots.comparison import compared_bars, compared_losses
+from workbench.plots.device_samples import device_samples
 from workbench.plots.devices import cluster
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
@@ -24,6 +25,7 @@ __all__ = [
     "compared_bars",
     "compared_losses",
     "curves",
+    "device_samples",
     "epoch_times",
     "gantt",
     "latencies",

@@ -22,7 +22,7 @@ def stacked_bars(
             orientation="h",
             x=list(values),
             y=list(names),
-            text=[f"{value:.3g}" if value else "" for value in values],
+            text=[(f"{value:,}" if isinstance(value, int) else f"{value:.3g}") if value else "" for value in values],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,

@@ -41,7 +41,7 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
     """Return the regression task: the mean rating (-4 to 4) of sentences from movie reviews, tweets, product reviews and editorials.
 
     The movie reviews are divided exactly as in the binary task (those that it leaves out join the training split), the other
-    sources in the same proportion.
+    sources in the same proportion.  Each sample carries its source.
     """
     columns: list[list[Split]] = [[], [], []]
     first_id = 0
@@ -84,7 +84,8 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
             f"'{path}' does not read: {error}.",
             "Delete its folder and run: python -m workbench fetch",
         ) from error
-    return Split(texts=texts, labels=ratings, sample_ids=tuple(range(first_id, first_id + len(rows))))
+    ids = tuple(range(first_id, first_id + len(rows)))
+    return Split(texts=texts, labels=ratings, sample_ids=ids, sources=(source,) * len(rows))
 
 
 def _movie_split(samples: Split) -> list[Split]:
@@ -117,4 +118,5 @@ def _join(splits: list[Split]) -> Split:
         texts=tuple(text for split in splits for text in split.texts),
         labels=tuple(float(label) for split in splits for label in split.labels),
         sample_ids=tuple(index for split in splits for index in split.sample_ids),
+        sources=tuple(source for split in splits for source in split.sources or ()),
     )

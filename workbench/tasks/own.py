@@ -28,25 +28,27 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 class Columns(NamedTuple):
-    """Names of the columns that hold the text, the second text of a pair, and the label; None: there is none."""
+    """Names of the columns that hold the text, the second text of a pair, the label, and the source; None: there is none."""
 
     text: str
     pair: str | None
     label: str | None
+    source: str | None = None
 
 
 class Rows(NamedTuple):
-    """What was read of one table.  labels: as they stand in the file, None without such a column."""
+    """What was read of one table.  labels: as they stand in the file, None without such a column.  sources: as Split's."""
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
     labels: list[Any] | None
+    sources: tuple[str, ...] | None = None
 
 
 def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
-    columns: such as 'text=review,label=stars'; what is not named is found by its usual names.
+    columns: such as 'text=review,label=stars'; what is not named is found by its usual names.  source=reviewer: where a sample is from.
     A table without a test or validation split gives a fixed random part of its rows.
     Raises MissingDataError if the data cannot be had, ConfigError naming column and row for what cannot be learnt.
     """
@@ -64,7 +66,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
     parts, first_id = {}, 0
     for name, one in rows.items():
         ids = tuple(range(first_id, first_id + len(one.texts)))
-        parts[name] = Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=ids)
+        parts[name] = Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=ids, sources=one.sources)
         first_id += len(ids)
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
     splits: dict[str, Any] = _divided(parts, data)
@@ -178,7 +180,7 @@ def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
         raise ConfigError(f"Data with a column of each {missing} were asked for.", f"{has} Wanted is one of {usual}.", example)
     assert text is not None
-    return Columns(text, pair, label)
+    return Columns(text, pair, label, named.get("source"))
 
 
 def _is_text(feature: Any) -> bool:
@@ -186,13 +188,14 @@ def _is_text(feature: Any) -> bool:
 
 
 def read_rows(table: Any, columns: Columns, split: str) -> Rows:
-    """Return a table's texts, pairs and labels.  Raises ConfigError naming the row without a text or label."""
+    """Return a table's texts, pairs, labels and sources.  Raises ConfigError naming the row without one of them."""
     texts = [_texts(table, name, split) for name in (columns.text, columns.pair) if name is not None]
     labels = None if columns.label is None or columns.label not in table.column_names else list(table[columns.label])
     missing = next((row for row, value in enumerate(labels or (), start=1) if _is_missing(value)), None)
     if missing is not None:
         raise _bad_label(columns, f"Row {missing} of {split} has no label.", "Mend or remove that row.")
-    return Rows(texts[0], texts[1] if columns.pair is not None else None, labels)
+    sources = None if columns.source is None else _texts(table, columns.source, split)
+    return Rows(texts[0], texts[1] if columns.pair is not None else None, labels, sources)
 
 
 def _texts(table: Any, column: str, split: str) -> tuple[str, ...]:
@@ -201,7 +204,7 @@ def _texts(table: Any, column: str, split: str) -> tuple[str, ...]:
         missing = next((row for row, value in enumerate(values, start=1) if value is None or not str(value).strip()), None)
         if missing is None:
             return tuple(map(str, values))
-        raise ConfigError(f"The column '{column}' was to be read.", f"Row {missing} of {split} has no text.", "Mend or remove that row.")
+        raise ConfigError(f"The column '{column}' was to be read.", f"Row {missing} of {split} is empty.", "Mend or remove that row.")
     raise ConfigError(f"The column '{column}' was to be read.", "It holds lists or objects, not texts.", "Name another column.")
 
 

@@ -17,6 +17,7 @@ class Split:
 
     pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable, unique.
     images: square grey pictures, row by row, a byte for each pixel; the texts are then empty.
+    sources: where each sample comes from (a reviewer, product or topic), or None.
     """
 
     texts: tuple[str, ...]
@@ -24,9 +25,10 @@ class Split:
     sample_ids: tuple[int, ...]
     pairs: tuple[str, ...] | None = None
     images: tuple[bytes, ...] | None = None
+    sources: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images)
+        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images, self.sources)
         sizes = {len(column) for column in columns if column is not None}
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
@@ -41,6 +43,7 @@ class Split:
             sample_ids=tuple(self.sample_ids[index] for index in indices),
             pairs=None if self.pairs is None else tuple(self.pairs[index] for index in indices),
             images=None if self.images is None else tuple(self.images[index] for index in indices),
+            sources=None if self.sources is None else tuple(self.sources[index] for index in indices),
         )
 
 
