@@ -17,6 +17,8 @@ SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt 
 	for name in UV_DEFAULT_INDEX UV_INDEX UV_FIND_LINKS SSL_CERT_FILE; do eval "[ -n \"\$$$$name\" ]" || unset $$name; done
 # The .venv's own kernels and widgets win over those of the user's home folder.
 export JUPYTER_PREFER_ENV_PATH := 1
+# uv does not compile what it installs.  Where this is set, as in many containers, each process would compile torch again: 6 s for 3 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart test lab bench setup lock fetch clean distclean
 
