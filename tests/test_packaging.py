@@ -53,7 +53,7 @@ def test_environment_yml_repeats_pyproject() -> None:
     assert CONDA["name"] == PROJECT["name"]
 
 
-BOUND_ABOVE = ("anywidget",)
+BOUND_ABOVE = ("anywidget", "ipykernel")
 """What is held back, for the reason that pyproject.toml gives."""
 
 

@@ -146,9 +146,12 @@ class Notebook:
     """A notebook open in the browser."""
 
     def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
-        self.driver, self.name, self.screenshots = driver, name, screenshots
-        driver.get(address % name)
-        wait_until(lambda: self.js(_READY), 90, f"{name} to open with its kernel")
+        self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
+        self._open()
+
+    def _open(self) -> None:
+        self.driver.get(self.address)
+        wait_until(lambda: self.js(_READY), 90, f"{self.name} to open with its kernel")
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page."""
@@ -159,6 +162,23 @@ class Notebook:
         self.js("window.allDone = false; jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.allDone = true; });")
         wait_until(lambda: self.js("return window.allDone"), seconds, f"all cells of {self.name}")
         self.wait_idle()
+
+    def begin_cell(self, source: str) -> None:
+        """Run a further cell at the notebook's end, without waiting for it."""
+        self.js(
+            f"""
+            const content = {_PANEL}.content;
+            content.model.sharedModel.addCell({{cell_type: "code", source: arguments[0]}});
+            content.activeCellIndex = content.widgets.length - 1;
+            jupyterapp.commands.execute("notebook:run-cell");
+            """,
+            source,
+        )
+        wait_until(self.last_cell_runs, 30, "the cell to begin")
+
+    def last_cell_runs(self) -> bool:
+        """Return whether the last cell has begun and not ended."""
+        return bool(self.js(f"return {_PANEL}.content.widgets.at(-1).inputArea.promptNode.textContent.includes('*')"))
 
     def wait_idle(self, seconds: float = 60) -> None:
         """Wait until the kernel has nothing to do."""
@@ -199,6 +219,13 @@ class Notebook:
         [button] = [one for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if one.text.strip() == label]
         self.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", button)
         button.send_keys(Keys.SPACE)
+
+    def reopen(self) -> None:
+        """Save the notebook, end its kernel and open it again."""
+        self.js("window.saved = false; jupyterapp.commands.execute('docmanager:save').finally(() => { window.saved = true; });")
+        wait_until(lambda: self.js("return window.saved"), 60, "the notebook to be saved")
+        self.close()
+        self._open()
 
     def shoot(self, label: str = "") -> None:
         """Keep what is in sight as a picture."""

@@ -6,6 +6,7 @@ WORKBENCH_SCREENSHOTS names a folder for pictures of the whole notebooks; withou
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,11 +111,36 @@ def try_narrow_and_dark(notebook: Notebook) -> None:
         notebook.driver.set_window_size(WIDTH, HEIGHT)
 
 
+def try_while_a_cell_runs(notebook: Notebook) -> None:
+    """A long cell must not stop the widgets; ipykernel 7.4.0 kept their messages until the cell ended."""
+    bars = ".jupyter-widgets .js-plotly-plot .bartext"
+    notebook.begin_cell("import time; time.sleep(25)")
+    move_slider(notebook, "moss: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
+    wait_until(lambda: "50" in notebook.text_of(bars).split(), 20, "the overview to follow the slider during the cell")
+    assert notebook.last_cell_runs()
+    notebook.press("Reset")
+    wait_until(lambda: not notebook.last_cell_runs(), 60, "the cell to end")
+
+
+def try_reopening(notebook: Notebook) -> None:
+    """Without its kernel a notebook keeps its figures, and says what a panel needs."""
+    says = "Controls stood here"
+    assert says not in notebook.text_of("body")
+    notebook.reopen()
+    wait_until(lambda: says in notebook.text_of("body"), 30, "the panels to say what they need")
+    notebook.js("[...document.querySelectorAll('.workbench-reopened')].at(-1).scrollIntoView({block: 'center'})")
+    time.sleep(5)  # until JupyterLab no longer looks for the widgets
+    notebook.shoot("reopened")
+    assert notebook.faults() == []
+
+
 def in_devices(notebook: Notebook) -> None:
+    try_while_a_cell_runs(notebook)
     try_cluster_form(notebook, "moss")
     try_keys(notebook)
     try_names(notebook)
     try_narrow_and_dark(notebook)
+    try_reopening(notebook)
 
 
 def in_pac_plus(notebook: Notebook) -> None:

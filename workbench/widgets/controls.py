@@ -12,6 +12,7 @@ import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets
+from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
 from workbench.core.errors import WorkbenchError
@@ -21,6 +22,13 @@ Control = TypeVar("Control", bound=widgets.Widget)
 
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in big letters, and a line below it."""
+REOPENED = """
+<div class="workbench-reopened" style="display:none">Controls stood here. They need their kernel: choose Run, then Run All Cells.</div>
+<style>
+.jp-OutputArea:not(:has(.widget-vbox)) .workbench-reopened {display: block !important}
+.jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {display: none}
+</style>
+"""
 WIDE = {"description_width": "9em"}
 TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # a figure's
 
@@ -40,6 +48,11 @@ class Panel(widgets.VBox):
         self._page = _Page(layout=widgets.Layout(display="none"))
         super().__init__([*children, self._page], **settings)
 
+    def _ipython_display_(self) -> None:
+        """Show the panel, and keep a sentence for a notebook that is opened again without its kernel."""
+        display(self._repr_mimebundle_(), raw=True)
+        display(HTML(REOPENED))
+
 
 class Html(widgets.HTML):
     """HTML made by Markup("...").format(...), which escapes what it is given; any other string is shown as it is, letter by letter."""
@@ -55,7 +68,9 @@ class Message(Html):
     def error(self, text: str, *, details: str = "") -> None:
         """Show an error; details can be unfolded."""
         more = Markup("<details><summary>details</summary><pre>{}</pre></details>").format(details) if details else ""
-        self.value = Markup("<div role='alert' style='color:#B00020;line-height:1.4'><b>&#9888;</b> {}{}</div>").format(text, more)
+        self.value = Markup(
+            "<div role='alert' style='color:var(--jp-error-color1, #B00020);line-height:1.4'><b>&#9888;</b> {}{}</div>"
+        ).format(text, more)
 
     def say(self, text: str) -> None:
         """Show a remark."""

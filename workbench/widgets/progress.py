@@ -17,7 +17,7 @@ from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
 from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
 
 BAR_CHARACTERS = 24
-RED = "#B00020"
+RED = "var(--jp-error-color1, #B00020)"
 
 
 def head(now: Snapshot) -> str:
