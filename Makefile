@@ -34,8 +34,8 @@ quickstart: setup
 
 # Groups of tests, long ones first; two run at a time, one for each core of a small machine.  "rest" is whatever no other names, mypy comes last.
 # Each group imports torch again, so there are few.  Notebooks and browser stay together: both write the notebooks' output.
-TEST_GROUPS := tests/cli+tests/experiment tests/models+tests/planners+tests/schedules+tests/reproduce notebooks+tests/browser \
-	tests/methods tests/runtime
+TEST_GROUPS := tests/cli+tests/experiment tests/methods notebooks+tests/browser tests/runtime rest \
+	tests/models+tests/planners+tests/schedules+tests/reproduce mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
@@ -44,7 +44,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
-	printf '%s\n' $(TEST_GROUPS) rest mypy | xargs -P 2 -n 1 sh -c ' \
+	printf '%s\n' $(TEST_GROUPS) | xargs -P 2 -n 1 sh -c ' \
 		group=$$1; case $$group in \
 			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(REST);; *) set -- $(PYTEST) $$(echo $$group | tr + " ");; \
 		esac; \
