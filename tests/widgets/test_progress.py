@@ -10,7 +10,7 @@ from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.progress import RunState, Snapshot
-from workbench.widgets.progress import LiveProgress, as_html, as_text, head
+from workbench.widgets.progress import RED, LiveProgress, as_html, as_text, head
 
 
 class Clock:
@@ -70,7 +70,7 @@ def test_a_lost_device_is_shown_as_lost_until_it_is_back() -> None:
     lost = (7.0, Event("device", 2, message="lost"))
     plan = (7.5, Event("note", message="From step 3 on: layers 0-5 on alpha (32 samples)"))
     drawn = as_html(snapshot_of(*TRAINING, lost, plan))
-    assert "<span style='color:#B00020;font-weight:bold'>gamma</span>" in drawn and ">lost</span>" in drawn and "From step 3 on" in drawn
+    assert f"<span style='color:{RED};font-weight:bold'>gamma</span>" in drawn and ">lost</span>" in drawn and "From step 3 on" in drawn
     for gone in ("step 3 of 5</span>", "50% of a step", "150 MB"):
         assert gone not in drawn
     assert "#B00020" not in as_html(snapshot_of(*TRAINING, lost, (8.0, Event("device", 2, message="back"))))
