@@ -69,7 +69,7 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
 
 
 def score(model: CausalModel, name: str, max_length: int) -> float:
-    task = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=200)
+    task = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=100)
     return 100 * evaluate(model.logits_at, task, task.test, load_tokenizer(name), is_causal=True, max_length=max_length).value
 
 
@@ -79,9 +79,9 @@ def untrained_score(name: str, max_length: int) -> float:
     return score(load_causal_model(name, TrainableConfig()), name, max_length)
 
 
-@pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (TABLE, 16), (LONG, 4)], ids=["q=1", "q=16", "long"])
+@pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (LONG, 4)], ids=["q=1", "long"])
 def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp_path):
-    """No forward pass is needed to have the trained weights again; a fifth of the test sentences is scored."""
+    """No forward pass is needed to have the trained weights again; a tenth of the test sentences is scored."""
     one = next(one for one in trials(result) if one.queries == queries and one.seed == 1)
     assert {field.name for field in fields(Trial)} == set(one.run_header)
     copy = tmp_path / "steps.jsonl"
@@ -91,5 +91,5 @@ def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp
         replay(model.trainables, log.steps)
     after = score(model, one.model, one.max_length)
     [printed] = [str(row[-1]).split(", ") for row in result.tables[0].rows if row[1] == queries]
-    assert after == pytest.approx(float(printed[1]), abs=9.0)  # three standard errors of 200 sentences
+    assert after == pytest.approx(float(printed[1]), abs=12.0)  # three standard errors of 100 sentences
     assert after > untrained_score(one.model, one.max_length) + 10
