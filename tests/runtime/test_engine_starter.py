@@ -23,7 +23,14 @@ LINK = Link(bytes_per_s=125e6)
 DEVICES = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two"))
 CLUSTER = Cluster(name="pair", devices=DEVICES)
 
+FOR_MODELS = engine_starter._SHARED
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def _without_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are made again and again here, so they import no more than the engines themselves need."""
+    monkeypatch.setattr(engine_starter, "_SHARED", ())
 
 
 def template() -> ProcessId:
@@ -64,7 +71,8 @@ def test_a_template_that_died_is_started_anew() -> None:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {template().pid} != {first.pid}
 
 
-def test_warming_up_imports_what_models_need() -> None:
+def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
     warm_up()
     settle()
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
