@@ -17,6 +17,7 @@ import pytest
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
 from workbench.runtime import engine_run, engine_starter
+from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
 from workbench.runtime.process_group import close_group
@@ -246,6 +247,21 @@ def test_pool_keeps_engines(make_cluster: Callable[..., Cluster]) -> None:
     finally:
         pool.stop()
     assert other.engine_pids == ()
+
+
+def test_engines_that_nobody_uses_end_and_start_again(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_module, "IDLE_S", 0.2)
+    with EngineCluster.start(make_cluster(1), fidelity="paced") as engines:
+        pids = engines.engine_pids
+        assert engines.run(engine_jobs.all_reduce, [1]) == [[1.0]]
+        deadline = time.monotonic() + 30
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert engines.run(engine_jobs.all_reduce, [1]) == [[1.0]]
+        assert engines.client.ids == [0]  # somebody looks into them, so they stay
+        engines.run(engine_jobs.all_reduce, [1])
+        assert engines._idle is None
 
 
 def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:

@@ -32,6 +32,8 @@ P = TypeVar("P")
 
 FIRST_TRY_S = 45.0
 """Engines are up after 2 to 15 s; after this long it pays to start again."""
+IDLE_S = 60.0
+"""Engines of four devices take 1.3 GB with their helpers; so long after a run they end, and the next run starts them again."""
 
 
 class _NothingDone(Exception):
@@ -54,6 +56,9 @@ class EngineCluster:
         self._generation = 0
         self._rendezvous: Path | None = None
         self._busy = threading.Lock()
+        self._starting = threading.RLock()  # held while engines start, or end because nobody uses them
+        self._idle: threading.Timer | None = None
+        self._is_looked_into = False
 
     @classmethod
     def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto", hard_memory: bool = False) -> EngineCluster:
@@ -76,8 +81,29 @@ class EngineCluster:
             support = probe()
             fidelity, reason = support.fidelity, support.reason
         engines = cls(cluster, fidelity, reason, hard_memory=hard_memory)
-        engines._ready_session()
+        engines.open()
         return engines
+
+    def open(self) -> None:
+        """Start the engines if they do not run.  Raises RuntimeSetupError."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._ready_session()
+            finally:
+                self._busy.release()
+
+    def _release(self) -> None:
+        """End a run; the engines end a while later, unless they are used before or someone looks into them."""
+        self._busy.release()
+        if self._session is not None and not self._is_looked_into:
+            self._idle = threading.Timer(IDLE_S, self._end_idle)
+            self._idle.daemon = True
+            self._idle.start()
+
+    def _end_idle(self) -> None:
+        with self._starting:
+            if self._idle is threading.current_thread() and not self._busy.locked():
+                self.stop()
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -108,6 +134,7 @@ class EngineCluster:
     @property
     def client(self) -> ipyparallel.Client:
         """Return the ipyparallel client, to look into devices with %%px.  Engine numbers are ranks."""
+        self._is_looked_into = True
         client = self._ready_session().client
         assert client is not None
         return client
@@ -158,7 +185,7 @@ class EngineCluster:
             assert error.__cause__ is not None
             raise error.__cause__ from None
         finally:
-            self._busy.release()
+            self._release()
 
     def _run(
         self,
@@ -216,7 +243,7 @@ class EngineCluster:
                     if not is_free:
                         self.stop()
         finally:
-            self._busy.release()
+            self._release()
 
     def _contexts(self) -> tuple[RankContext, ...]:
         """Return what the ranks of the current generation are told."""
@@ -257,20 +284,24 @@ class EngineCluster:
         self.stop()
 
     def _ready_session(self) -> EngineSession:
-        if self._session is not None and not self._session.healthy:
-            self.stop()
-        if self._session is None:
-            cluster = self.cluster.with_slower_links(self._dilation)
-            try:
-                session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
-                session.open(FIRST_TRY_S)
-            except EnginesLate:
-                # Seen once in some hundred starts: the controller never finished one engine's registration.
-                session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
-                session.open()
-            atexit.register(session.close)
-            self._session = session
-        return self._session
+        with self._starting:
+            if self._idle is not None:
+                self._idle.cancel()
+                self._idle = None
+            if self._session is not None and not self._session.healthy:
+                self.stop()
+            if self._session is None:
+                cluster = self.cluster.with_slower_links(self._dilation)
+                try:
+                    session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
+                    session.open(FIRST_TRY_S)
+                except EnginesLate:
+                    # Seen once in some hundred starts: the controller never finished one engine's registration.
+                    session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
+                    session.open()
+                atexit.register(session.close)
+                self._session = session
+            return self._session
 
 
 class EnginePool:
@@ -288,6 +319,7 @@ class EnginePool:
                 _, oldest = self._running.popitem(last=False)
                 oldest.stop()
             self._running[key] = EngineCluster.start(cluster, fidelity=fidelity)
+        self._running[key].open()
         self._running.move_to_end(key)
         return self._running[key]
 

@@ -98,7 +98,7 @@ def _bar(epoch: EpochRow) -> Markup:
 
 
 def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
-    cells = Markup().join(Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory"))
+    cells = Markup().join(Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory of the job"))
     for device in devices:
         busy = "" if device.busy_share is None else f"{device.busy_share:.0%} of a step"
         memory = ""
