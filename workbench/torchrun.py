@@ -39,6 +39,8 @@ CALLS = CallTable(
         "workbench.methods.fine_tuning.method:run_rank": "",
         "workbench.methods.p_rge.method:measure_rank": "",
         "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.session:Logged",
+        "workbench.methods.ringada.method:measure_rank": "",
+        "workbench.methods.ringada.method:run_rank": "",
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
     }

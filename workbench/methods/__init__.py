@@ -12,6 +12,7 @@ METHODS = {
     "galaxy_plus": "workbench.methods.galaxy_plus.method:GalaxyPlus",
     "fine_tuning": "workbench.methods.fine_tuning.method:FineTuning",
     "p_rge": "workbench.methods.p_rge.method:PRGE",
+    "ringada": "workbench.methods.ringada.method:RingAda",
 }
 
 

@@ -2,11 +2,13 @@
 
 Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Two in each layer, behind the attention's and the
 feed-forward's last projection and before the residual connection.
+Serial adapters: RingAda, section II-A, Eq. 1, Fig. 1.  One at each layer's end, behind the feed-forward's "add & layer norm".
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,6 +52,30 @@ class Bottleneck(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (n, t, d) of (n, t, d)."""
         return hidden + self.up(F.gelu(self.down(hidden)))
+
+
+class SerialAdapter(nn.Module):
+    """h + relu(h W_down) W_up (RingAda, Eq. 1; the non-linear function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(hidden_size, width, bias=False), nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return (n, t, d) of (n, t, d)."""
+        return hidden + self.up(F.relu(self.down(hidden)))
+
+
+def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
+    """Put an adapter at the end of each layer and return them, by layer; the stage must not have any yet."""
+    found = nn.ModuleDict({index: SerialAdapter(stage.hidden_size, width) for index in stage.layers})
+
+    def adapted(adapter: nn.Module, output: Any) -> Any:
+        return (adapter(output[0]), *output[1:]) if isinstance(output, tuple) else adapter(output)
+
+    for index, adapter in found.items():
+        stage.layers[index].register_forward_hook(lambda module, inputs, output, adapter=adapter: adapted(adapter, output))
+    return found
 
 
 def inject_adapters(stage: BackboneStage, width: int, *, train_norms: bool) -> nn.ModuleDict:

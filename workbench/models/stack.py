@@ -6,6 +6,7 @@ An encoder-decoder is one stack too: its encoder's layers, then its decoder's.  
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,7 +140,7 @@ class BackboneStage(nn.Module):
         taps: list[Tensor] = []
         hidden = hidden_or_ids
         if self.embedding is not None:
-            hidden = embed(self.family, self.embedding, hidden_or_ids, attention_mask, self.separator_id)
+            hidden = self.embed(hidden_or_ids, attention_mask)
             taps.append(hidden)
         if self.start < self._border:
             context = layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
@@ -157,6 +158,22 @@ class BackboneStage(nn.Module):
         context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
         states = self._run(max(self.start, self._border), self.stop, states, context, self.final, taps)
         return torch.cat([memory, states], dim=1), taps
+
+    def part(self, start: int, stop: int) -> BackboneStage:
+        """Return layers [start, stop) of this stage, which take a hidden state; modules and hooks are shared with it."""
+        own = copy.copy(self)
+        own._modules, own.start, own.stop = dict(self._modules), start, stop
+        own.embedding = None
+        own.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
+        own.encoder_final = self.encoder_final if start < self._border <= stop else None
+        own.final = self.final if stop == self.num_layers else None
+        own.decoder_embedding = self.decoder_embedding if start <= self._border < stop else None
+        return own
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return b_0 (n, t, d); of the first stage, whose argument forward then takes (see `part`)."""
+        assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
+        return embed(self.family, self.embedding, input_ids, attention_mask, self.separator_id)
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that other stages may hold too, by a name that is the same in all of them.

@@ -1,4 +1,7 @@
-"""The fine-tuning techniques that go back through the backbone: full, LoRA, Adapters (PAC+, section II, Fig. 2; section VI-A)."""
+"""The fine-tuning techniques that go back through the backbone (PAC+, section II, Fig. 2; section VI-A).
+
+Full fine-tuning, LoRA, Adapters (Houlsby et al.) and serial adapters (RingAda, section II-A).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from workbench.models.calibration import BatchLike
 from workbench.models.dropout import stateless_dropout
 from workbench.models.evaluation import Predictions
 from workbench.models.initialization import seeded_generator
-from workbench.models.injection import DEVIATION, inject_adapters
+from workbench.models.injection import DEVIATION, inject_adapters, inject_serial_adapters
 from workbench.models.lora import inject_lora
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import BackboneStage
 
-Technique = Literal["full", "lora", "adapters"]
+Technique = Literal["full", "lora", "adapters", "serial"]
 HEAD_DEVIATION = 0.02
 """A small head: the first loss is near ln(classes)."""
 
@@ -31,7 +34,7 @@ class TechniqueConfig:
     hidden_size, num_layers: the backbone's d and L.
     lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: in front of A; each device draws its own, so that
     above 0 a distributed run no longer equals one process.
-    bottleneck: width of an adapter.  train_norms: the layers' norms beside the adapters, as Houlsby et al. do.
+    bottleneck: width of an adapter.  train_norms: the layers' norms beside Houlsby's adapters, as they do.
     dropout: of the pooled features.  seed: of the initial weights and of that dropout.
     label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
     """
@@ -102,7 +105,8 @@ class TechniqueStage(nn.Module):
     weights depend on config.seed and the name alone.  The backbone's own dropout stays off, in training too.
     """
 
-    def __init__(self, backbone: BackboneStage, config: TechniqueConfig) -> None:
+    def __init__(self, backbone: BackboneStage, config: TechniqueConfig, *, has_head: bool = False) -> None:
+        """has_head: with a head in any case."""
         super().__init__()
         self.config = config
         backbone.requires_grad_(False)
@@ -111,12 +115,14 @@ class TechniqueStage(nn.Module):
             backbone.requires_grad_(True)
         elif config.technique == "lora":
             inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
+        elif config.technique == "serial":
+            self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         else:
             self.adapters = inject_adapters(backbone, config.bottleneck, train_norms=config.train_norms)
         # Registered first: a parameter that several stages hold has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone
-        self.head = PoolingHead(config) if backbone.stop == backbone.num_layers else None
+        self.head = PoolingHead(config) if has_head or backbone.stop == backbone.num_layers else None
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 _initialize(name, parameter, config.seed)

@@ -36,11 +36,17 @@ class Predictor(Protocol):
         ...
 
 
+def whole(job: Any, place: int) -> Any:
+    """Return all of a job, whichever member gets it."""
+    return job
+
+
 class Generation(NamedTuple):
     """Steps that the same devices do under the same plan.
 
     members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
-    job: what every member is sent.  timeout_s: after so long members give up one that is silent.
+    job: what the members are sent.  own(job, place): what of it the member at a place gets.
+    timeout_s: after so long members give up one that is silent.
     prepares: where it follows another at the policy's wish, its members make ready for it while the other still works.
     """
 
@@ -51,6 +57,7 @@ class Generation(NamedTuple):
     predictor: Predictor
     timeout_s: float = 20.0
     prepares: bool = False
+    own: Callable[[Any, int], Any] = whole
 
 
 Parts = Mapping[int, Ended]
@@ -305,7 +312,8 @@ class Coordinator:
             return
         if rank in planned.members:
             self._preparing.add(rank)
-            self.fleet.command((rank,), Prepare(planned.job, planned.members.index(rank)))
+            place = planned.members.index(rank)
+            self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
 
     # Generations.
 
@@ -347,7 +355,8 @@ class Coordinator:
             names = [self.fleet.name(rank) for rank in generation.members]
             self.say(f"From step {self.policy.step + 1} on: {generation.plan.told(names)}")
         self._last_step = -1
-        self.fleet.command(generation.members, Train(generation.number, generation.members, generation.job))
+        for place, rank in enumerate(generation.members):
+            self.fleet.command((rank,), Train(generation.number, generation.members, generation.own(generation.job, place)))
 
     def _require_progress(self) -> None:
         """Raise DeviceLostError if one generation after the other has ended without a step and without a device that was lost."""
@@ -387,7 +396,8 @@ class Coordinator:
                 return
             self._unprepared = set(planned.members) if planned.prepares else set()
             for rank in self._unprepared:
-                self.fleet.command((rank,), Prepare(planned.job, planned.members.index(rank)))
+                place = planned.members.index(rank)
+                self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
             if not planned.prepares:
                 self._pause()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,36 @@ class LinearSchedule:
     def __call__(self, step: int) -> float:
         """Return the learning rate of step 0, 1, ... ."""
         return learning_rate_at(step, self.num_steps, self.peak, self.warmup_fraction)
+
+
+class Optimizer(Protocol):
+    """What a run's checkpoints, journals and backups ask of a rank's optimizer."""
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many of the run's steps were taken."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters, gradients and moments."""
+        ...
+
+    def state_vectors(self) -> tuple[Tensor, ...]:
+        """Return all that makes the next step, with num_steps, as flat vectors."""
+        ...
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Go on as after so many steps."""
+        ...
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name, as views, in the order in which state_vectors have them."""
+        ...
+
+    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over parameters and moments by name, and the step count."""
+        ...
 
 
 class FlatAdamW:
@@ -77,10 +108,10 @@ class FlatAdamW:
         """Set every gradient to 0, in place."""
         self.gradients.zero_()
 
-    def step(self) -> None:
-        """Update the parameters with the schedule's learning rate and clear the gradients."""
+    def step(self, learning_rate: float | None = None) -> None:
+        """Update the parameters with a learning rate, by default the schedule's, and clear the gradients."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule(self._steps)
+            group["lr"] = self._schedule(self._steps) if learning_rate is None else learning_rate
         self._optimizer.step()
         self._steps += 1
         self.zero_gradients()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.runtime.flat_optimizer import Optimizer
 from workbench.runtime.state import State
 
 _HEADER = 4
@@ -23,7 +23,7 @@ _HEADER = 4
 class StepJournal:
     """Two slots of one optimizer's parameters and moments in a file of fixed size, which takes the place of an older one."""
 
-    def __init__(self, path: Path, optimizer: FlatAdamW) -> None:
+    def __init__(self, path: Path, optimizer: Optimizer) -> None:
         self._vectors, self._optimizer = optimizer.state_vectors(), optimizer
         shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
         text = json.dumps(shapes).encode()

@@ -231,9 +231,8 @@ class VirtualDevices:
     # Work.
 
     def _join(self, rank: int, train: c.Train) -> None:
-        process = self._processes[rank]
-        process.train = train
         group = self._groups.setdefault(train.generation, _Group(train, train.job.first_step))
+        train = self._processes[rank].train = group.train
         group.joined.add(rank)
         if group.joined == set(train.members):
             self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_step, group))

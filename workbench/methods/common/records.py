@@ -30,9 +30,10 @@ class Progress:
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
-        last = plan.stages[-1]
-        self._expected = {False: len(last.shares), True: len(plan.cached.shares) if plan.cached else 0}
-        self._reporters = {False: set(last.ranks), True: set(plan.cached.ranks) if plan.cached else set()}
+        self._reporters = {
+            False: {rank for stage in plan.stages for rank in stage.ranks},
+            True: set(plan.cached.ranks) if plan.cached else set(),
+        }
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -45,7 +46,7 @@ class Progress:
         epoch, step = event["epoch"], event["step"]
         losses = self._losses[epoch, step]
         losses.append(event["loss"])
-        if len(losses) == self._expected[cached]:
+        if len(losses) == len(self._reporters[cached]):
             loss = sum(self._losses.pop((epoch, step)))
             self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
 

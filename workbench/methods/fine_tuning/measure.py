@@ -48,13 +48,13 @@ def measure_layers(
             frozen_bytes=frozen,
             trainable_bytes=trained,
             **stacks.context_bytes(contexts, index),
-            **_crossing_bytes(stack, index),
+            **crossing_bytes(stack, index),
         )
         for index, (frozen, trained) in enumerate(sizes)
     )
 
 
-def _crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
+def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
     """Return what crosses behind a layer, either way, and its scratch, as LayerProfile's fields."""
     hidden = 4 * stack.hidden_size
     beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)

@@ -18,6 +18,8 @@ from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.prepare import PreparedTechnique
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
@@ -57,7 +59,7 @@ def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, 
 class Trained:
     """The whole model with what was trained after any epoch."""
 
-    def __init__(self, prepared: PreparedJob, stack: LayerStack, job: FineTuningRankJob) -> None:
+    def __init__(self, prepared: PreparedTechnique, stack: LayerStack, job: RankJob) -> None:
         self._prepared, self._weights = prepared, job.trained
         self._model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
 
@@ -117,6 +119,8 @@ class FineTuning(TrainingMethod[PreparedJob]):
         sizes = TechniqueSizes(
             lora_rank=config.lora_rank, lora_dropout=config.lora_dropout > 0, bottleneck=config.bottleneck, adapter_norms=config.train_norms
         )
+        if config.technique == "serial":
+            return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False))
         return AnalyticTechnique(config.technique, sizes)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:

@@ -11,7 +11,7 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Positive, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
-from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import PipelineOptions, PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.lora import require_peft
 from workbench.models.quantization.config import QuantizationConfig
@@ -22,7 +22,7 @@ from workbench.models.techniques import Technique, TechniqueConfig
 class FineTuningOptions(PipelineOptions):
     """Settings of fine-tuning, given in Job.options besides PipelineOptions.
 
-    technique: 'full', 'lora' or 'adapters'; lora_rank to dropout: see TechniqueConfig.
+    technique: 'full', 'lora', 'adapters' or RingAda's 'serial' ones; lora_rank to dropout: see TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
     'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
     """
@@ -53,11 +53,10 @@ class FineTuningOptions(PipelineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedJob(PreparedTraining):
-    """A fine-tuning job with everything that is known before a plan.  config: what is trained."""
+class PreparedJob(PreparedTechnique):
+    """A fine-tuning job with everything that is known before a plan."""
 
     options: FineTuningOptions
-    config: TechniqueConfig
 
 
 def require_known(job: Job) -> FineTuningOptions:

@@ -24,6 +24,7 @@ from workbench.methods.training.phases import Phase, RankPhase, make_optimizer
 from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.kept_caches import KeptCaches
 from workbench.runtime.memory import read_memory
 from workbench.runtime.state import carry_out
@@ -76,7 +77,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
-        assert self.optimizer is not None
+        assert isinstance(self.optimizer, FlatAdamW)
         samples = planned.samples[self.session.rank]
         return PacPlusHandlers(
             rank=self.session.rank,

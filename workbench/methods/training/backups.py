@@ -18,7 +18,7 @@ from workbench.core.serial import from_json, to_json
 from workbench.core.state import Homes, held_by, homes_of, with_backups
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.training.phases import AJob, RankJob
-from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW
+from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import Backups, State, carry_out, spec_of
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move, moves
@@ -31,7 +31,7 @@ _COPIES = 3
 class Keeper:
     """One rank's backups while it does a phase.  kept: outlives the generation; a copy of what this rank and its neighbour have trained."""
 
-    def __init__(self, session: RankSession[AJob], optimizer: FlatAdamW | None, kept: Backups, result: RankResult) -> None:
+    def __init__(self, session: RankSession[AJob], optimizer: Optimizer | None, kept: Backups, result: RankResult) -> None:
         """Every rank makes one, also one that trains nothing in this phase."""
         self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
         self._every = session.rank_job.job.backup_every

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from workbench.core.errors import MissingDataError
 from workbench.methods.common.folder import CHECKPOINTS, checkpoint_path, is_whole, moments_path
-from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW
+from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import State
 
 _LAYERS = re.compile(r"-layers-(\d+)-(\d+)\.\w+$")
 _WEIGHT = f"{STATE_KINDS[0]}/"
 
 
-def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: FlatAdamW, *, keeps_former: bool) -> None:
+def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: Optimizer, *, keeps_former: bool) -> None:
     """Write some layers' moments and parameters, each file whole or not at all, the parameters last: they make the epoch count.
 
     keeps_former: whether moments of all epochs are kept, so that a damaged checkpoint costs its epoch only.

@@ -13,7 +13,7 @@ from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.policy import Replanned, Timetable, generation_of, is_another, next_job
 from workbench.runtime import commands as c
-from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.coordinator import Coordinator, Generation, Parts, whole
 from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 from workbench.simulator import simulate
@@ -85,6 +85,7 @@ class _Policy:
             return timetable if not slower else Timetable(job, job.profile.part(range(len(factors)), slower))
 
         return generation._replace(
+            own=whole,
             job=VirtualJob(
                 job,
                 self.step,
@@ -93,7 +94,7 @@ class _Policy:
                 begins_s,
                 lambda step, factors: slowed(factors).seconds(step),
                 lambda step, place: slowed((1.0,) * job.cluster.world_size).busy_s(step, place),
-            )
+            ),
         )
 
     def stepped(self, generation: Generation, rank: int, done: c.StepDone) -> None:

@@ -44,11 +44,15 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 
 class AnalyticTechnique(NamedTuple):
-    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's."""
+    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's.
+
+    change: what else it makes of the catalogue's profile.
+    """
 
     name: Technique
     sizes: TechniqueSizes
     tap_share: float = 1.0
+    change: Callable[[Profile], Profile] = lambda profile: profile
 
 
 class Trained(Protocol):
@@ -159,7 +163,7 @@ class TrainingMethod(ProfiledMethod[P]):
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
         technique, typical = self.technique(prepared), prepared.typical_length
-        return analytic_profile(
+        found = analytic_profile(
             describe_facts(prepared.facts),
             cluster,
             technique=technique.name,
@@ -167,6 +171,7 @@ class TrainingMethod(ProfiledMethod[P]):
             num_labels=prepared.task.num_outputs,
             sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
         )
+        return technique.change(found)
 
     def layer_costs(self, prepared: P, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's analytic FLOPs and bytes (see Method)."""
@@ -185,15 +190,15 @@ class TrainingMethod(ProfiledMethod[P]):
         """Simulate every step, and the faults that are to be injected (see Method)."""
         first = self.rank_job(prepared, profile, cluster, plan)
         prediction = predict(first)
-        return with_faults(prediction, first, self._replanner(prepared, profile, cluster)) if prepared.job.faults else prediction
+        return with_faults(prediction, first, self._replanner(first, prepared, profile, cluster)) if prepared.job.faults else prediction
 
-    def _replanner(self, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
-        """Return what makes the job of some devices, as slow as they were found to be.  fields: of all these jobs."""
+    def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
+        """Return what makes the job of some devices, as slow as they were found to be.  first: of all.  fields: of all these jobs."""
 
         def replanned(ranks: Sequence[int], factors: Mapping[int, float]) -> RankJob:
             part = cluster.part(ranks)
             chosen = self.plan(prepared, profile.part(ranks, factors), part)
-            return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
+            return replace(first.handed_on(self.rank_job(prepared, profile.part(ranks), part, chosen)), **fields)
 
         return replanned
 
@@ -230,7 +235,7 @@ class TrainingMethod(ProfiledMethod[P]):
         message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
         if isinstance(engines, EngineCluster):
-            replanned = self._replanner(prepared, profile, cluster, folder=folder, fingerprint=identity)
+            replanned = self._replanner(message, prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
             with served(engines, self.serve_rank) as devices:
                 recoveries = policy.run(devices, engines.cluster, job)
@@ -240,7 +245,7 @@ class TrainingMethod(ProfiledMethod[P]):
                 cluster, prediction = message.cluster, predict(message)
         else:
             message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
-            results = engines.run(self.run_rank, [message] * cluster.world_size, on_event=records.Progress(plan, notify))
+            results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(plan, notify))
 
         for result in results:
             result.resumed_at = (former.epochs, former.step)
@@ -299,7 +304,7 @@ class TrainingMethod(ProfiledMethod[P]):
             predicted = Predictor(phase).records(0, steps)
             results = None
             if engines is not None:
-                results = engines.run(self.run_rank, [replace(message, sweep=steps)] * cluster.world_size)
+                results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
             points.append(records.sweep_point(name, plan, predicted, results))
         return tuple(points)
 

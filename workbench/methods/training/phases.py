@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Handler
-from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks.tokenize import TokenizedSplit
@@ -93,6 +93,18 @@ class RankJob(SessionJob, ABC):
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the run in their order, at least one."""
 
+    def on_rank(self, rank: int) -> Self:
+        """Return the job as a device gets it: by default as all do."""
+        return self
+
+    def on_ranks(self) -> list[Self]:
+        """Return what each device gets."""
+        return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
+
+    def handed_on(self, job: Self) -> Self:
+        """Return the job of some of this one's devices with what they cannot know by themselves: by default nothing."""
+        return job
+
     def load_backbone(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop), kept as the job says; never is more than one layer there at full size."""
         store = partial(quantize, config=self.quantization)
@@ -134,7 +146,7 @@ class RankPhase(ABC, Generic[AJob]):
         self.layers = (0, self.rank_job.plan.num_layers)
         self.is_writer = False
         self.compute: Any = None
-        self.optimizer: FlatAdamW | None = None
+        self.optimizer: Optimizer | None = None
 
     @property
     def keeps_steps(self) -> bool:

@@ -261,7 +261,9 @@ def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: 
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     timetable = Timetable(job, job.profile.part(range(len(members)), slower))
     timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-    return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+    return Generation(
+        number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s, own=lambda own, place: own.on_rank(place)
+    )
 
 
 def shares_of(plan: Plan) -> tuple[Any, ...]:

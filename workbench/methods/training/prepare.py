@@ -16,6 +16,7 @@ from workbench.methods.training.steps import PlannedStep, planned_epoch, typical
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization.config import StorageType
+from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
@@ -92,6 +93,13 @@ class PreparedTraining:
         for ids, label in zip(self.train.ids, self.train.labels, strict=True):
             digest.update(repr((ids, label)).encode())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTechnique(PreparedTraining):
+    """A job of a technique that goes back through the backbone.  config: what is trained."""
+
+    config: TechniqueConfig
 
 
 def require_task_and_model(job: Job) -> None:

@@ -1,0 +1,124 @@
+"""Small RingAda runs on made-up token ids, and the plain loop that they must equal."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.methods.builders import LEARNING_RATE, free_profile, split_for
+from tests.methods.one_process import run_program
+from workbench.core import Cluster, Job, Link, Plan, Share, Stage
+from workbench.core.schedule import Value
+from workbench.methods.common.session import RankResult
+from workbench.methods.ringada.phases import RingPhase, RingRankJob
+from workbench.methods.ringada.prepare import RingAdaOptions
+from workbench.methods.ringada.rounds import Policy, split_evenly
+from workbench.models.loading import load_stack, model_facts
+from workbench.models.optimization import learning_rate_at
+from workbench.models.parallel_adapter import task_loss
+from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.tasks.tokenize import collate
+
+
+def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
+    """Return the ring of (rank, number of layers), in its order."""
+    stages, at = [], 0
+    for rank, count in blocks:
+        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=8 // micro_batches),)))
+        at += count
+    return Plan(method="ringada", stages=tuple(stages), micro_batch_size=8 // micro_batches, num_micro_batches=micro_batches)
+
+
+def ring_job(
+    model: str, plan: Plan, cluster: Cluster, folder: Path, *, every: int = 3, epochs: int = 2, samples: int = 45, local_iterations: int = 2
+) -> RingRankJob:
+    """Return a run whose adapters are unfrozen one after the other, every so many mini-batches (0: all at once)."""
+    stack = load_stack(model)
+    job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
+    return RingRankJob(
+        job=job,
+        cluster=cluster,
+        plan=plan,
+        profile=free_profile(stack.num_layers, cluster.world_size),
+        is_paced=False,
+        split=split_for(stack, samples),
+        config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8),
+        facts=model_facts(model),
+        options=RingAdaOptions(local_iterations=local_iterations),
+        policy=Policy(num_layers=stack.num_layers, depth=1, every=every, by_rounds=False),
+        owned=split_evenly(samples, [device.name for device in cluster.devices], 0),
+        typical_length=16,
+        folder=folder,
+    )
+
+
+def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
+    stack = load_stack(job.job.model)
+    model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config)
+    trained = model.trained()
+    groups = [{"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()]
+    optimizer, rounds, losses, step = torch.optim.AdamW(groups, lr=1.0), job.rounds, [], 0
+    for epoch in range(job.job.epochs):
+        for planned in rounds.epoch(epoch):
+            for start, one in zip(planned.starts, planned.shape.iterations, strict=True):
+                samples = [sample for part in planned.samples[start : start + one.num_micro_batches] for sample in part]
+                batch = collate(job.split, samples)
+                logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+                loss = task_loss(logits, batch.labels, job.config.kind)
+                loss.backward()
+                for name, parameter in trained.items():
+                    if name.startswith("adapters.") and int(name.split(".")[1]) < one.first_unfrozen:
+                        parameter.grad = None
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                step += 1
+    return losses, {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
+    """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at the end."""
+    phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
+    losses: list[float] = []
+    held: list[dict[Value, Any]] = []
+    for epoch in range(job.job.epochs):
+        for planned in job.rounds.epoch(epoch):
+            program = job.program(planned.shape)
+            held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
+            found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}
+            iterations = planned.shape.iterations
+            for start, one in zip(planned.starts, iterations, strict=True):
+                losses.append(sum(found[start + m] for m in range(one.num_micro_batches)) * len(iterations))
+    weights = {
+        name.removeprefix("weight/"): tensor.detach()
+        for phase in phases
+        for name, tensor in phase.optimizer.named_tensors().items()
+        if name.startswith("weight/")
+    }
+    return losses, weights, held
+
+
+def _phase(job: RingRankJob, rank: int) -> RingPhase:
+    session: Any = SimpleNamespace(rank=rank, rank_job=job, progress=SimpleNamespace(phase=lambda name: None))
+    phase = RingPhase(session, job.phases()[0], RankResult(rank=rank))
+    phase.load(0)
+    return phase
+
+
+def unequal_links(cluster: Cluster) -> Cluster:
+    """Return the cluster with one fast pair, so that the initiators' order is not the ring's."""
+    names = [device.name for device in cluster.devices]
+    return Cluster(name="unequal", devices=cluster.devices, pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)})
+
+
+def whole_stack(model: str) -> LayerStack:
+    """Return a model's stack."""
+    return load_stack(model)

@@ -1,0 +1,80 @@
+"""A ring gives what one process gives that does one mini-batch after the other; and what crosses its links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.methods.builders import losses_of
+from tests.methods.conftest import four_devices
+from tests.methods.ring_builders import ring_job, ring_plan, train_on_ring, train_plainly, unequal_links
+from workbench.core.schedule import SEND
+from workbench.methods.ringada.method import run_rank
+from workbench.runtime.engines import EngineCluster
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "every", "micro_batches", "local_iterations", "unequal"),
+    [
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), 3, 2, 2, False),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), 2, 4, 1, True),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), 4, 1, 2, True),
+        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), 0, 2, 1, False),
+        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, 2, 3, False),
+    ],
+)
+def test_a_ring_trains_as_one_process(
+    model: str, blocks: tuple[tuple[int, int], ...], every: int, micro_batches: int, local_iterations: int, unequal: bool, tmp_path: Path
+) -> None:
+    cluster = unequal_links(four_devices()) if unequal else four_devices()
+    plan = ring_plan(*blocks, micro_batches=micro_batches)
+    job = ring_job(model, plan, cluster, tmp_path, every=every, local_iterations=local_iterations)
+    expected, weights = train_plainly(job)
+    losses, trained, _ = train_on_ring(job)
+    assert len(losses) == len(expected) == job.rounds.num_steps
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert set(trained) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_links(engines: EngineCluster, tmp_path: Path) -> None:
+    """Executed on four devices: losses, weights, and every message."""
+    plan = ring_plan((0, 2), (2, 1), (1, 2), (3, 1))
+    job = replace(ring_job("tiny-bert", plan, unequal_links(four_devices()), tmp_path), trace_steps=100)
+    expected, weights = train_plainly(job)
+    results = engines.run(run_rank, job.on_ranks())
+    losses, size = losses_of(results), job.rounds.steps_per_round
+    assert [loss for _, loss in sorted(losses.items())] == pytest.approx(
+        [sum(expected[first : first + size]) / size for first in range(0, len(expected), size)], rel=1e-5
+    )
+    trained = job.trained(1)
+    assert set(trained) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+    sent = [(trace, span) for result in results for trace in result.steps for span in trace.spans if span.op.kind == SEND]
+    assert {span.op.reads[0].name for _, span in sent} == {"emb", "act", "grad", "head", "free"}
+    for trace, span in sent:
+        planned = job.rounds.epoch(trace.epoch)[trace.step]
+        value = span.op.reads[0]
+        if value.name in ("head", "free"):
+            assert span.nbytes == {"head": 4 * 3 * (32 + 1) * 2, "free": 1}[value.name]
+        else:
+            shape = planned.shape
+            assert span.nbytes == 4 * 32 * shape.sizes[value.microbatch] * shape.lengths[value.microbatch], value
+
+
+def test_a_device_is_sent_its_own_tokens_and_labels_alone(tmp_path: Path) -> None:
+    job = ring_job("tiny-bert", ring_plan((0, 2), (1, 2), (2, 1), (3, 1)), four_devices(), tmp_path)
+    assert sorted(sample for own in job.owned.values() for sample in own) == list(range(45))
+    for rank, device in enumerate(job.cluster.devices):
+        own, seen = set(job.owned[device.name]), job.on_rank(rank).split
+        assert seen.lengths == job.split.lengths
+        for sample in range(45):
+            if sample in own:
+                assert (seen.ids[sample], seen.labels[sample]) == (job.split.ids[sample], job.split.labels[sample])
+            else:
+                assert set(seen.ids[sample]) == {0} and seen.labels[sample] == 0

@@ -1,0 +1,107 @@
+"""RingAda's rounds: who computes what, what waits for what, and the arithmetic of unfreezing by micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from workbench.core import Plan, Share, Stage
+from workbench.core.costs import TableCosts
+from workbench.core.errors import ScheduleError
+from workbench.core.program import Program
+from workbench.core.schedule import Op, Schedule, Value
+from workbench.core.timeline import Timeline
+from workbench.schedules.ringada import Iteration, layers_of, ring_round, terminator
+from workbench.simulator import simulate
+
+KINDS = ("P", "F", "B")
+
+
+def ring(*layers: int) -> Plan:
+    stages, at = [], 0
+    for rank, count in enumerate(layers):
+        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=1),)))
+        at += count
+    return Plan(method="ringada", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
+
+
+def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8) -> tuple[Schedule, Timeline]:
+    """Return a round whose mini-batches take one second for each layer and direction; everything else is free."""
+    of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
+
+    def seconds(rank: int, op: Op) -> float:
+        if op.kind not in KINDS:
+            return 0.0
+        one = of_micro_batch[op.microbatch]
+        return len(layers_of(plan, op, one.first_unfrozen)) / one.num_micro_batches
+
+    schedule = ring_round(plan, iterations, seconds, in_flight=in_flight)
+    costs = TableCosts(seconds_by_kind=dict.fromkeys(KINDS, seconds))
+    program = Program(schedule=schedule, costs=costs, devices=tuple(map(str, range(len(plan.stages)))))
+    return schedule, simulate(program, memory=False)
+
+
+def op_of(schedule: Schedule, kind: str, microbatch: int, stage: int = -1) -> tuple[int, Op]:
+    return next(
+        (rank, op) for rank, ops in enumerate(schedule.ops) for op in ops if (op.kind, op.stage, op.microbatch) == (kind, stage, microbatch)
+    )
+
+
+def test_figure_2() -> None:
+    """4 : 5 : 2 : 3 blocks, depth 3: forward u1 -> u2 -> u3 -> u4 -> u1, backward u1 -> u4; then u2 begins."""
+    plan = ring(4, 5, 2, 3)
+    assert [terminator(plan, 14 - depth) for depth in (1, 3, 4, 5, 6, 14)] == [3, 3, 2, 2, 1, 0]
+    schedule, _ = simulated(plan, [Iteration(0, 11, 1), Iteration(1, 11, 1)])
+    crossing = [(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 0]
+    around = {((0, 1), "act"), ((1, 2), "act"), ((2, 3), "act"), ((3, 0), "act")}
+    assert set(crossing) == around | {((0, 3), "grad"), ((0, 1), "head")}
+    assert [op.kind for op in schedule.ops[1] if op.kind in ("F", "B", "STEP")] == []
+    assert op_of(schedule, "H", 1)[0] == 1
+
+
+def test_a_forward_pass_waits_for_the_update_where_layers_are_trained_and_only_there() -> None:
+    schedule, timeline = simulated(ring(3, 3, 3, 3), [Iteration(0, 8, 1)] * 4)
+    for ops in schedule.ops:
+        for op in ops:
+            weights = [value for value in op.reads if value.name == "weight"]
+            assert weights == ([Value("weight", op.stage, op.microbatch - 1)] if op.kind == "F" and op.microbatch else [])
+    spans = {(span.op.kind, span.op.stage, span.op.microbatch): span for span in timeline.spans}
+    assert spans["P", 0, 1].start_s == 3.0  # at once, long before the first mini-batch's backward pass
+    assert spans["F", 2, 1].start_s == spans["STEP", 2, 0].end_s
+
+
+def test_a_mini_batch_is_let_in_when_another_has_left() -> None:
+    _, timeline = simulated(ring(3, 3, 3, 3), [Iteration(0, 11, 1)] * 4, in_flight=2)
+    spans = {(span.op.kind, span.op.microbatch): span for span in timeline.spans if span.op.kind in ("E", "HSTEP")}
+    assert spans["E", 2].start_s >= spans["HSTEP", 0].end_s > spans["E", 1].start_s
+
+
+@pytest.mark.parametrize(("iterations", "in_flight"), [([], 1), ([Iteration(0, 1, 1)], 0)])
+def test_what_makes_no_round_is_refused(iterations: list[Iteration], in_flight: int) -> None:
+    with pytest.raises(ScheduleError, match="in flight"):
+        ring_round(ring(1, 1), iterations, lambda rank, op: 0.0, in_flight=in_flight)
+
+
+BEST = {
+    1: "1443 2442 1263 1164 1155 1146 1137 1128 1119 1119 1119 1119",
+    2: "1443 2442 2442 5421 2442 2442 3531 2442 2442 2442 2442 2442",
+    4: "1443 2442 4422 3432 5322 4422 6222 3432 4332 4332 4332 4422",
+    8: "1443 2442 4422 4422 4422 5322 5322 5322 5232 4332 4332 3333",
+}
+"""By micro-batches, the fastest blocks of four equal devices with 1, 2, ... 12 of 12 layers unfrozen; found by trying all 165."""
+
+
+@pytest.mark.parametrize(("micro_batches", "average", "all_unfrozen"), [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)])
+def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: float) -> None:
+    """Layer times of a mini-batch over a layer every 40 of 700 steps, and with all adapters unfrozen (PipeAdapter without stale weights).
+
+    The figures are those of an independent event simulation; ours are up to 2.1 % below, never above.
+    """
+    found = []
+    for depth, blocks in enumerate(BEST[micro_batches].split(), start=1):
+        timeline = simulated(ring(*map(int, blocks)), [Iteration(0, 12 - depth, micro_batches)] * 40)[1]
+        found.append(timeline.makespan_s / 40)
+    mean = (40 * sum(found[:-1]) + 260 * found[-1]) / 700
+    assert 0.978 * average <= mean <= average
+    assert 0.978 * all_unfrozen <= found[-1] <= all_unfrozen

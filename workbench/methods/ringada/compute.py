@@ -1,0 +1,137 @@
+"""What one device of the ring computes: embedding, frozen and unfrozen layers, head; and its optimizer, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.methods.fine_tuning.compute import StageContext
+from workbench.methods.training.handlers import Targets
+from workbench.models.parallel_adapter import task_loss
+from workbench.models.stack import BackboneStage
+from workbench.models.techniques import TechniqueStage
+from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+
+
+class RingCompute:
+    """A block of layers with their adapters, and this device's copies of embedding and head.  first: a stage with the embedding."""
+
+    def __init__(self, model: TechniqueStage, first: BackboneStage) -> None:
+        self.model, self._first = model, first
+        self._parts: dict[range, BackboneStage] = {}
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return b_0 (n, t, d)."""
+        with torch.no_grad():
+            return self._first.embed(input_ids, attention_mask)
+
+    def frozen(self, hidden: Tensor, attention_mask: Tensor, layers: range) -> Tensor:
+        """Return the output of layers whose adapters are frozen."""
+        with torch.no_grad():
+            return self._run(hidden, attention_mask, layers)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
+        """Run unfrozen layers.  is_lowest: nothing below is trained, so that no gradient of their input is needed."""
+        source = None if is_lowest else hidden.detach().requires_grad_()
+        return StageContext(source, self._run(hidden if source is None else source, attention_mask, layers))
+
+    def backward(self, context: StageContext, gradient: Tensor) -> Tensor | None:
+        """Accumulate the adapters' gradients; return that of the layers' input, None of the lowest."""
+        torch.autograd.backward(context.output, gradient)
+        return None if context.hidden is None else context.hidden.grad
+
+    def score(self, hidden: Tensor, attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its gradient."""
+        leaf, config = hidden.detach().requires_grad_(), self.model.config
+        logits = self.model.logits(leaf, attention_mask, targets.sample_ids, targets.epoch)
+        loss = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+        loss.backward()
+        assert leaf.grad is not None
+        return loss.detach(), leaf.grad
+
+    def _run(self, hidden: Tensor, attention_mask: Tensor, layers: range) -> Tensor:
+        if layers not in self._parts:
+            self._parts[layers] = self.model.backbone.part(layers.start, layers.stop)
+        part = self._parts[layers]
+        output, taps = part(hidden, attention_mask)
+        return taps[-1] if part.stop == part.num_layers else output
+
+
+class RingOptimizer:
+    """AdamW of a device's adapters, each with its own step count, for they begin at different times; and of the head.
+
+    updates: how often each layer is updated in the first rounds of a run.  keeps_head: whether the head is this device's after a round.
+    An Optimizer whose steps are rounds.
+    """
+
+    def __init__(
+        self,
+        model: TechniqueStage,
+        schedule: LinearSchedule,
+        weight_decay: float,
+        *,
+        updates: Callable[[int], Mapping[int, int]],
+        keeps_head: bool,
+    ) -> None:
+        def of(name: str, module: nn.Module) -> FlatAdamW:
+            named = nn.Module()
+            parent: Any = named
+            *path, last = name.split(".")
+            for part in path:
+                parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(last, module)
+            return FlatAdamW(named, learning_rate=schedule, weight_decay=weight_decay)
+
+        assert model.head is not None
+        self._schedule, self._updates = schedule, updates
+        self._layers = {int(index): of(f"adapters.{index}", adapter) for index, adapter in model.adapters.items()}
+        self._head = of("head", model.head)
+        self._kept = [*self._layers.values(), *([self._head] if keeps_head else [])]
+        self.num_steps = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters, gradients and moments (see Optimizer)."""
+        return sum(part.state_bytes for part in self._kept)
+
+    def update(self, layers: Iterable[int], step: int) -> None:
+        """Update some layers' adapters in a mini-batch.  step: mini-batches before it in the whole run."""
+        for layer in layers:
+            self._layers[layer].step(self._schedule(step))
+
+    def update_head(self, step: int) -> Tensor:
+        """Update the head; return its weights and moments, (head_values,)."""
+        self._head.step(self._schedule(step))
+        return torch.cat(self._head.state_vectors())
+
+    def take_head(self, state: Tensor, step: int) -> None:
+        """Take over the head of another device, as it was after so many mini-batches."""
+        for own, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
+            own.copy_(given)
+        self._head.set_num_steps(step)
+
+    def state_vectors(self) -> tuple[Tensor, ...]:
+        """Return all that makes the next step (see Optimizer)."""
+        return tuple(vector for part in self._kept for vector in part.state_vectors())
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name (see Optimizer)."""
+        return {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
+
+    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over parameters and moments by name, and the rounds done (see Optimizer)."""
+        for name, mine in self.named_tensors().items():
+            mine.copy_(tensors[name])
+        self.set_num_steps(num_steps)
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Go on as after so many rounds (see Optimizer)."""
+        self.num_steps = num_steps
+        counts = self._updates(num_steps)
+        for layer, part in self._layers.items():
+            part.set_num_steps(counts[layer])
+        self._head.set_num_steps(max(counts.values()))

@@ -1,0 +1,96 @@
+"""What each operation kind of a round does on one device: the runtime's dispatch table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
+from workbench.core.schedule import STEP, Op
+from workbench.methods.common.layers import context_bytes
+from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.training.handlers import Targets
+from workbench.runtime.executor import Handler
+from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, PREFIX, TAKE, Iteration, layers_of
+from workbench.tasks.tokenize import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingHandlers:
+    """One round's operations on one rank.
+
+    batches[m]: micro-batch m, of another initiator its attention mask alone.  iteration_of[m]: the mini-batch it belongs to.
+    totals[i]: samples of mini-batch i.  first_step: mini-batches before the round.  layers: of the whole model, for bytes.
+    """
+
+    rank: int
+    plan: Plan
+    iterations: Sequence[Iteration]
+    iteration_of: Sequence[int]
+    totals: Sequence[int]
+    first_step: int
+    batches: Sequence[Batch]
+    compute: RingCompute
+    optimizer: RingOptimizer
+    epoch: int
+    layers: tuple[LayerProfile, ...]
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {
+            EMBED: self._embed,
+            PREFIX: self._frozen,
+            FORWARD: self._forward,
+            HEAD: self._score,
+            BACKWARD: self._backward,
+            STEP: self._update,
+            HEAD_STEP: self._update_head,
+            TAKE: self._take,
+        }
+
+    def _embed(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch = self.batches[op.microbatch]
+        return (self.compute.embed(batch.input_ids, batch.attention_mask),)
+
+    def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.compute.frozen(reads[0], self.batches[op.microbatch].attention_mask, self._layers_of(op)),)
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        layers, mask = self._layers_of(op), self.batches[op.microbatch].attention_mask
+        context = self.compute.forward(reads[0], mask, layers, is_lowest=layers.start == self._iteration(op).first_unfrozen)
+        context.nbytes = context_bytes(self.layers[layers.start : layers.stop], *mask.shape)
+        return context.output.detach(), context
+
+    def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        at, batch = self.iteration_of[op.microbatch], self.batches[op.microbatch]
+        if len(reads) > 1 and self.iterations[at - 1].initiator != self.rank:
+            self.optimizer.take_head(reads[1], self.first_step + at)
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.totals[at])
+        loss, gradient = self.compute.score(reads[0], batch.attention_mask, targets)
+        return loss / len(self.iterations), gradient, None  # a round's loss is the mean of its mini-batches'
+
+    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        gradient = self.compute.backward(reads[0], reads[1])
+        return (None,) if gradient is None else (gradient, None)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        layers = layers_of(self.plan, op, self.iterations[op.microbatch].first_unfrozen)
+        self.optimizer.update(layers, self.first_step + op.microbatch)
+        return (None,)
+
+    def _update_head(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
+
+    def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.take_head(reads[0], self.first_step + len(self.iterations))
+        return (None,)
+
+    def _iteration(self, op: Op) -> Iteration:
+        return self.iterations[self.iteration_of[op.microbatch]]
+
+    def _layers_of(self, op: Op) -> range:
+        return layers_of(self.plan, op, self._iteration(op).first_unfrozen)

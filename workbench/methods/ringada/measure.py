@@ -1,0 +1,153 @@
+"""Profile serial adapters on this host: seconds and bytes of every layer, by the very calls that a run makes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.schedule import STEP
+from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.fine_tuning.compute import StageContext
+from workbench.methods.fine_tuning.measure import crossing_bytes
+from workbench.methods.fine_tuning.programs import TARGET_LENGTH
+from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.training.handlers import Targets
+from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
+from workbench.profiler.timing import Call, time_grids
+from workbench.runtime.flat_optimizer import LinearSchedule
+from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOWEST, PREFIX
+
+
+def measure_layers(
+    stack: LayerStack,
+    config: TechniqueConfig,
+    *,
+    max_length: int,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
+    budget_s: float = 40.0,
+) -> tuple[LayerProfile, ...]:
+    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks and schedules.ringada.RingCosts)."""
+    lengths = (*(length for length in lengths if length < max_length), max_length)
+    stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
+    benches = {span: _Bench(stack, config, span) for span in stacks.spans}
+    makers = {span: {PREFIX: bench.frozen, FORWARD: bench.forward, BACKWARD: bench.backward} for span, bench in benches.items()}
+    times = stacks.times(makers, batch_sizes, lengths, budget_s=0.8 * budget_s)
+    contexts = {span: bench.context_bytes() for span, bench in benches.items()}
+    first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
+    ends = time_grids({EMBED: first.embed, HEAD: last.score, LOWEST: last.lowest}, batch_sizes, lengths, budget_s=0.15 * budget_s)
+    steps = {STEP: lambda batch, length: first.step, HEAD_STEP: lambda batch, length: first.head_step}
+    ends |= time_grids(steps, (1,), (1,), budget_s=0.05 * budget_s)
+    of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
+    trained = sum(4 * parameter.numel() for parameter in first.model.adapters.parameters())
+    return tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            times=times[index] | of_all | (ends if index in (0, stack.num_layers - 1) else {}),
+            frozen_bytes=sum(one.numel() * one.element_size() for one in stack.layers[index].parameters()),
+            trainable_bytes=trained,
+            **stacks.context_bytes(contexts, index),
+            **crossing_bytes(stack, index),
+        )
+        for index in range(stack.num_layers)
+    )
+
+
+def from_adapters(profile: Profile, embedding_bytes: int) -> Profile:
+    """Return the costs of adapters by the catalogue as those of a ring: frozen layers apart, the lowest adapter's backward pass alone.
+
+    embedding_bytes: of the embedding, which the first layer has there.
+    """
+
+    def changed(index: int, layer: LayerProfile) -> LayerProfile:
+        frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
+        # Of an adapter's two products forward, three backward: its weights' gradients and its narrow activation's.
+        share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
+        times = {**layer.times, PREFIX: layer.times[FORWARD], LOWEST: layer.times[FORWARD].scaled(share)}
+        return replace(layer, times=times, frozen_bytes=frozen)
+
+    return replace(profile, layers=tuple(tuple(changed(index, layer) for index, layer in enumerate(row)) for row in profile.layers))
+
+
+class _Bench:
+    """Calls of one stage on made-up inputs of any size."""
+
+    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
+        stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are put into layers stay in them
+        self._stage, self._layers = stage, range(*span)
+        self.model = TechniqueStage(stage.part(*span), config, has_head=True)
+        self._compute = RingCompute(self.model, stage)
+        schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
+        self._optimizer = RingOptimizer(
+            self.model, schedule, 0.01, updates=lambda rounds: dict.fromkeys(self._layers, rounds), keeps_head=True
+        )
+        self._has_decoder = stack.num_encoder_layers is not None
+
+    def embed(self, batch: int, length: int) -> Call:
+        """Return the embedding's forward pass."""
+        ids, mask, _ = self._stage.make_inputs(batch, length, TARGET_LENGTH)
+        return lambda: self._compute.embed(ids, mask)
+
+    def frozen(self, batch: int, length: int) -> Call:
+        """Return the forward pass of frozen layers."""
+        hidden, mask = self._inputs(batch, length)
+        return lambda: self._compute.frozen(hidden, mask, self._layers)
+
+    def forward(self, batch: int, length: int) -> Call:
+        """Return the forward pass of unfrozen layers; what the backward pass needs is kept, as in a run."""
+        hidden, mask = self._inputs(batch, length)
+        return lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=False)
+
+    def backward(self, batch: int, length: int) -> Call:
+        """Return the backward pass, its forward pass not counted."""
+        return self._back(batch, length, is_lowest=False)
+
+    def lowest(self, batch: int, length: int) -> Call:
+        """Return the backward pass of layers whose input needs no gradient."""
+        return self._back(batch, length, is_lowest=True)
+
+    def score(self, batch: int, length: int) -> Call:
+        """Return the head's forward and backward pass."""
+        hidden, mask = self._inputs(batch, length)
+        labels = torch.zeros(batch, dtype=torch.float32 if self.model.config.kind == "regression" else torch.int64)
+        targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
+        last = hidden[:, length:] if self._has_decoder else hidden
+        return lambda: self._compute.score(last, mask, targets)
+
+    def step(self) -> None:
+        """Take a step with the first layer's adapter."""
+        self._optimizer.update(self._layers[:1], 0)
+
+    def head_step(self) -> None:
+        """Take a step with the head."""
+        self._optimizer.update_head(0)
+
+    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
+        """Return the bytes that autograd keeps between both passes, parameters not counted: (per token, per sample)."""
+
+        def kept(length: int) -> int:
+            hidden, mask = self._inputs(batch, length)
+            run = lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=False)  # noqa: E731
+            return saved_by_autograd(run, self.model.parameters())[1]
+
+        return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
+
+    def _back(self, batch: int, length: int, *, is_lowest: bool) -> Call:
+        hidden, mask = self._inputs(batch, length)
+
+        def back(context: StageContext) -> Tensor | None:
+            return self._compute.backward(context, torch.ones_like(context.output))
+
+        return (lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=is_lowest)), back
+
+    def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        hidden, mask, _ = self.model.backbone.make_inputs(batch, length, TARGET_LENGTH)
+        # With some padding: without any, attention takes a faster path that real batches do not.
+        mask[::2, -max(1, length // 8) :] = 0
+        return hidden, mask

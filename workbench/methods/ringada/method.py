@@ -1,0 +1,75 @@
+"""RingAda as a Method: what is particular to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.methods.base import ignore
+from workbench.methods.common.session import RankResult
+from workbench.methods.fine_tuning.method import Trained
+from workbench.methods.ringada.measure import from_adapters, measure_layers
+from workbench.methods.ringada.phases import RingRankJob, phases_on
+from workbench.methods.ringada.planning import plan_job, rank_job, require_memory
+from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.worker import TrainingWorker, train
+from workbench.models.loading import load_stack
+from workbench.profiler.analytic import TechniqueSizes
+from workbench.runtime.context import RankContext
+from workbench.runtime.device_server import serve_device
+
+
+def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:
+    """Do this rank's part of a run."""
+    return train(context, rank_job, phases_on)
+
+
+def serve_rank(context: RankContext, address: str) -> None:
+    """Do one part of a run after the other, as the coordinator at `address` says."""
+    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
+
+
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
+    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    prepared, refresh = asked
+    return RingAda().host_layers(prepared, ignore, refresh=refresh)
+
+
+class RingAda(TrainingMethod[PreparedJob]):
+    """Serial adapters, unfrozen from the top, on a ring of devices each of which keeps its own data."""
+
+    name = "ringada"
+    known = staticmethod(require_known)
+    prepared = staticmethod(prepare)
+    plan = staticmethod(plan_job)
+    check_plan = staticmethod(check_plan)
+    rank_job = staticmethod(rank_job)
+    run_rank = staticmethod(run_rank)
+    serve_rank = staticmethod(serve_rank)
+    measure_rank = staticmethod(measure_rank)
+    trained = Trained
+    begin = staticmethod(nothing)
+    keep = staticmethod(nothing)
+
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+        """Return what layers depend on, and what measures them (see TrainingMethod)."""
+        key = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
+        return key, lambda: measure_layers(load_stack(prepared.job.model), prepared.config, max_length=prepared.longest)
+
+    def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
+        """Return the adapters' sizes (see TrainingMethod)."""
+        sizes = TechniqueSizes(bottleneck=prepared.config.bottleneck, adapters_per_layer=1)
+        return AnalyticTechnique("adapters", sizes, change=partial(from_adapters, embedding_bytes=4 * prepared.facts.embedding_parameters))
+
+    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+        """Refuse what would end the run later (see Method)."""
+        check_plan(prepared, cluster, plan)
+        if folder is not None:
+            require_memory(prepared, profile, cluster, plan)

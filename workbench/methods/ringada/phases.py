@@ -1,0 +1,158 @@
+"""The one phase of a RingAda run: every epoch's rounds, the same on the driver, which simulates them, and on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from workbench.core.program import Program
+from workbench.core.schedule import Schedule
+from workbench.methods.common.reporting import LOADING
+from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.fine_tuning.programs import TARGET_LENGTH
+from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.ringada.handlers import RingHandlers
+from workbench.methods.ringada.prepare import RingAdaOptions
+from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
+from workbench.methods.training.phases import Phase, RankJob, StagePhase
+from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep, StepShape
+from workbench.models.loading import ModelFacts
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import LinearSchedule
+from workbench.runtime.memory import read_memory
+from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.ringada import RingCosts, ring_round
+from workbench.tasks.tokenize import collate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingRankJob(RankJob):
+    """All that a rank is told of a RingAda run.
+
+    owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
+    """
+
+    config: TechniqueConfig
+    facts: ModelFacts
+    options: RingAdaOptions
+    policy: Policy
+    owned: Mapping[str, tuple[int, ...]]
+    typical_length: int
+
+    def on_rank(self, rank: int) -> Self:
+        """Return the job without other devices' tokens and labels (see RankJob)."""
+        return replace(self, split=seen_by(self.split, self.owned[self.cluster.devices[rank].name]))
+
+    def handed_on(self, job: Self) -> Self:
+        """Return the job of fewer devices: nobody else has the data of one that is away (see RankJob)."""
+        return replace(job, owned=self.owned)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Return the run's rounds."""
+        job = self.job
+        return Rounds(
+            lengths=self.split.lengths,
+            owned=self.owned,
+            names=tuple(device.name for device in self.cluster.devices),
+            initiators=initiator_order(self.cluster, self.plan),
+            batch_size=job.batch_size,
+            micro_batches=self.plan.num_micro_batches,
+            local_iterations=self.options.local_iterations,
+            policy=self.policy,
+            epochs=job.epochs,
+            seed=job.seed,
+        )
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the only phase (see RankJob)."""
+        return (Phase(epochs=range(self.job.epochs), steps=self.rounds.epoch, program=self.program),)
+
+    def program(self, shape: StepShape) -> Program:
+        """Return a round."""
+        assert isinstance(shape, RoundShape)
+        key = (shape.sizes, shape.iterations)
+        if key not in self._schedules:
+            typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
+            self._schedules[key] = ring_round(
+                self.plan, shape.iterations, typical.seconds, in_flight=self.options.in_flight, world_size=self.cluster.world_size
+            )
+        return Program.on(self.cluster, self._schedules[key], self.costs(shape))
+
+    def costs(self, shape: RoundShape) -> RingCosts:
+        """Return what a round's operations cost."""
+        facts = self.facts
+        return RingCosts(
+            self.profile,
+            self.cluster,
+            self.plan,
+            shape.iterations,
+            sizes=shape.sizes,
+            lengths=shape.lengths,
+            crossing=Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH),
+            head_values=3 * _head_parameters(self.config),
+            beside_bytes=beside_bytes(facts, self.config),
+        )
+
+    @cached_property
+    def _schedules(self) -> dict[object, Schedule]:
+        return {}
+
+
+def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
+    """Return the bytes that each device keeps besides its layers: embedding, and head with gradient and moments."""
+    return 4 * (facts.embedding_parameters + 4 * _head_parameters(config))
+
+
+def _head_parameters(config: TechniqueConfig) -> int:
+    return (config.hidden_size + 1) * config.num_outputs
+
+
+class RingPhase(StagePhase[RingRankJob]):
+    """A block of layers with their adapters, embedding and head."""
+
+    def load(self, epoch: int) -> None:
+        """Load the block (see RankPhase)."""
+        self.session.progress.phase(LOADING)
+        rank_job = self.rank_job
+        if self.index is not None:
+            stage, rounds, job = rank_job.plan.stages[self.index], rank_job.rounds, rank_job.job
+            backbone = rank_job.load_backbone(stage.start, stage.stop)
+            first = backbone
+            if stage.start > 0:
+                first = rank_job.load_backbone(0, 1)
+                first.layers.clear()  # of all devices but the first, the embedding alone
+            model = TechniqueStage(backbone.part(stage.start, stage.stop), rank_job.config, has_head=True)
+            self.compute = RingCompute(model, first)
+            schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
+            keeps_head = self.session.rank == rounds.initiators[0]
+            self.optimizer = RingOptimizer(model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head)
+        self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
+
+    def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
+        """Return the handlers of a round (see RankPhase)."""
+        assert isinstance(planned, Round) and isinstance(planned.shape, RoundShape) and isinstance(self.optimizer, RingOptimizer)
+        rank_job, iterations, sizes = self.rank_job, planned.shape.iterations, planned.shape.sizes
+        self.optimizer.num_steps = planned.number + 1  # when the round is done; one that fails is kept nowhere
+        spans = [range(start, start + one.num_micro_batches) for start, one in zip(planned.starts, iterations, strict=True)]
+        return RingHandlers(
+            rank=self.session.rank,
+            plan=rank_job.plan,
+            iterations=iterations,
+            iteration_of=[at for at, span in enumerate(spans) for _ in span],
+            totals=[sum(sizes[span.start : span.stop]) for span in spans],
+            first_step=planned.number * rank_job.rounds.steps_per_round,
+            batches=[collate(rank_job.split, samples, PAD_TO_MULTIPLE) for samples in planned.samples],
+            compute=self.compute,
+            optimizer=self.optimizer,
+            epoch=epoch,
+            layers=rank_job.layers,
+        ).table()
+
+
+def phases_on(session: RankSession[RingRankJob], result: RankResult) -> tuple[RingPhase, ...]:
+    """Return the phase as a rank does it."""
+    return (RingPhase(session, session.rank_job.phases()[0], result),)

@@ -1,0 +1,71 @@
+"""Plan a job: blocks and ring order, by the depths that its rounds have."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.methods.ringada.phases import RingRankJob, beside_bytes
+from workbench.methods.ringada.prepare import PreparedJob
+from workbench.methods.ringada.rounds import split_evenly
+from workbench.methods.training.backups import with_room
+from workbench.planners.memory import readable
+from workbench.planners.ringada import RingPricer, plan_ring
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
+    """Return what every rank is told of a run under a plan."""
+    return RingRankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        profile=profile,
+        split=prepared.train,
+        config=prepared.config,
+        facts=prepared.facts,
+        options=prepared.options,
+        policy=prepared.policy,
+        owned=split_evenly(len(prepared.train), [device.name for device in cluster.devices], prepared.job.seed),
+        typical_length=prepared.typical_length,
+    )
+
+
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPricer:
+    """Return what prices a ring for the whole run."""
+    job = prepared.job
+    policy = prepared.policy
+    steps = prepared.num_steps
+    per_round = cluster.world_size * prepared.options.local_iterations
+    depths = Counter(policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in range(steps))
+    return RingPricer(
+        with_room(profile, job),
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        sequence_length=prepared.typical_length,
+        depths=depths,
+        rest_bytes=beside_bytes(prepared.facts, prepared.config),
+        memory_length=prepared.longest,
+    )
+
+
+def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> None:
+    """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
+    price = pricer(prepared, profile, cluster)
+    for stage in plan.stages:
+        device, needed = cluster.devices[stage.ranks[0]], price.needs(stage.ranks[0], stage.start, stage.stop)
+        if needed > device.memory_bytes:
+            raise PlanError(
+                f"Device '{device.name}' has {readable(device.memory_bytes)};",
+                f"layers {stage.start}-{stage.stop - 1} with embedding and head need {readable(needed)}.",
+                "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
+            )
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the blocks and the ring order.  Raises PlanError if nothing fits."""
+    job = prepared.job
+    return plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)

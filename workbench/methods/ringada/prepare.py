@@ -1,0 +1,99 @@
+"""Find a job's model and data, and settle RingAda's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.ranges import Dropout, Width
+from workbench.methods.common.plans import require_plan
+from workbench.methods.options import read_options, require_width
+from workbench.methods.ringada.rounds import Policy
+from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
+from workbench.models.loading import model_facts
+from workbench.models.techniques import TechniqueConfig
+
+Unfreezing = Literal["rounds", "steps", "all"]
+Times = Annotated[int, Meta(ge=1, le=10**6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingAdaOptions:
+    """RingAda's own settings, given in Job.options.
+
+    bottleneck: m of Eq. 1.  dropout: of the pooled features.
+    local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
+    unfreezing: one more adapter every unfreeze_every 'rounds' (Algorithm 1, k) or 'steps' (section IV: 40 mini-batches); 'all' adapters
+    from the beginning, which is the paper's PipeAdapter without stale weights.  depth: unfrozen adapters at the beginning, d.
+    in_flight: mini-batches that may be on the ring at once.
+    """
+
+    bottleneck: Width = 64
+    dropout: Dropout = 0.1
+    local_iterations: Times = 4
+    unfreezing: Unfreezing = "steps"
+    unfreeze_every: Times = 40
+    depth: Times = 1
+    in_flight: Times = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedJob(PreparedTechnique):
+    """A RingAda job with everything that is known before a plan."""
+
+    options: RingAdaOptions
+
+    @property
+    def policy(self) -> Policy:
+        """Return when adapters are unfrozen."""
+        options = self.options
+        every = 0 if options.unfreezing == "all" else options.unfreeze_every
+        return Policy(num_layers=self.facts.num_layers, depth=options.depth, every=every, by_rounds=options.unfreezing == "rounds")
+
+
+def require_known(job: Job) -> RingAdaOptions:
+    """Return the options.  Raises ConfigError at once for an option, task or model that does not exist."""
+    options = read_options("ringada", RingAdaOptions, job.options)
+    require_task_and_model(job)
+    return options
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
+    options = require_known(job)
+    facts = model_facts(job.model)
+    require_width("ringada", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
+    if options.depth > facts.num_layers:
+        asked = f"The option depth = {options.depth} of ringada was asked for."
+        raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
+    samples: dict[str, Any] = load_samples(job, facts)
+    task = samples["task"]
+    config = TechniqueConfig(
+        technique="serial",
+        hidden_size=facts.hidden_size,
+        num_layers=facts.num_layers,
+        kind=task.kind,
+        num_outputs=task.num_outputs,
+        bottleneck=options.bottleneck,
+        dropout=options.dropout,
+        seed=job.seed,
+        **label_scale(task, samples["train"]),
+    )
+    return PreparedJob(options=options, config=config, **samples)
+
+
+def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
+    """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one stage."""
+    is_other = plan.mini_batch_size != prepared.job.batch_size
+    shared = [stage for stage in plan.stages if len(stage.shares) > 1]
+    others = [
+        (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),
+        (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
+    ]
+    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

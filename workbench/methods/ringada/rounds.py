@@ -1,0 +1,173 @@
+"""Whose data a round takes, and what it trains: initiators, mini-batches, the unfreezing policy (RingAda, Algorithm 1).
+
+An epoch has as many rounds as take about as many mini-batches as the training split holds.  Each device goes through its own samples
+again and again, in an order of its own; one that is away leaves its turns out, and its samples with them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.plan import Plan, proportional_ranges
+from workbench.methods.training.steps import PlannedStep, StepShape, cut_mini_batch
+from workbench.schedules.ringada import Iteration
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import TokenizedSplit
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundShape(StepShape):
+    """A round: parts are micro-batches, counted through its mini-batches."""
+
+    iterations: tuple[Iteration, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(PlannedStep):
+    """number: of the run's rounds, from 0.  starts[i]: the first micro-batch of iteration i."""
+
+    number: int
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """When adapters are unfrozen, from the top.  A policy of rounds or steps is a schedule; its depths are known before the run.
+
+    every: rounds or steps between two unfreezings, 0 unfreezes all adapters at once.
+    """
+
+    num_layers: int
+    depth: int
+    every: int
+    by_rounds: bool
+
+    def first_unfrozen(self, round_number: int, step: int) -> int:
+        """Return the lowest trained layer in a mini-batch, N_TM - Dep^r.  step: mini-batches before it in the whole run."""
+        passed = (round_number if self.by_rounds else step) // self.every if self.every else self.num_layers
+        return max(0, self.num_layers - self.depth - passed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """The rounds of a run.
+
+    lengths: tokens of every training sample.  owned: the samples of each device of the whole cluster, by its name.
+    names: the devices that take part, in ring order of ranks (ranks by place).  initiators: their ranks in the order of a round.
+    """
+
+    lengths: tuple[int, ...]
+    owned: Mapping[str, tuple[int, ...]]
+    names: tuple[str, ...]
+    initiators: tuple[int, ...]
+    batch_size: int
+    micro_batches: int
+    local_iterations: int
+    policy: Policy
+    epochs: int
+    seed: int
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Return the rounds of an epoch, the same whichever devices are away."""
+        return max(1, math.ceil(len(self.lengths) / (self.batch_size * self.local_iterations * len(self.owned))))
+
+    @property
+    def steps_per_round(self) -> int:
+        """Return the mini-batches by which steps are numbered from round to round: those of a round in which no device is away."""
+        return len(self.owned) * self.local_iterations
+
+    @property
+    def num_steps(self) -> int:
+        """Return the mini-batches of the whole run."""
+        return self.epochs * self.rounds_per_epoch * self.steps_per_round
+
+    def epoch(self, epoch: int) -> tuple[Round, ...]:
+        """Return an epoch's rounds."""
+        return tuple(self.round(epoch * self.rounds_per_epoch + number) for number in range(self.rounds_per_epoch))
+
+    def round(self, number: int) -> Round:
+        """Return a round of the run."""
+        parts: list[Sequence[int]] = []
+        iterations, starts = [], []
+        for place, rank in enumerate(self.initiators):
+            for local in range(self.local_iterations):
+                step = number * self.steps_per_round + place * self.local_iterations + local
+                own = cut_mini_batch(self._mini_batch(rank, number * self.local_iterations + local), self.micro_batches)
+                starts.append(len(parts))
+                parts += own
+                iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
+        planned = PlannedStep.of(parts, self.lengths)
+        shape = RoundShape(sizes=planned.shape.sizes, lengths=planned.shape.lengths, iterations=tuple(iterations))
+        return Round(samples=planned.samples, shape=shape, number=number, starts=tuple(starts))
+
+    def updates(self, num_rounds: int) -> dict[int, int]:
+        """Return how often each layer's adapter has been updated after so many rounds of these devices."""
+        counts = dict.fromkeys(range(self.policy.num_layers), 0)
+        for number in range(num_rounds):
+            for at in range(len(self.initiators) * self.local_iterations):
+                for layer in range(self.policy.first_unfrozen(number, number * self.steps_per_round + at), self.policy.num_layers):
+                    counts[layer] += 1
+        return counts
+
+    def _mini_batch(self, rank: int, number: int) -> Sequence[int]:
+        own = self.owned[self.names[rank]]
+        per_pass = len(self._pass(rank, 0))
+        return [own[index] for index in self._pass(rank, number // per_pass)[number % per_pass]]
+
+    @cached_property
+    def _passes(self) -> dict[tuple[int, int], list[list[int]]]:
+        return {}
+
+    def _pass(self, rank: int, number: int) -> list[list[int]]:
+        if (rank, number) not in self._passes:
+            lengths = [self.lengths[sample] for sample in self.owned[self.names[rank]]]
+            self._passes[rank, number] = epoch_batches(lengths, self.batch_size, self.seed, number)
+        return self._passes[rank, number]
+
+
+def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
+    """Return the ranks in the order in which a round's initiators follow each other (section IV-B, 3).
+
+    It begins with the ring's first device.  Next is the device with the best channel to the present one of those that were not it yet;
+    of equal channels the next on the ring.
+    """
+    ring = [rank for stage in plan.stages for rank in stage.ranks]
+    order, left = [ring[0]], ring[1:]
+    while left:
+        best = max(left, key=lambda rank: (cluster.link(order[-1], rank).bytes_per_s, -left.index(rank)))
+        order.append(best)
+        left.remove(best)
+    return tuple(order)
+
+
+def split_evenly(num_samples: int, names: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
+    """Return each device's samples, drawn alike (IID) and as many for each.  Raises ConfigError for fewer samples than devices."""
+    if num_samples < len(names):
+        raise ConfigError(
+            f"A split of {num_samples} training samples among {len(names)} devices was asked for.",
+            f"'{names[-1]}' would be a device without data.",
+            "Give more samples (train_samples) or fewer devices.",
+        )
+    order = list(range(num_samples))
+    random.Random(f"devices {seed}").shuffle(order)
+    ranges = proportional_ranges(num_samples, (1,) * len(names))
+    return {name: tuple(sorted(order[first:end])) for name, (first, end) in zip(names, ranges, strict=True)}
+
+
+def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
+    """Return a split as a device knows it: of other devices' samples their lengths alone, no token and no label."""
+    mine = set(own)
+
+    def hidden(sample: int) -> tuple[int | bytes, ...]:
+        return tuple(bytes(len(token)) if isinstance(token, bytes) else split.pad_id for token in split.ids[sample])
+
+    ids = tuple(split.ids[sample] if sample in mine else hidden(sample) for sample in range(len(split)))
+    labels = tuple(label if sample in mine else type(label)() for sample, label in enumerate(split.labels))
+    return replace(split, ids=ids, labels=labels)

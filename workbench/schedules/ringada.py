@@ -1,0 +1,266 @@
+"""RingAda's round: forward around the ring, backward stopped at the terminator, the head handed on (RingAda, section IV-B, Algorithm 1).
+
+Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps what their
+backward pass needs.  H scores the micro-batch at the initiator, loss and gradient at once.  B goes back through a stage's unfrozen layers.
+STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.
+Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
+between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
+gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
+iteration i; free:_.i what lets a later mini-batch in; loss:_.m.
+
+F reads the weights of the iteration before, so no weight is stale and none has a second version.  P reads no weights: frozen layers
+take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from workbench.core.cluster import Cluster
+from workbench.core.collector import paused_collector
+from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.errors import ScheduleError
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.schedule import NONE, SEND, STEP, Op, Schedule, Value, send
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pieces import world_size_of
+from workbench.schedules.plan_costs import Crossing, resident_bytes
+
+EMBED, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "P", "F", "H", "B", "HSTEP", "TAKE"
+LOWEST = "A"
+"""In a profile, the backward pass of the lowest unfrozen layer: of its adapter alone, for nothing below is trained."""
+
+Seconds = Callable[[int, Op], float]
+"""Seconds of an operation on a rank, or of a SEND (see core.costs.Costs)."""
+
+
+class Iteration(NamedTuple):
+    """One mini-batch.  initiator: the rank whose data it is.  first_unfrozen: the lowest layer that it trains, L - Dep^r from 0."""
+
+    initiator: int
+    first_unfrozen: int
+    num_micro_batches: int
+
+
+def terminator(plan: Plan, first_unfrozen: int) -> int:
+    """Return the stage at which the backward pass ends: that of the lowest unfrozen adapter.
+
+    Section IV-B: the device u with 1(beta(u) <= N_TM - Dep^r + 1 <= epsilon(u)) > 0, blocks counted from 1.
+    """
+    return next(number for number, stage in enumerate(plan.stages) if stage.start <= first_unfrozen < stage.stop)
+
+
+class _Task(NamedTuple):
+    rank: int
+    op: Op
+    priority: tuple[int, int, int]
+
+
+def ring_round(
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    seconds: Seconds,
+    *,
+    in_flight: int,
+    world_size: int | None = None,
+) -> Schedule:
+    """Return the mini-batches of a round with their transfers; every stage has one rank.
+
+    in_flight: a mini-batch is embedded once the one so many before it has updated the head.  seconds: what the operations about take; on
+    each rank they stand in the order in which a device that takes the oldest mini-batch's work first would do them.
+    Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
+    """
+    tasks = _tasks(plan, iterations, in_flight)
+    size = world_size_of(plan, world_size, (1,) * len(tasks))
+    first, last = iterations[0].initiator, iterations[-1].initiator
+    if first != last:
+        head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
+        tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
+    ops = _in_order(tasks, size, seconds)
+    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in ops)
+    return insert_transfers(Schedule(ops=ops, outputs=outputs))
+
+
+def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int) -> list[_Task]:
+    if not iterations or in_flight < 1 or any(len(stage.shares) != 1 for stage in plan.stages):
+        raise ScheduleError(
+            f"A round of {len(iterations)} mini-batches, {in_flight} of them in flight, was asked for.",
+            f"The stages have {', '.join(str(len(stage.shares)) for stage in plan.stages)} ranks.",
+            "Give the round a mini-batch, let one or more be in flight, and give each stage one rank.",
+        )
+    tasks: list[_Task] = []
+    updated: dict[int, Value] = {}  # the last weights of each stage
+    number = 0
+    for at, iteration in enumerate(iterations):
+        micro_batches = range(number, number + iteration.num_micro_batches)
+        number = micro_batches.stop
+        head_before = (Value("head", NONE, at - 1),) if at else ()
+        let_in = (Value("free", NONE, at - in_flight),) if at >= in_flight else ()
+        end = terminator(plan, iteration.first_unfrozen)
+        home = iteration.initiator
+
+        def add(rank: int, kind: str, stage: int, m: int, urgency: int, reads: tuple[Value, ...], *writes: Value, at: int = at) -> None:
+            tasks.append(_Task(rank, Op(kind, stage, m, NONE, reads, writes), (at, urgency, m)))
+
+        for m in micro_batches:
+            hidden = Value("emb", NONE, m)
+            add(home, EMBED, NONE, m, 3, let_in, hidden)
+            for s, stage in enumerate(plan.stages):
+                [rank] = stage.ranks
+                after = Value("act", s, m)
+                if stage.start < iteration.first_unfrozen:
+                    between = Value("mid", s, m) if s == end else after
+                    add(rank, PREFIX, s, m, 3, (hidden,), between)
+                    hidden = between
+                if s >= end:
+                    weights = (updated[s],) if s in updated else ()
+                    add(rank, FORWARD, s, m, 1, (hidden, *weights), after, Value("ctx", s, m))
+                hidden = after
+            stages = len(plan.stages)
+            add(home, HEAD, NONE, m, 1, (hidden, *head_before), Value("loss", NONE, m), Value("grad", stages, m), Value("hacc", NONE, m))
+            for s in reversed(range(end, stages)):
+                passed = (Value("grad", s, m),) if s > end else ()
+                reads = (Value("ctx", s, m), Value("grad", s + 1, m))
+                add(plan.stages[s].ranks[0], BACKWARD, s, m, 2, reads, *passed, Value("gacc", s, m))
+        gradients = tuple(Value("hacc", NONE, m) for m in micro_batches)
+        add(home, HEAD_STEP, NONE, at, 0, gradients, Value("head", NONE, at), Value("free", NONE, at))
+        for s in range(end, len(plan.stages)):
+            updated[s] = Value("weight", s, at)
+            add(plan.stages[s].ranks[0], STEP, s, at, 0, tuple(Value("gacc", s, m) for m in micro_batches), updated[s])
+    return tasks
+
+
+@paused_collector()
+def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tuple[tuple[Op, ...], ...]:
+    """Return each rank's operations in the order of a replay in which a free rank takes, of what it could do, the most urgent."""
+    writer = {value: number for number, task in enumerate(tasks) for value in task.op.writes}
+    waits = [len(task.op.reads) for task in tasks]
+    readers: dict[Value, list[int]] = {}
+    for number, task in enumerate(tasks):
+        for value in task.op.reads:
+            readers.setdefault(value, []).append(number)
+    assert all(value in writer for value in readers)
+    ready: list[list[tuple[tuple[int, int, int], int]]] = [[] for _ in range(world_size)]
+    is_free = [True] * world_size
+    listed: list[list[Op]] = [[] for _ in range(world_size)]
+    events: list[tuple[float, int, int]] = []  # (when, 0 an operation can be done or 1 it is done, task)
+    for number, count in enumerate(waits):
+        if not count:
+            heappush(events, (0.0, 0, number))
+    known_s = [0.0] * len(tasks)
+    while events:
+        now_s = events[0][0]
+        touched: set[int] = set()
+        while events and events[0][0] == now_s:
+            _, is_done, number = heappop(events)
+            task = tasks[number]
+            touched.add(task.rank)
+            if not is_done:
+                heappush(ready[task.rank], (task.priority, number))
+                continue
+            is_free[task.rank] = True
+            for value in task.op.writes:
+                for reader in readers.get(value, ()):
+                    there = tasks[reader].rank
+                    arrives_s = now_s if there == task.rank else now_s + seconds(task.rank, send(value, task.rank, there))
+                    known_s[reader] = max(known_s[reader], arrives_s)
+                    waits[reader] -= 1
+                    if not waits[reader]:
+                        heappush(events, (known_s[reader], 0, reader))
+        for rank in touched:
+            if is_free[rank] and ready[rank]:
+                number = heappop(ready[rank])[1]
+                listed[rank].append(tasks[number].op)
+                is_free[rank] = False
+                heappush(events, (now_s + seconds(rank, tasks[number].op), 1, number))
+    return tuple(map(tuple, listed))
+
+
+class RingCosts:
+    """Costs of ring_round: a core.costs.Costs.
+
+    sizes[m], lengths[m]: samples and tokens of micro-batch m of the round.  crossing: what a boundary's hidden state is.
+    head_values: float32 numbers of the head and its moments.  beside_bytes: of embedding and head, of which each device has a copy.
+    Times of a profile's layers: P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        iterations: Sequence[Iteration],
+        *,
+        sizes: Sequence[int],
+        lengths: Sequence[int],
+        crossing: Crossing,
+        head_values: int,
+        beside_bytes: int,
+    ) -> None:
+        self._profile, self._cluster, self._plan, self._iterations = profile, cluster, plan, tuple(iterations)
+        self._sizes, self._lengths, self._crossing = tuple(sizes), tuple(lengths), crossing
+        self._head_values, self._beside_bytes = head_values, beside_bytes
+        self._iteration_of = [at for at, one in enumerate(iterations) for _ in range(one.num_micro_batches)]
+
+    def layers(self, op: Op) -> range:
+        """Return the layers that P, F, B or STEP runs."""
+        at = op.microbatch if op.kind == STEP else self._iteration_of[op.microbatch]
+        return layers_of(self._plan, op, self._iterations[at].first_unfrozen)
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        if op.kind == SEND:
+            return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
+        layers = self._profile.layers[rank]
+        if op.kind in (HEAD_STEP, TAKE):
+            return layers[-1].seconds(HEAD_STEP, 1, 1)
+        if op.kind == STEP:
+            return sum(layers[layer].seconds(STEP, 1, 1) for layer in self.layers(op))
+        at = self._sizes[op.microbatch], self._lengths[op.microbatch]
+        if op.kind in (EMBED, HEAD):
+            return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
+        lowest = self._iterations[self._iteration_of[op.microbatch]].first_unfrozen
+        kinds = [LOWEST if op.kind == BACKWARD and layer == lowest else op.kind for layer in self.layers(op)]
+        return sum(layers[layer].seconds(kind, *at) for layer, kind in zip(self.layers(op), kinds, strict=True))
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs)."""
+        name, m = value.name, value.microbatch
+        if name == "head":
+            return Spec((self._head_values,))
+        if name == "free":
+            return Spec((1,), "uint8")  # it crosses to the next initiator
+        if name == "ctx":
+            first = self._iterations[self._iteration_of[m]].first_unfrozen
+            stage = self._plan.stages[value.stage]
+            own = self._profile.layers[stage.ranks[0]][max(first, stage.start) : stage.stop]
+            return opaque(sum(LayerProfile.context_bytes(layer, self._sizes[m], self._lengths[m]) for layer in own))
+        if name not in ("emb", "act", "mid", "grad"):
+            return TOKEN
+        done = {"emb": 0, "act": value.stage + 1, "grad": value.stage, "mid": 0}[name]
+        layers = self._plan.stages[done - 1].stop if done else 0
+        if name == "mid":
+            layers = self._iterations[self._iteration_of[m]].first_unfrozen
+        tokens = self._crossing.tokens(layers, self._lengths[m])
+        if done == len(self._plan.stages) and tokens != self._lengths[m]:
+            tokens = self._crossing.target_length  # the head reads the decoder's states alone
+        return Spec((self._sizes[m], tokens, self._crossing.hidden_size))
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return weights, gradients, optimizer state and the copies of embedding and head in bytes."""
+        index = self._plan.stage_of(rank)
+        if index is None:
+            return 0
+        stage = self._plan.stages[index]
+        return resident_bytes(self._profile, self._profile.layers[rank][stage.start : stage.stop]) + self._beside_bytes
+
+
+def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:
+    """Return the layers that P, F, B or STEP runs of a mini-batch that trains the layers from `first_unfrozen` on."""
+    stage = plan.stages[op.stage]
+    if op.kind == PREFIX:
+        return range(stage.start, min(stage.stop, first_unfrozen))
+    return range(max(stage.start, first_unfrozen), stage.stop)
