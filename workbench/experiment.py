@@ -189,9 +189,10 @@ def _prepared(
             found = f"The {name} split of '{job.task}' has {len(split)}."
             raise ConfigError(f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out.")
     for fault in parse_faults(job.faults, cluster):
-        if fault.start >= prepared.num_steps:
+        num_steps = prepared.steps_on(cluster.world_size)
+        if fault.start >= num_steps:
             asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(asked, f"The run has {prepared.num_steps} steps.", "Name an earlier step, or do more steps.")
+            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
     return prepared
 
 

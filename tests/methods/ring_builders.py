@@ -16,7 +16,7 @@ from workbench.core.schedule import Value
 from workbench.methods.common.session import RankResult
 from workbench.methods.ringada.phases import RingPhase, RingRankJob
 from workbench.methods.ringada.prepare import RingAdaOptions
-from workbench.methods.ringada.rounds import Policy, split_evenly
+from workbench.methods.ringada.rounds import Policy
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import task_loss
@@ -51,7 +51,7 @@ def ring_job(
         facts=model_facts(model),
         options=RingAdaOptions(local_iterations=local_iterations),
         policy=Policy(num_layers=stack.num_layers, depth=1, every=every, by_rounds=False),
-        owned=split_evenly(samples, [device.name for device in cluster.devices], 0),
+        owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
         typical_length=16,
         folder=folder,
     )

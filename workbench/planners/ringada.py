@@ -10,7 +10,7 @@ The search moves single layers between neighbours on the ring and swaps devices 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import readable
+from workbench.planners.orders import device_types, distinct_orders
 
 _FEW = 4
 """So many devices or fewer: every ring order is a beginning."""
@@ -52,54 +53,54 @@ class RingPricer:
         def summed(cells: np.ndarray) -> np.ndarray:
             return np.concatenate([np.zeros((1, cells.shape[1])), np.cumsum(cells, axis=0)])
 
-        self._frozen, self._unfrozen, self._step = [], [], []
+        frozen, unfrozen, steps = [], [], []
         for row in profile.layers:
             seconds = {kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row]) for kind in "PFBA"}
             step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
-            self._frozen.append(summed(np.where(is_frozen, seconds["P"], 0.0)))
-            self._unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
-            self._step.append(summed(np.where(is_frozen, 0.0, step)))
+            frozen.append(summed(np.where(is_frozen, seconds["P"], 0.0)))
+            unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
+            steps.append(summed(np.where(is_frozen, 0.0, step)))
+        # (devices, layers + 1, depths): of the first 0, 1, 2, ... layers.
+        self._frozen, self._unfrozen, self._step = np.stack(frozen), np.stack(unfrozen), np.stack(steps)
         self._firsts = firsts
         nbytes = profile.layers[0][0].output_bytes(size, sequence_length)
         world = range(cluster.world_size)
         self._crossing = np.array([[0.0 if a == b else cluster.link(a, b).transfer_s(nbytes) for b in world] for a in world])
         self._bytes = self._layer_bytes(size, memory_length or sequence_length)
+        self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
     def needs(self, rank: int, start: int, stop: int) -> int:
         """Return the bytes that layers [start, stop) need on a device, all of them unfrozen, and what it keeps besides."""
         return int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
 
-    def __call__(self, order: Sequence[int], cuts: Sequence[int]) -> float:
-        """Return the seconds of a ring: device order[s] has layers [cuts[s], cuts[s + 1]).  Infinite if a device's memory is too small."""
-        stages = [(rank, start, stop) for rank, (start, stop) in zip(order, pairwise(cuts), strict=True)]
-        if any(self.needs(rank, start, stop) > self.cluster.devices[rank].memory_bytes for rank, start, stop in stages):
-            return float("inf")
-        frozen = np.stack([self._frozen[rank][stop] - self._frozen[rank][start] for rank, start, stop in stages])
-        unfrozen = np.stack([self._unfrozen[rank][stop] - self._unfrozen[rank][start] for rank, start, stop in stages])
-        step = np.stack([self._step[rank][stop] - self._step[rank][start] for rank, start, stop in stages])
-        count = self._micro_batches
-        busiest = (count * (frozen + unfrozen) + step).max(axis=0)
-        is_open = np.array([[stop] for _, _, stop in stages]) > self._firsts
+    def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        """Return the seconds of rings, (rings,); infinite if a device's memory is too small.
+
+        orders: (rings, devices) ranks.  cuts: (rings, devices + 1); device orders[i, s] has layers [cuts[i, s], cuts[i, s + 1]).
+        """
+        starts, stops = cuts[:, :-1], cuts[:, 1:]
+        frozen, unfrozen, step = (each[orders, stops] - each[orders, starts] for each in (self._frozen, self._unfrozen, self._step))
+        count = self._micro_batches  # above: (rings, devices, depths)
+        busiest = (count * (frozen + unfrozen) + step).max(axis=1)
+        is_open = stops[:, :, None] > self._firsts
         # A hidden state goes from stage to stage, home to the initiator, and its gradient the same way back.
-        hops = np.array([self._crossing[a, b] + self._crossing[b, a] for a, b in pairwise(order)] + [self._home(order[-1])])
-        once = unfrozen.sum(axis=0) + (hops[:, None] * is_open).sum(axis=0) + step.max(axis=0)
-        chain = once + (count - 1) * unfrozen.max(axis=0)
-        return float((np.maximum(busiest, chain) * self._weights).sum())
+        there, back = orders[:, :-1], orders[:, 1:]
+        between = self._crossing[there, back] + self._crossing[back, there]
+        home = (self._crossing + self._crossing.T).mean(axis=1)[orders[:, -1:]]
+        once = unfrozen.sum(axis=1) + (np.concatenate([between, home], axis=1)[:, :, None] * is_open).sum(axis=1) + step.max(axis=1)
+        seconds = np.maximum(busiest, once + (count - 1) * unfrozen.max(axis=1)) @ self._weights
+        is_over = self._bytes[orders, stops] - self._bytes[orders, starts] > self._budgets[orders]
+        return np.where(is_over.any(axis=1), np.inf, seconds)
 
-    def _home(self, last: int) -> float:
-        """Return the mean seconds there and back between the ring's last device and an initiator."""
-        both = self._crossing[last] + self._crossing[:, last]
-        return float(both.mean())
-
-    def _layer_bytes(self, size: int, length: int) -> list[np.ndarray]:
+    def _layer_bytes(self, size: int, length: int) -> np.ndarray:
         moments = 2 + self.profile.optimizer_bytes_per_trainable_byte
         found = []
         for row in self.profile.layers:
             kept = [self._micro_batches * layer.context_bytes(size, length) for layer in row]
             own = [layer.frozen_bytes + moments * layer.trainable_bytes + one for layer, one in zip(row, kept, strict=True)]
-            found.append(np.concatenate([[0.0], np.cumsum(own)]))
-        return found
+            found.append([0.0, *accumulate(own)])
+        return np.array(found)
 
 
 def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Plan:
@@ -132,31 +133,38 @@ def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Pla
     )
 
 
+Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in their order, and the cuts
+
+
 def _search(pricer: RingPricer) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     world, layers = pricer.cluster.world_size, pricer.profile.num_layers
     speed = [1 / max(sum(layer.forward_s(1, 1) for layer in row), 1e-12) for row in pricer.profile.layers]
+    types = device_types(pricer.profile, pricer.cluster)
     by_speed = tuple(sorted(range(world), key=lambda rank: speed[rank]))
-    orders = list(permutations(range(world))) if world <= _FEW else [tuple(range(world)), by_speed, by_speed[::-1]]
-    best = (orders[0], _proportional(layers, [1.0] * world), float("inf"))
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
-
-    def price(order: tuple[int, ...], cuts: tuple[int, ...]) -> float:
-        if (order, cuts) not in known:
-            known[order, cuts] = pricer(order, cuts)
-        return known[order, cuts]
-
+    orders = list(distinct_orders(types)) if world <= _FEW else [tuple(range(world)), by_speed, by_speed[::-1]]
+    best: tuple[float, Ring] = (float("inf"), (orders[0], _proportional(layers, [1.0] * world)))
     for order in orders:
-        for weights in ([1.0] * world, [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]):
-            found = order, _proportional(layers, weights)
-            now_s = price(*found)
-            while True:
-                nearby = min(_neighbours(*found), key=lambda one: price(*one), default=found)
-                if price(*nearby) >= now_s * (1 - 1e-9):
-                    break
-                found, now_s = nearby, price(*nearby)
-            if now_s < best[2]:
-                best = (*found, now_s)
-    return best
+        weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
+        for one in weights:
+            best = min(best, _improved(pricer, types, (order, _proportional(layers, one))))
+    return (*best[1], best[0])
+
+
+def _improved(pricer: RingPricer, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
+    """Return the seconds and the ring at which neither moving a layer nor swapping two devices helps."""
+
+    def best_of(rings: list[Ring]) -> tuple[float, Ring]:
+        seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
+        return float(seconds.min()), rings[int(seconds.argmin())]
+
+    now_s, ring = best_of([ring])
+    while True:
+        better_s, better = best_of([ring, *_moved(ring)])
+        if better_s >= now_s * (1 - 1e-9):
+            better_s, better = best_of([ring, *_swapped(ring, types)])
+        if better_s >= now_s * (1 - 1e-9):
+            return now_s, ring
+        now_s, ring = better_s, better
 
 
 def _proportional(num_layers: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -169,19 +177,20 @@ def _proportional(num_layers: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(cuts)
 
 
-def _neighbours(order: tuple[int, ...], cuts: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    found = []
-    for a in range(len(order)):  # one layer from any device to any other
-        for b in range(len(order)):
-            if a != b and cuts[a + 1] - cuts[a] > 1:
-                shift = [int(a < k <= b) - int(b < k <= a) for k in range(len(cuts))]
-                found.append((order, tuple(cut - one for cut, one in zip(cuts, shift, strict=True))))
-    for a in range(len(order)):  # two devices change places, with or without their layers' numbers
-        for b in range(a):
-            swapped = list(order)
-            swapped[a], swapped[b] = swapped[b], swapped[a]
-            sizes = [stop - start for start, stop in pairwise(cuts)]
+def _moved(ring: Ring) -> list[Ring]:
+    """Return the rings with a layer less on one device and one more on another."""
+    (order, cuts), places = ring, range(len(ring[0]))
+    pairs = [(a, b) for a in places for b in places if a != b and cuts[a + 1] - cuts[a] > 1]
+    return [(order, tuple(cut - (a < k <= b) + (b < k <= a) for k, cut in enumerate(cuts))) for a, b in pairs]
+
+
+def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
+    """Return the rings with two devices swapped, each place or each device with the number of layers that it had."""
+    found, (order, cuts) = list[Ring](), ring
+    for b, a in combinations(range(len(order)), 2):
+        if types[order[a]] != types[order[b]]:
+            other, sizes = list(order), [stop - start for start, stop in pairwise(cuts)]
+            other[a], other[b] = other[b], other[a]
             sizes[a], sizes[b] = sizes[b], sizes[a]
-            found.append((tuple(swapped), cuts))
-            found.append((tuple(swapped), (0, *np.cumsum(sizes).tolist())))
+            found += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
     return found

@@ -147,6 +147,10 @@ class PreparedJob:
         """Return the steps of E samples in which every sample was seen once, at the asked E."""
         return -(-len(self.train) // self.job.batch_size)
 
+    def steps_on(self, world_size: int) -> int:
+        """Return the steps of the whole run, the same on any number of devices."""
+        return self.num_steps
+
     @property
     def num_steps(self) -> int:
         """Return the steps of the whole run."""

@@ -46,6 +46,13 @@ class RingRankJob(RankJob):
         """Return the job without other devices' tokens and labels (see RankJob)."""
         return replace(self, split=seen_by(self.split, self.owned[self.cluster.devices[rank].name]))
 
+    @property
+    def missing(self) -> str:
+        """Return whose data no device has now (see RankJob)."""
+        names = {device.name for device in self.cluster.devices}
+        away = [f"{len(own)} training samples of {name}" for name, own in self.owned.items() if name not in names]
+        return f"Gone while it is away: {', '.join(away)}" if away else ""
+
     def handed_on(self, job: Self) -> Self:
         """Return the job of fewer devices: nobody else has the data of one that is away (see RankJob)."""
         return replace(job, owned=self.owned)

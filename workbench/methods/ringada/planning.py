@@ -10,10 +10,16 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.ringada.phases import RingRankJob, beside_bytes
 from workbench.methods.ringada.prepare import PreparedJob
-from workbench.methods.ringada.rounds import split_evenly
 from workbench.methods.training.backups import with_room
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, plan_ring
+from workbench.tasks.device_split import split_samples
+
+
+def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
+    """Return each device's training samples, D_u, by its name.  Raises ConfigError for a rule that cannot be, or a device without data."""
+    owned = split_samples(prepared.task.train, cluster.world_size, prepared.options.data, prepared.job.seed)
+    return {device.name: own for device, own in zip(cluster.devices, owned, strict=True)}
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
@@ -28,7 +34,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         facts=prepared.facts,
         options=prepared.options,
         policy=prepared.policy,
-        owned=split_evenly(len(prepared.train), [device.name for device in cluster.devices], prepared.job.seed),
+        owned=owned_by(prepared, cluster),
         typical_length=prepared.typical_length,
     )
 
@@ -36,10 +42,9 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
 def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPricer:
     """Return what prices a ring for the whole run."""
     job = prepared.job
-    policy = prepared.policy
-    steps = prepared.num_steps
-    per_round = cluster.world_size * prepared.options.local_iterations
-    depths = Counter(policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in range(steps))
+    policy, per_round = prepared.policy, cluster.world_size * prepared.options.local_iterations
+    steps = range(per_round * prepared.steps_on(cluster.world_size))
+    depths = Counter(policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in steps)
     return RingPricer(
         with_room(profile, job),
         cluster,

@@ -11,10 +11,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, Width
+from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
-from workbench.methods.ringada.rounds import Policy
+from workbench.methods.ringada.rounds import Policy, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
@@ -28,6 +28,7 @@ class RingAdaOptions:
     """RingAda's own settings, given in Job.options.
 
     bottleneck: m of Eq. 1.  dropout: of the pooled features.
+    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source or sizes:A,B,... (see tasks.device_split).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'rounds' (Algorithm 1, k) or 'steps' (section IV: 40 mini-batches); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights.  depth: unfrozen adapters at the beginning, d.
@@ -36,6 +37,7 @@ class RingAdaOptions:
 
     bottleneck: Width = 64
     dropout: Dropout = 0.1
+    data: Text = "iid"
     local_iterations: Times = 4
     unfreezing: Unfreezing = "steps"
     unfreeze_every: Times = 40
@@ -48,6 +50,10 @@ class PreparedJob(PreparedTechnique):
     """A RingAda job with everything that is known before a plan."""
 
     options: RingAdaOptions
+
+    def steps_on(self, world_size: int) -> int:
+        """Return the rounds of the whole run (see PreparedTraining)."""
+        return self.job.epochs * rounds_per_epoch(len(self.train), self.job.batch_size * self.options.local_iterations * world_size)
 
     @property
     def policy(self) -> Policy:

@@ -6,15 +6,12 @@ again and again, in an order of its own; one that is away leaves its turns out, 
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
-from workbench.core.plan import Plan, proportional_ranges
+from workbench.core.plan import Plan
 from workbench.methods.training.steps import PlannedStep, StepShape, cut_mini_batch
 from workbench.schedules.ringada import Iteration
 from workbench.tasks.batching import epoch_batches
@@ -76,7 +73,7 @@ class Rounds:
     @property
     def rounds_per_epoch(self) -> int:
         """Return the rounds of an epoch, the same whichever devices are away."""
-        return max(1, math.ceil(len(self.lengths) / (self.batch_size * self.local_iterations * len(self.owned))))
+        return rounds_per_epoch(len(self.lengths), self.batch_size * self.steps_per_round)
 
     @property
     def steps_per_round(self) -> int:
@@ -132,6 +129,11 @@ class Rounds:
         return self._passes[rank, number]
 
 
+def rounds_per_epoch(num_samples: int, samples_per_round: int) -> int:
+    """Return in how many rounds about as many samples are trained on as there are."""
+    return max(1, round(num_samples / samples_per_round))
+
+
 def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
     """Return the ranks in the order in which a round's initiators follow each other (section IV-B, 3).
 
@@ -145,20 +147,6 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
         order.append(best)
         left.remove(best)
     return tuple(order)
-
-
-def split_evenly(num_samples: int, names: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
-    """Return each device's samples, drawn alike (IID) and as many for each.  Raises ConfigError for fewer samples than devices."""
-    if num_samples < len(names):
-        raise ConfigError(
-            f"A split of {num_samples} training samples among {len(names)} devices was asked for.",
-            f"'{names[-1]}' would be a device without data.",
-            "Give more samples (train_samples) or fewer devices.",
-        )
-    order = list(range(num_samples))
-    random.Random(f"devices {seed}").shuffle(order)
-    ranges = proportional_ranges(num_samples, (1,) * len(names))
-    return {name: tuple(sorted(order[first:end])) for name, (first, end) in zip(names, ranges, strict=True)}
 
 
 def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:

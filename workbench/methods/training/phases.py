@@ -101,6 +101,11 @@ class RankJob(SessionJob, ABC):
         """Return what each device gets."""
         return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
 
+    @property
+    def missing(self) -> str:
+        """Return in words what a run lacks while some of its devices are away, beside their work; '' if nothing."""
+        return ""
+
     def handed_on(self, job: Self) -> Self:
         """Return the job of some of this one's devices with what they cannot know by themselves: by default nothing."""
         return job

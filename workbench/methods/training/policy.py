@@ -198,6 +198,8 @@ class TrainingPolicy(ToldPolicy):
         self._step = self._timetable.number(former.epochs, former.step)
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
+        if job.missing:
+            self.say(job.missing)
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:

@@ -80,6 +80,10 @@ class PreparedTraining:
         """Return the steps of the whole run."""
         return self.job.epochs * math.ceil(len(self.train) / self.job.batch_size)
 
+    def steps_on(self, world_size: int) -> int:
+        """Return the steps of the whole run on so many devices, as faults and progress count them."""
+        return self.num_steps
+
     def typical_step(self, micro_batches: int) -> PlannedStep:
         """Return the mini-batch of the first epoch that is closest to the typical length, to choose plans by."""
         job = self.job

@@ -1,0 +1,93 @@
+"""A ring as a whole run: simulated, executed, resumed, with lost devices, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tiny_job import two_devices
+
+from tests.experiment.running import at, interrupt, losses, run
+from workbench import experiment
+from workbench.core import Job, Report
+from workbench.core.errors import ConfigError, PlanError
+from workbench.methods.ringada import method
+from workbench.methods.ringada.measure import measure_layers
+from workbench.models.technique_saving import load_trained
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _measured_briefly() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(method, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def job(job: Job) -> Job:
+    """Three epochs of two rounds of two mini-batches; a layer more every three."""
+    options = {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8}
+    return replace(job, method="ringada", options=options, train_samples=56)
+
+
+@pytest.fixture(scope="module")
+def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return run(job, tmp_path_factory.mktemp("whole"))
+
+
+def test_simulated(job: Job) -> None:
+    report = experiment.run(job, two_devices(), "simulate")
+    assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
+    assert report.plan.num_layers == 6 and sorted(stage.ranks for stage in report.plan.stages) == [(0,), (1,)]
+
+
+def test_executed_it_is_saved_for_later(whole: Report) -> None:
+    assert len(losses(whole)) == 6 and all(loss is not None and 0 < loss < 2 for *_, loss in losses(whole))
+    model, about = load_trained(whole.artifacts["adapter"])
+    assert about.config.technique == "serial" and set(model.adapters) == {str(layer) for layer in range(6)}
+
+
+def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path, progress=at(1, interrupt))
+    assert losses(run(job, tmp_path, resume=True)) == losses(whole)
+
+
+@pytest.mark.parametrize("backup_every", [0, 1])
+def test_the_other_goes_on_without_the_lost_device_s_data(backup_every: int, job: Job, whole: Report, tmp_path: Path) -> None:
+    report = run(replace(job, faults="kill:alpha@step3", backup_every=backup_every), tmp_path)
+    said = " ".join(report.notes)
+    assert "alpha is lost" in said and "28 training samples of alpha" in said
+    assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
+    assert losses(report)[:2] == losses(whole)[:2]
+    assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
+
+
+def test_faults_are_simulated(job: Job) -> None:
+    report = experiment.run(replace(job, faults="kill:alpha@step3"), two_devices(), "simulate")
+    assert "alpha is lost" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": {"unfreeze_every": 0}}, r"unfreeze_every"),
+        ({"options": {"bottleneck": 0}}, r"bottleneck"),
+        ({"options": {"depth": 7}}, r"The option depth = 7 of ringada was asked for. 'tiny-bert' has 6 layers"),
+        ({"options": {"unfreezing": "sometimes"}}, r"one of rounds, steps, all"),
+        ({"options": {"data": "sizes:1,2,3"}}, r"takes 2 numbers here, not 3"),
+        ({"train_samples": 1}, r"no data"),
+        ({"faults": "kill:beta@step6"}, r"The run has 6 steps"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict, message: str, job: Job) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experiment.run(replace(job, **changes), two_devices(), "simulate")
+
+
+def test_more_devices_than_blocks_are_refused(job: Job) -> None:
+    with pytest.raises(PlanError, match=r"A ring of 2 devices was asked for.*'tiny-bert-1' has 1 blocks"):
+        experiment.run(replace(job, model="tiny-bert-1"), two_devices(), "simulate")

@@ -1,0 +1,127 @@
+"""RingAda's assignment: against every assignment of small clusters, in little time for large ones, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import numpy as np
+import pytest
+
+from workbench.core import Cluster, Device, Link
+from workbench.core.errors import PlanError
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.planners.ringada import RingPricer, plan_ring
+
+FREE = Link(bytes_per_s=1e12)
+
+
+def layer(seconds: float, times_of_a_layer: dict[str, float], frozen_bytes: int = 1000) -> LayerProfile:
+    grids = {
+        kind: Grid(batch_sizes=(1, 32), sequence_lengths=(8,), seconds=((share * seconds / 32,), (share * seconds,)))
+        for kind, share in times_of_a_layer.items()
+    }
+    return LayerProfile(
+        name="layer", times=grids, frozen_bytes=frozen_bytes, trainable_bytes=10, output_bytes_per_token=4000, context_bytes_per_token=100
+    )
+
+
+def problem(
+    speeds: list[float],
+    num_layers: int,
+    *,
+    micro_batches: int = 4,
+    links: list[Link] | None = None,
+    memory: list[int] | None = None,
+    num_steps: int = 700,
+) -> RingPricer:
+    """Return a training that unfreezes a layer every 40 mini-batches."""
+    shares = {"P": 0.9, "F": 1.0, "B": 1.2, "A": 0.1, "STEP": 0.01}
+    profile = Profile(
+        model="made up",
+        method="test",
+        source="analytic",
+        layers=tuple(tuple(layer(1 / speed, shares) for _ in range(num_layers)) for speed in speeds),
+    )
+    cluster = Cluster(
+        name="test",
+        devices=tuple(
+            Device(
+                name=f"d{rank}",
+                flops_per_s=1e9,
+                memory_bytes=10**9 if memory is None else memory[rank],
+                link=FREE if links is None else links[rank],
+            )
+            for rank in range(len(speeds))
+        ),
+    )
+    depths = dict.fromkeys(range(1, min(num_layers, -(-num_steps // 40) + 1)), 40)
+    depths |= {num_layers: num_steps - 40 * (num_layers - 1)} if num_steps > 40 * (num_layers - 1) else {}
+    return RingPricer(profile, cluster, batch_size=32, micro_batches=micro_batches, sequence_length=8, depths=depths)
+
+
+def least_s(pricer: RingPricer) -> float:
+    """Return the seconds of the best of all orders and cuts."""
+    world, layers = pricer.cluster.world_size, pricer.profile.num_layers
+    cuts = np.array([(0, *inner, layers) for inner in itertools.combinations(range(1, layers), world - 1)])
+    orders = (np.broadcast_to(np.array(order), (len(cuts), world)) for order in itertools.permutations(range(world)))
+    return min(float(pricer(order, cuts).min()) for order in orders)
+
+
+def drawn(seed: int) -> RingPricer:
+    chance = random.Random(seed)
+    world = chance.choice((2, 3, 3, 4, 4, 4, 5, 5)) if seed % 40 else 6
+    num_layers = chance.randrange(world, 13) if seed % 40 else 12
+    speeds = [chance.choice((0.13, 0.27, 0.5, 0.5, 1.0, chance.uniform(0.1, 2))) for _ in range(world)]
+    links = [Link(bytes_per_s=chance.choice((1e5, 1e6, 1e7))) for _ in range(world)] if seed % 2 else None
+    whole = 1000 * num_layers + 32 * 8 * 100 * num_layers
+    memory = [chance.choice((10**9, int(whole * 1.5 / world))) for _ in range(world)] if seed % 3 == 0 else None
+    return problem(speeds, num_layers, micro_batches=chance.choice((1, 2, 4, 8)), links=links, memory=memory)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
+    """Over 200 random clusters of 2 to 6 devices and up to 12 layers: unequal speeds, links and memory."""
+    for seed in range(21 * block, 21 * block + 21):
+        pricer = drawn(seed)
+        best_s = least_s(pricer)
+        if best_s == float("inf"):
+            with pytest.raises(PlanError):
+                plan_ring(pricer, batch_size=32, micro_batches=4)
+        else:
+            assert plan_ring(pricer, batch_size=32, micro_batches=4).total_s <= 1.02 * best_s, seed
+
+
+def test_layers_go_where_the_load_will_be() -> None:
+    """Four equal devices in a training of 160 mini-batches: only the top four layers are ever trained, so their device has fewer."""
+    plan = plan_ring(problem([1.0] * 4, 12, num_steps=160), batch_size=32, micro_batches=4)
+    assert plan.num_layers == 12 and len(plan.stages) == 4
+    assert plan.stages[-1].num_layers < 3 < plan.stages[0].num_layers
+
+
+def test_a_faster_device_has_more_layers() -> None:
+    plan = plan_ring(problem([1.0, 1.0, 0.25, 1.0], 12), batch_size=32, micro_batches=4)
+    layers = {stage.ranks[0]: stage.num_layers for stage in plan.stages}
+    assert layers[2] == min(layers.values())
+
+
+def test_more_devices_than_blocks_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"A ring of 3 devices was asked for.* has 2 blocks"):
+        plan_ring(problem([1.0] * 3, 2), batch_size=32, micro_batches=4)
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"No assignment of 4 blocks fits .* 'd0' has 500 bytes"):
+        plan_ring(problem([1.0] * 2, 4, memory=[500, 500]), batch_size=32, micro_batches=4)
+
+
+if __name__ == "__main__":  # what 48 layers on 8 devices take: under .2 s
+    chance = random.Random(0)
+    for _ in range(5):
+        large = problem(
+            [chance.uniform(0.1, 2) for _ in range(8)], 48, links=[Link(bytes_per_s=chance.choice((1e6, 1e7))) for _ in range(8)]
+        )
+        begin_s = time.process_time()
+        made = plan_ring(large, batch_size=32, micro_batches=4)
+        print(f"{time.process_time() - begin_s:.3f} s of processor time: {made.partition()}")
