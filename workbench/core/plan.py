@@ -101,6 +101,11 @@ class Plan:
         """Return the predicted seconds of a mini-batch, as the planner priced it."""
         return sum(self.predicted_s.values())
 
+    @property
+    def busy_ranks(self) -> frozenset[int]:
+        """Return the ranks that have a stage."""
+        return frozenset(rank for stage in self.stages for rank in stage.ranks)
+
     def stage_of(self, rank: int) -> int | None:
         """Return the index of the rank's stage, None if the plan leaves the device idle."""
         for index, stage in enumerate(self.stages):

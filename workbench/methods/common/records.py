@@ -30,10 +30,7 @@ class Progress:
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
-        self._reporters = {
-            False: {rank for stage in plan.stages for rank in stage.ranks},
-            True: set(plan.cached.ranks) if plan.cached else set(),
-        }
+        self._reporters = {False: plan.busy_ranks, True: frozenset(plan.cached.ranks if plan.cached else ())}
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:

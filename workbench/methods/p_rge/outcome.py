@@ -34,12 +34,12 @@ def results_of(done: Done) -> list[RankResult]:
     """Return what each device did in each generation, by its rank in the cluster; steps that not all members have finished are left out."""
     results: list[RankResult] = []
     for generation, parts in done.parts:
-        busy = [part for rank, part in parts.items() if generation.plan.stage_of(generation.members.index(rank)) is not None]
+        all_busy = generation.plan.busy_ranks
+        busy = [part for rank, part in parts.items() if generation.members.index(rank) in all_busy]
         whole = min((len(part.steps) for part in busy), default=0)
-        num_last = len(generation.plan.stages[-1].shares)
         for rank, part in sorted(parts.items()):
             # Whoever took part knows the whole loss; a lost device's record of it went with it.
-            steps = [step._replace(loss=step.loss * num_last / len(busy)) for step in part.steps[:whole]]
+            steps = [step._replace(loss=step.loss * len(all_busy) / len(busy)) for step in part.steps[:whole]]
             results.append(replace(part, rank=rank, steps=steps, resumed_at=(steps[0].epoch, steps[0].step) if steps else None))
     return results
 

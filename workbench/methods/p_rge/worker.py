@@ -145,8 +145,8 @@ class QueryWorker(DeviceWorker[RankJob]):
                     made(handlers.record, 0.0)
                 break
             assert handlers.record is not None
-            # All ranks know all losses; progress adds up those of the last stage's.
-            loss = sum(handlers.losses.values()) / len(handlers.losses) / len(job.plan.stages[-1].shares)
+            # All ranks know all losses; progress adds up their parts.
+            loss = sum(handlers.losses.values()) / len(handlers.losses) / len(job.plan.busy_ranks)
             trace = trace_of(session, done, epoch, at, per_epoch, len(batch), loss)
             made(handlers.record, trace.busy_s)
             sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
