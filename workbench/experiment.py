@@ -29,7 +29,7 @@ from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, 
 from workbench.methods.common.folder import require_resumable
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import full_disk_told, own_folder
-from workbench.tasks.own import OWN
+from workbench.tasks.own import FROM_FILES
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -170,7 +170,7 @@ def _prepared(
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
     if job.faults and is_real:
         raise ConfigError(f"The faults '{job.faults}' were asked for.", "They are injected into emulated devices only.", "Leave them out.")
-    if job.data is not None and job.task not in OWN and not (data := Path(job.data).expanduser()).is_dir():
+    if job.data is not None and job.task not in FROM_FILES and not (data := Path(job.data).expanduser()).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
     if warms_up:

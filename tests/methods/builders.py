@@ -13,9 +13,11 @@ from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
+from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.tokenize import TokenizedSplit, collate
+from workbench.tasks.windows import IGNORED, Window
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")
@@ -44,15 +46,23 @@ def made_up_split(
     *,
     start_id: int | None = None,
     words: tuple[tuple[int, ...], ...] = (),
-    rated: bool = False,
+    kind: Kind = "classification",
 ) -> TokenizedSplit:
     """Return samples of 3 to 19 tokens with labels by chance.
 
-    start_id, words: of an encoder-decoder, and what it is to write.  rated: labels are numbers around 3.
+    start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3; of spans and tags
+    the targets are by chance, too.
     """
     chance = random.Random(seed)
+    ids = tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count))
+    rated, windows = kind == "regression", []
+    for number, sample in enumerate(ids if kind in TOKEN_KINDS else ()):
+        tagged = kind == "token_classification"
+        targets = [chance.choice((0, 1, IGNORED)) if tagged else chance.randrange(len(sample)) for _ in (sample if tagged else "12")]
+        windows.append(Window(number, 100 + number, 0, (), tuple(targets), tagged))
     return TokenizedSplit(
-        ids=tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count)),
+        ids=ids,
+        windows=tuple(windows),
         labels=tuple(chance.gauss(3.0, 0.5) if rated else chance.randrange(2) for _ in range(count)),
         sample_ids=tuple(range(100, 100 + count)),
         pad_id=0,
@@ -67,7 +77,7 @@ WORDS = ((11, 12, 1), (13, 1))
 def split_for(stack: LayerStack, count: int, kind: Kind = "classification") -> TokenizedSplit:
     """Return samples that suit a backbone and a target: with label words for sequence-to-sequence."""
     words = WORDS if kind == "sequence_to_sequence" else ()
-    return made_up_split(count, start_id=stack.decoder_start_id, words=words, rated=kind == "regression")
+    return made_up_split(count, start_id=stack.decoder_start_id, words=words, kind=kind)
 
 
 def adapter_config(stack: LayerStack, kind: Kind = "classification") -> ParallelAdapterConfig:

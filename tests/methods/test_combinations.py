@@ -43,11 +43,13 @@ from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
 from workbench.methods.training.steps import PAD_TO_MULTIPLE
+from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.optimization import make_optimizer as plain_optimizer
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import QuantizationConfig, quantize
+from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
@@ -148,33 +150,35 @@ def compare(
             torch.testing.assert_close(tensor, reference.gradients[name].float(), msg=partial("{}: {}\n{}".format, what, name), **limits)
 
 
-def technique_config(stack: LayerStack, technique: str) -> TechniqueConfig:
+def technique_config(stack: LayerStack, technique: str, kind: Kind = "classification") -> TechniqueConfig:
     """Narrow adapters keep the tiny models' gradients from vanishing in the many."""
-    return TechniqueConfig(technique=technique, hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8)  # type: ignore[arg-type]
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    return TechniqueConfig(technique=technique, kind=kind, **sizes)  # type: ignore[arg-type]
 
 
 @cache
-def fine_tuned_plainly(model: str, technique: str, storage: str) -> Reference:
+def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> Reference:
     stack = backbone(model, storage)
-    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique))
+    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique, kind))
 
     def loss(batch: Batch) -> torch.Tensor:
         _, last_hidden = whole(batch.input_ids, batch.attention_mask)
-        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, "classification")
+        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, kind)
 
-    return train(whole, [lambda batch=batch: loss(batch) for batch in batches(fine_tuning_job(model, technique, storage, "one device"))])
+    planned = fine_tuning_job(model, technique, storage, "one device", kind)
+    return train(whole, [lambda batch=batch: loss(batch) for batch in batches(planned)])
 
 
-def fine_tuning_job(model: str, technique: str, storage: str, name: str) -> FineTuningRankJob:
+def fine_tuning_job(model: str, technique: str, storage: str, name: str, kind: Kind = "classification") -> FineTuningRankJob:
     stages, order = SCHEDULES[name]
     return FineTuningRankJob(
         job=job(model),
         cluster=four_devices(),
         plan=plan_of(stages),
         profile=free_profile(6, 4),
-        config=technique_config(backbone(model, storage), technique),
+        config=technique_config(backbone(model, storage), technique, kind),
         facts=model_facts(model),
-        split=made_up_split(SAMPLES),
+        split=made_up_split(SAMPLES, kind=kind),
         quantization=quantization(storage),
         schedule=order,
     )
@@ -185,8 +189,8 @@ def batches(rank_job: Any) -> list[Batch]:
     return [collate(rank_job.split, [one for part in step.samples for one in part]) for step in rank_job.planned_epoch(0)]
 
 
-def check_fine_tuning(model: str, technique: str, storage: str, name: str, what: str) -> None:
-    rank_job = fine_tuning_job(model, technique, storage, name)
+def check_fine_tuning(model: str, technique: str, storage: str, name: str, what: str, kind: Kind = "classification") -> None:
+    rank_job = fine_tuning_job(model, technique, storage, name, kind)
     (phase,), steps = rank_job.phases(), rank_job.planned_epoch(0)
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for own in rank_job.plan.stages:
@@ -196,20 +200,22 @@ def check_fine_tuning(model: str, technique: str, storage: str, name: str, what:
             for table, step in zip(tables, steps, strict=True):
                 share = share_of(rank, rank_job.plan, step, rank_job.split)
                 table[rank] = BackpropagationHandlers(shared=rank_job.shared, compute=compute, optimizer=optimizer, epoch=0, **share)
-    compare(fine_tuned_plainly(model, technique, storage), [phase.program(step.shape) for step in steps], tables, what)
+    compare(fine_tuned_plainly(model, technique, storage, kind), [phase.program(step.shape) for step in steps], tables, what)
 
 
-def pac_plus_job(model: str, storage: str, name: str, folder: Path, cached: str = "float32") -> PacPlusRankJob:
+def pac_plus_job(
+    model: str, storage: str, name: str, folder: Path, cached: str = "float32", kind: Kind = "classification"
+) -> PacPlusRankJob:
     stages, order = SCHEDULES[name]
     stack = backbone(model, storage)
-    split = split_for(stack, SAMPLES)
-    save_initial(initial_adapter(stack, split), folder)
+    split = split_for(stack, SAMPLES, kind)
+    save_initial(initial_adapter(stack, split, kind), folder)
     return PacPlusRankJob(
         job=replace(job(model), epochs=2),
         cluster=four_devices(),
         plan=plan_of(stages, cached=CACHED),
         profile=free_profile(stack.num_layers, 4),
-        adapter=adapter_config(stack),
+        adapter=adapter_config(stack, kind),
         split=split,
         folder=folder,
         quantization=quantization(storage),
@@ -219,10 +225,10 @@ def pac_plus_job(model: str, storage: str, name: str, folder: Path, cached: str 
 
 
 @cache
-def side_trained_plainly(model: str, storage: str) -> Reference:
+def side_trained_plainly(model: str, storage: str, kind: Kind) -> Reference:
     stack = backbone(model, storage)
-    split = split_for(stack, SAMPLES)
-    adapter = initial_adapter(stack, split).double()  # in float32 it would be the less exact of the two
+    split = split_for(stack, SAMPLES, kind)
+    adapter = initial_adapter(stack, split, kind).double()  # in float32 it would be the less exact of the two
     planned = fine_tuning_job(model, "lora", storage, "one device").planned_epoch(0)
     wholes = [collate(split, [one for part in step.samples for one in part]) for step in planned]
 
@@ -236,11 +242,11 @@ def side_trained_plainly(model: str, storage: str) -> Reference:
 
 def side_loss(adapter: ParallelAdapter, taps: Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
     logits = adapter.predict([tap.double() for tap in taps], batch.attention_mask, batch.sample_ids, 0)
-    return task_loss(logits, batch.labels, "classification")
+    return task_loss(logits, batch.labels, adapter.config.kind)
 
 
-def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, what: str) -> None:
-    rank_job = pac_plus_job(model, storage, name, folder)
+def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, what: str, kind: Kind = "classification") -> None:
+    rank_job = pac_plus_job(model, storage, name, folder, kind=kind)
     steps = rank_job.planned_epoch(0)
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for index, own in enumerate(rank_job.plan.stages):
@@ -250,7 +256,7 @@ def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, w
                 share = share_of(rank, rank_job.plan, step, rank_job.split)
                 table[rank] = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, **share)
     programs = [rank_job.programs().hybrid(step.shape) for step in steps]
-    compare(side_trained_plainly(model, storage), programs, tables, what)
+    compare(side_trained_plainly(model, storage, kind), programs, tables, what)
 
 
 @pytest.mark.parametrize("technique", (*TECHNIQUES, PARALLEL))
@@ -264,6 +270,18 @@ def test_every_combination_equals_one_process(technique: str, tmp_path: Path) ->
             check_parallel_adapters(model, storage, name, tmp_path, what)
         else:
             check_fine_tuning(model, technique, storage, name, what)
+
+
+@pytest.mark.parametrize("kind", TOKEN_KINDS)
+@pytest.mark.parametrize("technique", (*TECHNIQUES, PARALLEL))
+def test_answers_and_tags_equal_one_process(technique: str, kind: Kind, tmp_path: Path) -> None:
+    """Heads that read every token: padding to other lengths, and samples without any target, change nothing."""
+    for name, model in (("1F1B", "tiny-bert"), ("hybrid by GPipe", "tiny-gpt2")):
+        what = f"{technique}, {name}, {kind}, {model}"
+        if technique == PARALLEL:
+            check_parallel_adapters(model, "float32", name, tmp_path, what, kind)
+        else:
+            check_fine_tuning(model, technique, "float32", name, what, kind)
 
 
 @pytest.mark.parametrize("cached", ["float32", "bfloat16", "int8"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTokenClassification
 
@@ -17,6 +18,7 @@ from workbench.core.errors import WorkbenchError
 from workbench.models.loading import load_model, load_stack
 from workbench.models.lora import require_peft
 from workbench.models.published import save_tokenizer
+from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.technique_saving import TrainedDescription, load_trained, save_trained, set_trained
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -152,6 +154,40 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     with torch.no_grad():
         logits = alone(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close((logits * mask[..., None]).sum(1) / mask[..., None].sum(1), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", TOKEN_KINDS)
+@pytest.mark.parametrize(
+    ("family", "technique"), [("bert", "full"), ("distilbert", "lora"), ("gpt2", "full"), ("llama", "lora"), ("opt", "lora")]
+)
+def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(family: str, technique: str, kind: str, tmp_path: Path) -> None:
+    """Heads that read every token are those of transformers' own classes; only the padding's logits differ."""
+    load_model(f"tiny-{family}-2").save_pretrained(tmp_path / "base")
+    save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
+    stack = load_stack(str(tmp_path / "base"))
+    config, folder = config_for(stack, technique, kind=kind), tmp_path / "result"
+    (ids, mask), samples = inputs_of(stack), torch.arange(4)
+    mask[0, 5:] = 0
+    model = TechniqueStage(stack.stage(0, 2), config)
+    save_trained(folder, model, TrainedDescription(config=config, model=str(tmp_path / "base"), task=kind, max_length=64))
+    loaded, _ = load_trained(folder)
+    model.eval()
+    with torch.no_grad():
+        expected = model.logits(model(ids, mask)[1], mask, samples, 0)
+        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5)
+    assert expected.shape == (4, 8, 2) and (kind != "question_answering" or (expected[0, 5:] < -1e30).all())
+    if (folder / "trained.safetensors").is_file():
+        assert family == "opt" and kind == "token_classification", "transformers has no such class"
+        return
+    makers = require_peft() if technique == "lora" else transformers
+    maker = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}[kind]
+    alone = getattr(makers, ("AutoPeft" if technique == "lora" else "Auto") + maker).from_pretrained(folder).eval()
+    with torch.no_grad():
+        found = alone(input_ids=ids, attention_mask=mask)
+    logits = found.logits if kind == "token_classification" else torch.stack([found.start_logits, found.end_logits], dim=2)
+    torch.testing.assert_close(logits[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

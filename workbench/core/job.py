@@ -17,7 +17,7 @@ class Job:
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
     max_length: word pieces at which a sample is cut.  micro_batches: how many a mini-batch is cut into.
-    data: a local folder for tasks that are not embedded; of the tasks 'classification' and 'regression' a file, a folder or a hub name.
+    data: a local folder for tasks that are not embedded; of own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
     columns: of such data, those that are not found by their usual names: 'text=review,label=stars'.  options: the method's own settings.
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
     backup_every: steps between two backups that devices keep for each other; 0 keeps all steps in the run's folder instead.

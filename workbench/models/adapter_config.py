@@ -7,7 +7,7 @@ from typing import Literal
 
 from workbench.core.errors import ConfigError
 
-Kind = Literal["classification", "regression", "sequence_to_sequence"]
+Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
 Mix = Literal["learned", "fixed", "sum"]
 HeadInput = Literal["sum", "side", "backbone"]
 

@@ -24,10 +24,10 @@ def keep_mask(sample_ids: Tensor, num_features: int, *, rate: float, seed: int, 
 
 
 def stateless_dropout(inputs: Tensor, sample_ids: Tensor, *, rate: float, seed: int, epoch: int) -> Tensor:
-    """Return inputs (n, features) with features dropped at `rate` and the others scaled by 1 / (1 - rate)."""
+    """Return inputs (n, ...) with features dropped at `rate` and the others scaled by 1 / (1 - rate)."""
     if rate == 0:
         return inputs
-    keep = keep_mask(sample_ids, inputs.shape[1], rate=rate, seed=seed, epoch=epoch)
+    keep = keep_mask(sample_ids, inputs[0].numel(), rate=rate, seed=seed, epoch=epoch).view(inputs.shape)
     return inputs * keep.to(inputs.dtype).mul_(1 / (1 - rate))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import require_numbers
@@ -12,18 +13,21 @@ from workbench.models.calibration import BatchLike
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
 from workbench.models.stack import LayerStack
 
+LOWEST = torch.finfo(torch.float32).min
+"""The logit of padding, which nothing chooses."""
+
 
 class Predictions:
     """Logits, labels and sample ids of a split, in the order of the sample ids.
 
-    logits: (samples, outputs) float32; in sequence-to-sequence the log-likelihoods of the label words.
-    labels: (samples,), the classes also of label words.  sample_ids: (samples,) int64.
+    logits: (samples, outputs) float32; in sequence-to-sequence the log-likelihoods of the label words; of spans and tags (rows, tokens,
+    outputs), rows being windows.  labels: (samples,), the classes also of label words, or as a batch's.  sample_ids: (samples,) int64.
     """
 
     def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
         ids = torch.cat(list(sample_ids))
         order = ids.argsort()
-        self.sample_ids, self.labels, self.logits = ids[order], torch.cat(list(labels))[order], torch.cat(list(logits))[order]
+        self.sample_ids, self.labels, self.logits = ids[order], _joined(labels, IGNORED)[order], _joined(logits, LOWEST)[order]
 
     def answers(self, kind: str) -> list[int] | list[float]:
         """Return the predicted classes, or the predicted numbers in regression.  Raises DivergedError for outputs that are no numbers."""
@@ -33,6 +37,14 @@ class Predictions:
     def references(self) -> list[int] | list[float]:
         """Return the labels."""
         return self.labels.tolist()
+
+
+def _joined(parts: Sequence[Tensor], fill: float) -> Tensor:
+    """Return all rows of parts, which are padded at their second dimension to the widest."""
+    if parts[0].ndim == 1:
+        return torch.cat(list(parts))
+    widest = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, 0) * (part.ndim - 2) + (0, widest - part.shape[1]), value=fill) for part in parts])
 
 
 def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[BatchLike]) -> list[Predictions]:

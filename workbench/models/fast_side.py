@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage
-from workbench.models.side_layers import SideHead, SideLayer, TapProjection
+from workbench.models.side_layers import TOKEN_KINDS, SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def unsupported(adapter: ParallelAdapterStage) -> str:
         return "it is an encoder-decoder"
     if config.mix != "learned" or len(adapter.layers) != adapter.stop - adapter.start:
         return "it does not mix a tap of every layer with a lambda of its own"
-    if adapter.last is not None and not isinstance(adapter.last, SideHead):
+    if adapter.last is not None and (not isinstance(adapter.last, SideHead) or config.kind in TOKEN_KINDS):
         return "its head does not pool"
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in adapter.parameters()):
         return "it is not of float32 on a CPU"

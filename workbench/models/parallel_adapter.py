@@ -16,10 +16,10 @@ from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
 from workbench.models.language_model_head import LanguageModelHead
-from workbench.models.side_layers import SequenceHead, SideHead, SideLayer, TapProjection
+from workbench.models.side_layers import TOKEN_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 
-__all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "task_loss"]
+__all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "made_up_labels", "task_loss"]
 
 IGNORED = -100
 """The label of padding in a target, which no loss counts."""
@@ -141,15 +141,24 @@ class ParallelAdapter(ParallelAdapterStage):
         return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch)
 
 
+def made_up_labels(kind: str, batch: int, length: int, target_length: int = 0) -> Tensor:
+    """Return labels as task_loss takes them, all zero: of `batch` samples of `length` tokens, to measure with."""
+    wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length}
+    shape = (batch, wide[kind]) if kind in wide else (batch,)
+    return torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
+
+
 def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean", label_std: float = 1.0) -> Tensor:
     """Return cross entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
-    In sequence-to-sequence (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its own tokens.
+    In sequence-to-sequence and of tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its own
+    tokens; of spans (logits (n, t, 2), labels (n, 2) int64) the mean of its first and its last token's cross entropy.
     reduction: 'mean', or 'sum' when a mini-batch is divided among devices and each divides by the whole's size.
     label_std: the unit in which a regression's errors count (see ParallelAdapterConfig).
     """
-    if kind == "sequence_to_sequence":
-        tokens = F.cross_entropy(logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
+    if kind == "sequence_to_sequence" or kind in TOKEN_KINDS:
+        classes = logits if kind == "question_answering" else logits.transpose(1, 2)  # the classes of a span are the positions
+        tokens = F.cross_entropy(classes.float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
         samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
         return samples.mean() if reduction == "mean" else samples.sum()
     if kind == "regression":

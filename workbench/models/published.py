@@ -1,8 +1,8 @@
 """Which class of transformers holds a model with the head that was trained, and what peft and transformers find beside the weights.
 
 Our head is a matrix on the mean of the last hidden states.  W mean(h) + b is the mean of W h + b, so a token classification whose logits
-are averaged over the attention mask is the same model.  Families whose pooling differs (encoder-decoders) or that have no such class
-(OPT, ViT) are kept in our own format.
+are averaged over the attention mask is the same model.  Spans and tags are those classes' own logits.  Families whose pooling differs
+(encoder-decoders) or that have no such class (OPT, ViT) are kept in our own format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_tokenizer, m
 from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.tokenizer import TextTokenizer
 
-PeftTask = Literal["TOKEN_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
+PeftTask = Literal["TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
 _MAKERS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
     "CAUSAL_LM": "AutoModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }
@@ -40,7 +41,7 @@ class Published(NamedTuple):
 def published(name: str, task: PeftTask) -> Published | None:
     """Return how transformers' class of a task holds a model, None if there is none.  Raises as model_config does."""
     config = model_config(name)
-    if task == "TOKEN_CLS" and family_of(config.model_type).decoder is not None:
+    if task in ("TOKEN_CLS", "QUESTION_ANS") and family_of(config.model_type).decoder is not None:
         return None
     try:
         with parameters_on_meta():
@@ -48,7 +49,7 @@ def published(name: str, task: PeftTask) -> Published | None:
     except ValueError:  # transformers' answer where it has no such class
         return None
     prefix = next(f"{path}." if path else "" for path, module in whole.named_modules() if module is whole.base_model)
-    return Published(task, prefix, next((own for own in ("classifier", "score") if hasattr(whole, own)), ""))
+    return Published(task, prefix, next((own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)), ""))
 
 
 def published_model(config: Any, task: PeftTask) -> Any:
@@ -56,6 +57,11 @@ def published_model(config: Any, task: PeftTask) -> Any:
     import transformers
 
     return getattr(transformers, _MAKERS[task]).from_config(config)
+
+
+def head_task(kind: str) -> PeftTask:
+    """Return peft's name of the class that holds a head of ours, by the kind of the task."""
+    return "QUESTION_ANS" if kind == "question_answering" else "TOKEN_CLS"
 
 
 def kept_name(name: str) -> str:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.dropout import stateless_dropout
 
+TOKEN_KINDS = ("question_answering", "token_classification")
+"""The kinds of tasks whose head reads every token: 2 outputs (first, last token of the answer), or one of each class."""
 LAMBDA = 0.5
 """lambda_i at the beginning (PAC+, section IV-A)."""
 
@@ -101,7 +103,7 @@ class SideLayer(nn.Module):
 
 
 class SideHead(nn.Module):
-    """W_up, the sum with the backbone's last activation, mean pooling and the task's head.
+    """W_up, the sum with the backbone's last activation, mean pooling and the task's head; of spans and tags without pooling.
 
     Pooling is a mean, so it changes places with W_up: pooling first makes the up-projection t times cheaper.
     """
@@ -111,7 +113,7 @@ class SideHead(nn.Module):
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
         super().__init__()
-        self.rate, self.seed, self.reads = config.dropout, config.seed, config.head_input
+        self.rate, self.seed, self.reads, self.kind = config.dropout, config.seed, config.head_input, config.kind
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
@@ -120,13 +122,19 @@ class SideHead(nn.Module):
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
     def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs): a_L (n, t, d / r), b_L (n, t, d), mask (n, t), sample ids (n,) int64 for the dropout."""
+        """Return (n, num_outputs), of spans and tags (n, t, num_outputs).
+
+        side: a_L (n, t, d / r).  last_hidden: b_L (n, t, d).  attention_mask: (n, t).  sample_ids: (n,) int64, for the dropout.
+        """
+        if self.kind in TOKEN_KINDS:
+            last = (last_hidden.to(side.dtype) - self.mean) * self.inverse_std
+            return token_logits(self.finish(self.norm(side), last, sample_ids, epoch), attention_mask, self.kind)
         share = pooling_matrix(attention_mask, side.dtype)
         last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
         return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)
 
     def finish(self, pooled: Tensor, last: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs) of what is pooled already: normed a_L (n, d / r), standardised b_L (n, d)."""
+        """Return (n, num_outputs) of what is pooled already: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...) of each."""
         features = joined(self.up(pooled), last, self.reads)
         if self.training:
             features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
@@ -149,8 +157,7 @@ class SequenceHead(nn.Module):
         """Return (n, s, d): a_L (n, s, d / r), b_L (n, s, d), sample ids (n,) int64 for the dropout."""
         hidden = joined(self.up(self.norm(side)), last_hidden.to(side.dtype), self.reads)
         if self.training:
-            flat = stateless_dropout(hidden.flatten(1), sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-            hidden = flat.view(hidden.shape)
+            hidden = stateless_dropout(hidden, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
         return hidden
 
 
@@ -162,6 +169,13 @@ def joined(side: Tensor, last: Tensor, reads: str) -> Tensor:
     if reads == "sum":
         return side + last
     return side if reads == "side" else last + 0.0 * side
+
+
+def token_logits(logits: Tensor, attention_mask: Tensor, kind: str) -> Tensor:
+    """Return logits (n, t, num_outputs) of tokens, those of padding the lowest number where an answer's first and last token is chosen."""
+    if kind != "question_answering":
+        return logits
+    return logits.masked_fill(attention_mask[:, :, None] == 0, torch.finfo(logits.dtype).min)
 
 
 def pooling_matrix(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ from workbench.core.serial import to_json, write_text
 from workbench.models.loading import load_stack, model_config, stored_weights
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
 from workbench.models.partial_loading import parameters_on_meta
-from workbench.models.published import Published, base_of, kept_name, published, published_model, save_tokenizer
+from workbench.models.published import Published, base_of, head_task, kept_name, published, published_model, save_tokenizer
 from workbench.models.saving import load_saved
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -65,7 +65,7 @@ def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescri
         "weight": linear.weight.detach() * config.label_std,
         "bias": linear.bias.detach() * config.label_std + config.label_mean,
     }
-    shape = published(name, "TOKEN_CLS") if config.technique in ("full", "lora") else None
+    shape = published(name, head_task(config.kind)) if config.technique in ("full", "lora") else None
     state = {key: parameter.detach() for key, parameter in model.trained().items() if not key.startswith(_HEAD)}
     if shape is None:
         save_tensors(folder / TRAINED, state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()})
@@ -105,7 +105,7 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
     stack = load_stack(str(folder) if is_whole else description.model)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
     if is_whole or is_peft:
-        shape = published(str(folder) if is_whole else description.model, "TOKEN_CLS")
+        shape = published(str(folder) if is_whole else description.model, head_task(description.config.kind))
         assert shape is not None, "so it was saved"
         if is_whole:
             read = {name: tensor.read(torch.float32) for name, tensor in (stored_weights(str(folder)) or {}).items() if shape.head in name}

@@ -19,7 +19,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.initialization import seeded_generator
 from workbench.models.injection import DEVIATION, inject_adapters, inject_serial_adapters
 from workbench.models.lora import inject_lora
-from workbench.models.side_layers import pooling_matrix
+from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, token_logits
 from workbench.models.stack import BackboneStage
 
 Technique = Literal["full", "lora", "adapters", "serial"]
@@ -58,10 +58,10 @@ class TechniqueConfig:
         known = get_args(Technique)
         if self.technique not in known:
             raise ConfigError(f"The technique '{self.technique}' was asked for.", f"Known are {', '.join(known)}.", "Choose one of them.")
-        if self.kind not in ("classification", "regression"):
+        if self.kind == "sequence_to_sequence":
             raise ConfigError(
                 f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",
-                "Its head, mean pooling and one matrix, does classification and regression.",
+                "Its head, one matrix, gives classes, numbers, and the spans and classes of tokens.",
                 "Choose such a task, or the method pac_plus.",
             )
         for name in ("lora_rank", "bottleneck", "num_outputs"):
@@ -80,21 +80,23 @@ class TechniqueConfig:
             )
 
 
-class PoolingHead(nn.Module):
-    """Mean over the tokens, dropout, one matrix; of a regression in the unit of its labels."""
+class TaskHead(nn.Module):
+    """Mean over the tokens (of spans and tags every token by itself), dropout, one matrix; of a regression in the unit of its labels."""
 
     def __init__(self, config: TechniqueConfig) -> None:
         super().__init__()
-        self.rate, self.seed = config.dropout, config.seed
+        self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
         self.label_mean, self.label_std = config.label_mean, config.label_std
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return logits (n, num_outputs) of hidden states (n, t, d), mask (n, t)."""
-        pooled = torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
+        """Return logits (n, num_outputs), of spans and tags (n, t, num_outputs), of hidden states (n, t, d), mask (n, t)."""
+        per_token = self.kind in TOKEN_KINDS
+        features = hidden if per_token else torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
         if self.training:
-            pooled = stateless_dropout(pooled, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        return self.output(pooled) * self.label_std + self.label_mean
+            features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+        logits = self.output(features) * self.label_std + self.label_mean
+        return token_logits(logits, attention_mask, self.kind) if per_token else logits
 
 
 class TechniqueStage(nn.Module):
@@ -122,7 +124,7 @@ class TechniqueStage(nn.Module):
         # Registered first: a parameter that several stages hold has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone
-        self.head = PoolingHead(config) if has_head or backbone.stop == backbone.num_layers else None
+        self.head = TaskHead(config) if has_head or backbone.stop == backbone.num_layers else None
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 _initialize(name, parameter, config.seed)
@@ -146,7 +148,7 @@ class TechniqueStage(nn.Module):
         return output, taps[-1]
 
     def logits(self, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs) of the last layer's output; of a decoder its first state.  Only the last stage has a head."""
+        """Return TaskHead's logits of the last layer's output; of a decoder its first state.  Only the last stage has a head."""
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
             last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)

@@ -6,11 +6,20 @@ import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from workbench.core.errors import ConfigError, MissingDataError
+
+
+class Located(NamedTuple):
+    """ids: of all tokens.  first, stop: those of the text that is read.  offsets: the characters [start, end) of each of these."""
+
+    ids: list[int]
+    first: int
+    stop: int
+    offsets: list[tuple[int, int]]
 
 
 class TextTokenizer:
@@ -46,6 +55,16 @@ class TextTokenizer:
             return [encoding.ids or [self.pad_id] for encoding in self.backend.encode_batch(inputs)]
         finally:
             self.backend.no_truncation()
+
+    def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Located]:
+        """Return the tokens of each text, or of each pair with the second text's places; nothing is cut."""
+        inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        found = []
+        for encoding in self.backend.encode_batch(inputs):
+            own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence == int(pairs is not None)]
+            first, stop = (own[0], own[-1] + 1) if own else (len(encoding.ids),) * 2
+            found.append(Located(encoding.ids, first, stop, encoding.offsets[first:stop]))
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""

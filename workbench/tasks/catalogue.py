@@ -9,17 +9,20 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.digits import load_digits
 from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
-from workbench.tasks.own import OWN, load_own
+from workbench.tasks.own import FROM_FILES, OWN, load_own
 from workbench.tasks.prompts.as_task import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.question_answering import load_question_answering, load_questions
 from workbench.tasks.task import Task
+from workbench.tasks.token_classification import load_token_classification
 
 EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
     "sentiment": load_sentiment,
     "sentiment-rating": load_sentiment_rating,
     "digits": load_digits,
+    "questions": load_questions,
 }
-TASKS = (*EMBEDDED, *GLUE, *PROMPTED, *OWN)
+TASKS = (*EMBEDDED, *GLUE, *PROMPTED, *FROM_FILES)
 
 
 def load_task(
@@ -31,9 +34,10 @@ def load_task(
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Task:
-    """Return a task: sentiment, sentiment-rating and digits (pictures) need no network; all others take `data` or the hub.
+    """Return a task: sentiment, sentiment-rating, digits (pictures) and questions need no network; all others take `data` or the hub.
 
-    data: a folder (see load_glue, load_prompt_task), own data (see load_own); None takes the embedded data or the hub.
+    data: a folder (see load_glue, load_prompt_task), own data (see load_own, load_question_answering,
+    load_token_classification); None takes the embedded data or the hub.
     columns: of own data.  *_samples: at most so many, by a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.
     """
@@ -46,6 +50,10 @@ def load_task(
         task = load_prompted(name, data)
     elif name in OWN:
         task = load_own(name, data, columns)
+    elif name == "question_answering":
+        task = load_question_answering(data)
+    elif name == "token_classification":
+        task = load_token_classification(data, columns)
     else:
         raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)
@@ -54,9 +62,8 @@ def load_task(
 def unknown_task(name: str) -> ConfigError:
     """Return the error of a name that is no task's, or of one whose answers are text."""
     if name in PROMPTS:
-        return ConfigError(
-            f"The task '{name}' was asked for.",
-            f"It is {PROMPTS[name].kind.replace('_', ' ')} by the words that follow a prompt, not by a class.",
-            "Choose the method p_rge, or another task.",
-        )
+        kind = PROMPTS[name].kind.replace("_", " ")
+        other = "the task question_answering" if kind == "question answering" else "another task"
+        found = f"It is {kind} by the words that follow a prompt, not by a class."
+        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method p_rge, or {other}.")
     return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

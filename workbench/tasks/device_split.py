@@ -86,7 +86,8 @@ def _sources(split: Split, rule: str) -> Sequence[Hashable]:
 
 
 def _labels(split: Split, rule: str) -> Sequence[Hashable]:
-    return split.labels if all(isinstance(label, int) for label in split.labels) else _sources(split, rule)
+    has_classes = split.spans is None and all(isinstance(label, int) for label in split.labels)
+    return split.labels if has_classes else _sources(split, rule)
 
 
 def _grouped(order: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:

@@ -17,13 +17,15 @@ from workbench.tasks.published import hub_dataset, saved_dataset
 from workbench.tasks.task import Split, Task
 
 OWN = ("classification", "regression")
+FROM_FILES = (*OWN, "question_answering", "token_classification")
+"""The tasks whose data may be a file or a hub name."""
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 _PAIRS = (("sentence1", "sentence2"), ("text1", "text2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
 _TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
 _LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
-_SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing")}
+SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing")}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -69,7 +71,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
         parts[name] = Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=ids, sources=one.sources)
         first_id += len(ids)
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
-    splits: dict[str, Any] = _divided(parts, data)
+    splits: dict[str, Any] = divided(parts, data)
     return Task(
         name=kind,
         kind="regression" if kind == "regression" else "classification",
@@ -88,7 +90,7 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Any]:
             f"The task '{task}' was asked for.", "It reads data of your own.", "Name a file, a folder or a hub name by --data."
         )
     tables = _read(task, str(data))
-    named = {name: next((tables[own] for own in known if own in tables), None) for name, known in _SPLITS.items()}
+    named = {name: next((tables[own] for own in known if own in tables), None) for name, known in SPLITS.items()}
     found = {name: table for name, table in named.items() if table is not None} or {"train": next(iter(tables.values()))}
     empty = [name for name, table in found.items() if not len(table)]
     if empty:
@@ -115,7 +117,7 @@ def _from_files(path: Path) -> dict[str, Any]:
     asked = f"The data '{path}' were asked for."
     if path.is_dir():
         files = sorted(one for one in path.iterdir() if one.suffix in READERS)
-        by_split = {name: [str(one) for one in files if one.stem.split("-")[0] in known] for name, known in _SPLITS.items()}
+        by_split = {name: [str(one) for one in files if one.stem.split("-")[0] in known] for name, known in SPLITS.items()}
         by_split = {name: own for name, own in by_split.items() if own} or {"train": [str(one) for one in files]}
     else:
         files, by_split = [path], {"train": [str(path)]}
@@ -269,7 +271,7 @@ def _bad_label(columns: Columns, found: str, todo: str) -> ConfigError:
     return ConfigError(f"The labels in the column '{columns.label}' were asked for.", found, todo)
 
 
-def _divided(parts: dict[str, Split], data: Path | str | None) -> dict[str, Split]:
+def divided(parts: dict[str, Split], data: Path | str | None) -> dict[str, Split]:
     """Return train, validation and test; a split that is missing is a fixed random part of the training rows."""
     if "train" not in parts:
         parts["train"] = parts.pop(next(iter(parts)))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workbench.core.errors import ConfigError
 
-Kind = Literal["classification", "regression", "sequence_to_sequence"]
+Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
+
+
+class Span(NamedTuple):
+    """Characters of a text: where they start, and what they are.  label: the class of a word in token classification."""
+
+    start: int
+    text: str
+    label: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +26,8 @@ class Split:
     pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable, unique.
     images: square grey pictures, row by row, a byte for each pixel; the texts are then empty.
     sources: where each sample comes from (a reviewer, product or topic), or None.
+    spans: in question answering the accepted answers in `pairs`, the texts being questions and the labels 1 where there is an answer;
+    in token classification the words of each text, the labels being 0.  None in other tasks.
     """
 
     texts: tuple[str, ...]
@@ -26,9 +36,10 @@ class Split:
     pairs: tuple[str, ...] | None = None
     images: tuple[bytes, ...] | None = None
     sources: tuple[str, ...] | None = None
+    spans: tuple[tuple[Span, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images, self.sources)
+        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images, self.sources, self.spans)
         sizes = {len(column) for column in columns if column is not None}
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
@@ -44,6 +55,7 @@ class Split:
             pairs=None if self.pairs is None else tuple(self.pairs[index] for index in indices),
             images=None if self.images is None else tuple(self.images[index] for index in indices),
             sources=None if self.sources is None else tuple(self.sources[index] for index in indices),
+            spans=None if self.spans is None else tuple(self.spans[index] for index in indices),
         )
 
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split
+from workbench.tasks.windows import IGNORED, SpanEncoder, Window, cut_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-IGNORED = -100
-"""The label of padding in a target, which no loss counts."""
 
 
 class Encoder(Protocol):
@@ -51,6 +48,8 @@ class TokenizedSplit:
     ids: of a picture, each token is its patch's values.  sample_ids: stable numbers of the samples in the whole task, whatever
     subset is taken.  start_id: what a decoder's targets begin with, None without a decoder.
     words: in sequence-to-sequence the token ids of each class's label word.
+    windows: of a split with spans, which part of which sample each row is; none: each row is a sample.
+    left_out: samples whose answer fits into no window, or whose last words do not fit; no loss counts these.
     """
 
     ids: tuple[tuple[int | bytes, ...], ...]
@@ -59,6 +58,8 @@ class TokenizedSplit:
     pad_id: int
     start_id: int | None = None
     words: tuple[tuple[int, ...], ...] = ()
+    windows: tuple[Window, ...] = ()
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,7 +79,8 @@ class TokenizedSplit:
 class Batch:
     """input_ids, attention_mask: (n, t) int64, padded on the right; of pictures input_ids are (n, t, patch values) uint8.
 
-    labels: (n,) int64 or float32, in sequence-to-sequence (n, s) int64 with IGNORED where padded.  sample_ids: (n,) int64.
+    labels: (n,) int64 or float32, in sequence-to-sequence (n, s) int64 with IGNORED where padded, of spans (n, 2) first and last token,
+    of tagged tokens (n, t).  sample_ids: (n,) int64.
     decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word in sequence-to-sequence.
     indices: where the samples are in their split.
     """
@@ -109,13 +111,15 @@ class Batch:
 
 
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
-    """Return a split's token ids, each sample cut at max_length tokens; pictures are never cut.
+    """Return a split's token ids, each sample cut at max_length tokens; pictures are never cut, contexts of questions into windows.
 
     words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, is not what the model reads, or
     has label words that the model's tokenizer does not tell apart.
     """
     if not split.texts:
         raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
+    if split.spans is not None:
+        return _tokenize_spans(split, encoder, max_length)
     ids: Any
     if split.images is None:
         ids = encoder.encode(split.texts, split.pairs, max_length=max_length)
@@ -130,6 +134,24 @@ def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence
         pad_id=encoder.pad_id,
         start_id=encoder.start_id,
         words=_encoded_words(words, encoder, max_length),
+    )
+
+
+def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> TokenizedSplit:
+    if not isinstance(encoder, SpanEncoder) or encoder.start_id is not None:
+        raise ConfigError(
+            "Answers or classes of single tokens were asked for.",
+            "The model reads pictures, or has a decoder.",
+            "Choose a BERT, DistilBERT, GPT-2, OPT or Llama model.",
+        )
+    ids, windows, left_out = cut_windows(split, encoder, max_length)
+    return TokenizedSplit(
+        ids=ids,
+        labels=tuple(split.labels[window.sample] for window in windows),
+        sample_ids=tuple(window.sample_id for window in windows),
+        pad_id=encoder.pad_id,
+        windows=windows,
+        left_out=left_out,
     )
 
 
@@ -173,8 +195,14 @@ def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int 
         tokens = torch.frombuffer(bytearray(b"".join(ids)), dtype=dtype).view(-1, *values) if is_image else torch.tensor(ids)  # type: ignore[arg-type]
         input_ids[row, : len(ids)] = tokens
         attention_mask[row, : len(ids)] = 1
-    is_regression = isinstance(split.labels[0], float)
-    labels = torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64)
+    if split.windows:
+        targets = [split.windows[index].targets for index in indices]
+        # Of an answer two, whatever the width; of tagged tokens one each.
+        wide = width if split.windows[0].is_tagged else 2
+        labels = torch.tensor([target + (IGNORED,) * (wide - len(target)) for target in targets])
+    else:
+        is_regression = isinstance(split.labels[0], float)
+        labels = torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64)
     choices = _choices(split)
     if choices is not None:
         labels = choices[labels]

@@ -12,6 +12,7 @@ from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.compute import StageCompute, StageContext
 from workbench.methods.fine_tuning.programs import TARGET_LENGTH
 from workbench.methods.training.handlers import Targets
+from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -124,6 +125,6 @@ class _Bench:
         mask[::2, -max(1, length // 8) :] = 0
         targets = None
         if self._is_last:
-            labels = torch.zeros(batch, dtype=torch.float32 if self._model.config.kind == "regression" else torch.int64)
+            labels = made_up_labels(self._model.config.kind, batch, length)
             targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
         return source, mask, targets

@@ -168,7 +168,7 @@ class GalaxyPlus:
         test = prepared.test
         ids: Any = (test.ids[shown],) * num_steps
         labels: Any = (test.labels[shown],) * num_steps
-        repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps))))
+        repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=()))
         for name, plan in plans.items():
             check_plan(prepared, profile, cluster, plan)
             prediction = predict(repeated, profile, cluster, plan)

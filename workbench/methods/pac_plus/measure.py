@@ -15,7 +15,7 @@ from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_labels
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
 from workbench.profiler.stacks import Stacks, kept_bytes, saved_by_autograd
@@ -148,8 +148,7 @@ class _Bench:
         tokens = [length] * self._taps.num_taps + [config.target_length] * self._taps.num_target_taps
         taps = [torch.randn(batch, count, config.hidden_size).to(self._dtype) for count in tokens]
         if self._is_last:
-            shape = (batch, config.target_length) if config.kind == "sequence_to_sequence" else (batch,)
-            labels = torch.zeros(shape, dtype=torch.float32 if config.kind == "regression" else torch.int64)
+            labels = made_up_labels(config.kind, batch, length, config.target_length)
             targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
         return side, taps, _mask(batch, length), targets
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -39,7 +39,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.engines import EngineCluster
-from workbench.tasks.metrics import compute
+from workbench.tasks.spans import score
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -228,9 +228,9 @@ class TrainingMethod(ProfiledMethod[P]):
         if not resumes:
             begin_folder(folder, identity, job)
         former = take_up(message) if resumes else begin(message)
-        notes = prepared.notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes) if resume else ())
+        notes = prepared.all_notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes) if resume else ())
         if resumes:
-            notify(Event("phase", message=notes[len(prepared.notes)]))
+            notify(Event("phase", message=notes[len(prepared.all_notes)]))
         self.begin(prepared, stack, folder, not resumes, notify)
         message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
@@ -254,10 +254,10 @@ class TrainingMethod(ProfiledMethod[P]):
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split"))
         for epoch, predictions in enumerate(trained.predict(range(job.epochs), prepared.validation)):
-            epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, predictions))
+            epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
         best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-        metrics = _score(prepared, trained.predict([best], prepared.test)[0])
+        metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best, {"epoch": best + 1, **metrics})
 
         notes += self.keep(prepared, folder)
@@ -340,5 +340,5 @@ def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
     return f"Resumed after {at} of {epochs}{others}; the times of what was finished are the interrupted run's."
 
 
-def _score(prepared: PreparedTraining, predictions: Predictions) -> dict[str, float]:
-    return compute(prepared.task.metrics, predictions.answers(prepared.task.kind), predictions.references())
+def _score(prepared: PreparedTraining, split: Literal["validation", "test"], predictions: Predictions) -> dict[str, float]:
+    return score(prepared.task, getattr(prepared.task, split), getattr(prepared, split), predictions)

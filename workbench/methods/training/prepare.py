@@ -90,11 +90,20 @@ class PreparedTraining:
         steps = planned_epoch(self.train.lengths, job.batch_size, micro_batches, seed=job.seed, epoch=0)
         return typical_steps(steps, job.batch_size, self.typical_length, 1)[0]
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return what a report tells: the method's notes, and how much of the training data is left out."""
+        if not self.train.left_out:
+            return self.notes
+        what = "words beyond" if self.task.kind == "token_classification" else "an answer that is longer than a window of"
+        told = f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which is not learnt."
+        return (*self.notes, told)
+
     def data_digest(self) -> str:
         """Return a digest of tokens and labels in their order."""
         digest = hashlib.sha256()
         digest.update(repr((self.train.words, self.train.start_id)).encode())
-        for ids, label in zip(self.train.ids, self.train.labels, strict=True):
+        for ids, label in zip(self.train.ids, self.train.windows or self.train.labels, strict=True):
             digest.update(repr((ids, label)).encode())
         return digest.hexdigest()
 

@@ -1,0 +1,93 @@
+"""Words with classes: tables of tokens and tags, targets at each word's first token, F1 over whole entities as conlleval has it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.evaluation import Predictions
+from workbench.models.loading import load_tokenizer
+from workbench.tasks import load_task
+from workbench.tasks.spans import entity_f1, score
+from workbench.tasks.tokenize import collate, tokenize
+
+ROWS = [{"tokens": ["Emma", "left", "Rouen", f"in {n}."[:2], str(900 + n)], "tags": ["B-PER", "O", "B-LOC", "O", "O"]} for n in range(20)]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tags_become_classes_with_a_target_at_each_words_first_token(tmp_path: Path) -> None:
+    task = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
+    assert task.class_names == ("O", "B-LOC", "B-PER") and task.num_outputs == 3
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
+    for model in ("tiny-bert", "all-MiniLM-L6-v2", "tiny-gpt2"):
+        rows = tokenize(task.train, load_tokenizer(model), max_length=64)
+        assert all([label for label in window.targets if label >= 0] == [2, 0, 1, 0, 0] for window in rows.windows)
+        batch = collate(rows, [0, 1, 2])
+        assert batch.labels.shape == batch.input_ids.shape and (batch.labels[batch.attention_mask == 0] == -100).all()
+    renamed = write(tmp_path / "b.jsonl", [{"w": row["tokens"], "t": row["tags"]} for row in ROWS])
+    same = load_task("token_classification", data=renamed, columns="tokens=w,tags=t")
+    assert same.train == task.train
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
+    task = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
+    encoder = load_tokenizer("all-MiniLM-L6-v2")
+    for max_length, f1, accuracy, left_out in ((64, 1.0, 1.0, 0), (4, 2 / 3, 0.8, 4)):
+        rows = tokenize(task.test, encoder, max_length=max_length)
+        logits = torch.zeros(len(rows), max(rows.lengths), 3)
+        for at, window in enumerate(rows.windows):
+            for token, label in enumerate(window.targets):
+                logits[at, token, max(label, 0)] = 5.0
+        found = score(task, task.test, rows, Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)]))
+        assert found == {"entity_f1": pytest.approx(f1), "accuracy": pytest.approx(accuracy)} and rows.left_out == left_out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("row", "columns", "said"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "", "Row 21 of train has 2 words and 1 tags"),
+        ({"tokens": [], "tags": []}, "", "Row 21 of train has 0 words and 0 tags"),
+        (ROWS[0], "tags=ner", r"The data have the columns 'tokens', 'tags'. Name them"),
+        (ROWS[0], "text=tokens", "Name them, such as --columns tokens=words"),
+    ],
+)
+def test_what_cannot_be_learnt_is_said(row: dict, columns: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_task("token_classification", data=write(tmp_path / "a.jsonl", [*ROWS, row]), columns=columns)
+
+
+def conlleval(names: list[str]) -> set[tuple[str, int, int]]:
+    """Entities by the start and end rules of conlleval, as seqeval writes them out one by one."""
+    found, begin, before, kind_before = set(), 0, "O", ""
+    for at, name in enumerate([*names, "O"]):
+        mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"
+        end = before in "ES" or (before in "BI" and mark in "BSO") or (before != "O" and kind_before != kind)
+        start = mark in "BS" or (before in "ESO" and mark in "EI") or (mark != "O" and kind_before != kind)
+        if end:
+            found.add((kind_before, begin, at - 1))
+        begin = at if start else begin
+        before, kind_before = mark, kind
+    return found
+
+
+def test_f1_over_entities() -> None:
+    assert entity_f1([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "O"]]) == 1.0
+    assert entity_f1([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-LOC"]]) == 0.5
+    assert entity_f1([["O", "O"]], [["O", "O"]]) == 0.0
+    chance, names = random.Random(0), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "E-LOC", "S-PER"]
+    for _ in range(500):
+        real = chance.choices(names, k=8)
+        guess = [chance.choice([name, chance.choice(names)]) for name in real]
+        one, other = conlleval(guess), conlleval(real)
+        expected = 2 * len(one & other) / (len(one) + len(other)) if one or other else 0.0
+        assert entity_f1([guess], [real]) == pytest.approx(expected, abs=1e-12)

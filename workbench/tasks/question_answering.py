@@ -1,0 +1,176 @@
+"""Extractive question answering: SQuAD's files (Rajpurkar et al., 2016 and 2018), and questions made of the embedded sentences.
+
+The embedded questions are made by four patterns, not by people: they teach what a run does, and say little about reading.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.serial import shown
+from workbench.tasks.embedded import load_sentiment_rating
+from workbench.tasks.own import SPLITS, TEST_SHARE, VALIDATION_SHARE, read_tables
+from workbench.tasks.published import read_text
+from workbench.tasks.task import Span, Split, Task
+
+METRICS = ("answer_f1", "exact_match")
+_NAME = r"[A-Z][a-z]+(?:[ -][A-Z][a-z]+)*"
+_NOT_NAMES = "It|He|She|There|That|What|Who|Here|Let|This|Where|How|One|Everyone|Someone|Nobody|Today"
+_NOUNS = (
+    "film|movie|story|comedy|drama|picture|thriller|tale|plot|script|screenplay|ending|documentary|romance|performance|performances|"
+    "character|characters|cast|director|camera|phone|player|battery|software|screen"
+)
+_ROLES = "director|actor|actress|writer|filmmaker|star|President|Senator|Mayor|Governor|Judge"
+_COUNTS = r"\d[\d,]*|two|three|four|five|six|seven|eight|nine|ten|dozens|hundreds|thousands"
+_QUALITY = r"(?!(?:is|was|of|s)\b)[\w'-]+(?:,? [\w'-]+){0,2}?"
+PATTERNS = {
+    "What kind of {} is it?": re.compile(rf"\b(?:an?|the|this|its|his|her)\s+(?P<answer>{_QUALITY})\s+(?P<word>{_NOUNS})\b"),
+    "Whose {}?": re.compile(rf"\b(?!(?:{_NOT_NAMES})'s)(?P<answer>{_NAME})'s (?P<word>[a-z]{{3,}})\b"),
+    "How many {}?": re.compile(rf"\b(?P<answer>{_COUNTS}) (?P<word>[a-z]{{3,}}s)\b"),
+    "Who is the {}?": re.compile(rf"\b(?P<word>{_ROLES}) (?P<answer>{_NAME})\b(?!')"),
+}
+"""Questions, and where in a sentence their answer stands; the word in the question stands next to it."""
+
+
+class Question(NamedTuple):
+    """A question about a context.  answers: accepted ones, the first is learnt; none: it has no answer.  topic: where it is from."""
+
+    text: str
+    context: str
+    answers: tuple[Span, ...]
+    topic: str
+
+
+def load_questions(folder: Path | None = None) -> Task:
+    """Return the embedded task: questions by PATTERNS about two sentences of one source, one of which holds the answer.
+
+    A sentence is in the split in which 'sentiment-rating' has it.  folder: see load_sentiment_rating.
+    """
+    rated = load_sentiment_rating(folder)
+    parts = {name: list(_made(getattr(rated, name))) for name in ("train", "validation", "test")}
+    return _task("questions", parts, f"made by patterns from {rated.source}")
+
+
+def _made(split: Split) -> Iterator[Question]:
+    assert split.sources is not None
+    by_source: dict[str, list[str]] = {}
+    for source, text in zip(split.sources, split.texts, strict=True):
+        by_source.setdefault(source, []).append(text)
+    for source, texts in by_source.items():
+        generator = random.Random(f"questions {source}")
+        for text in texts:
+            for wording, pattern in PATTERNS.items():
+                match = pattern.search(text)
+                other = generator.choice(texts)
+                if match is None or match["word"] in other:
+                    continue
+                is_first = generator.random() < 0.5
+                context = f"{text} {other}" if is_first else f"{other} {text}"
+                start = match.start("answer") + (0 if is_first else len(other) + 1)
+                yield Question(wording.format(match["word"]), context, (Span(start, match["answer"]),), source)
+
+
+def load_question_answering(data: Path | str | None) -> Task:
+    """Return questions of SQuAD 1.1 or 2.0: an official JSON file, a folder of train*.json and dev*.json, or a table with its columns.
+
+    A table (see own.read_tables) has the columns question, context and answers, the last with the lists text and answer_start.
+    A split that is missing is a fixed random part of the contexts.  Raises MissingDataError if the data cannot be had, ConfigError
+    naming the question whose answer is not in its context.
+    """
+    files = _official(None if data is None else Path(data).expanduser())
+    rows: dict[str, Iterable[Question]]
+    if files:
+        rows = {name: _from_official(path) for name, path in files.items()}
+    else:
+        rows = {name: _from_table(table, str(data)) for name, table in read_tables("question_answering", data).items()}
+    return _task("question_answering", _divided({name: list(part) for name, part in rows.items()}, data), Path(str(data)).name)
+
+
+def _official(path: Path | None) -> dict[str, Path]:
+    """Return the official files by split, none if there are none."""
+    if path is None or not path.exists():
+        return {}
+    found = {}
+    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
+        if file.suffix == ".json" and '"paragraphs"' in read_text(file):
+            known = (name for name, own in SPLITS.items() if re.split(r"[^a-z]", file.stem.lower())[0] in own)
+            found[next(known, "train")] = file
+    return found
+
+
+def _from_official(path: Path) -> Iterator[Question]:
+    try:
+        for article in json.loads(read_text(path))["data"]:
+            for paragraph in article["paragraphs"]:
+                for row in paragraph["qas"]:
+                    spans = () if row.get("is_impossible") else ((one["answer_start"], one["text"]) for one in row["answers"])
+                    yield _question(row["question"], paragraph["context"], spans, str(article.get("title", "")), str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise MissingDataError(
+            f"'{path}' was to be read as SQuAD.", f"It does not read: {shown(repr(error), 200)}.", "Check it."
+        ) from error
+
+
+def _from_table(table: Any, data: str) -> Iterator[Question]:
+    missing = {"question", "context", "answers"} - set(table.column_names)
+    if missing:
+        found = f"The data have the columns {', '.join(table.column_names)}. Wanted are question, context and answers."
+        raise ConfigError(f"The data '{shown(data, 200)}' were asked for.", found, "Give SQuAD's JSON file, or a table with these columns.")
+    for row in table:
+        spans = zip(row["answers"]["answer_start"], row["answers"]["text"], strict=True)
+        yield _question(row["question"], row["context"], spans, str(row.get("title", "")), data)
+
+
+def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:
+    answers = tuple(dict.fromkeys(Span(int(start), answer) for start, answer in spans))
+    wrong = next((one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text), None)
+    if wrong is not None:
+        found = f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}."
+        raise ConfigError(f"Questions of '{place}' were asked for.", found, "Mend that answer_start.")
+    return Question(text.strip(), context, answers, topic)
+
+
+def _divided(parts: dict[str, list[Question]], data: Path | str | None) -> dict[str, list[Question]]:
+    if "train" not in parts:
+        parts["train"] = parts.pop(next(iter(parts)))
+    if "test" not in parts and "validation" in parts:
+        parts["test"] = parts.pop("validation")
+    contexts = list(dict.fromkeys(row.context for row in parts["train"]))
+    random.Random("own").shuffle(contexts)
+    total = len(contexts)
+    for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)):
+        if name not in parts:
+            count = max(1, round(share * total))
+            taken, contexts = set(contexts[:count]), contexts[count:]
+            parts[name] = [row for row in parts["train"] if row.context in taken]
+    kept = set(contexts)
+    if not kept:
+        raise ConfigError(f"The data '{data}' were asked for.", f"{total} contexts are too few to train, choose and test on.", "Give more.")
+    return parts | {"train": [row for row in parts["train"] if row.context in kept]}
+
+
+def _task(name: str, parts: Mapping[str, Sequence[Question]], source: str) -> Task:
+    splits, first_id = {}, 0
+    for part in ("train", "validation", "test"):
+        rows = parts[part]
+        splits[part] = Split(
+            texts=tuple(row.text for row in rows),
+            pairs=tuple(row.context for row in rows),
+            labels=tuple(int(bool(row.answers)) for row in rows),
+            spans=tuple(row.answers for row in rows),
+            sources=tuple(row.topic for row in rows),
+            sample_ids=tuple(range(first_id, first_id + len(rows))),
+        )
+        first_id += len(rows)
+    return Task(
+        name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source,
+        train=splits["train"], validation=splits["validation"], test=splits["test"],
+    )  # fmt: skip
