@@ -17,6 +17,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.ringada.phases import RingPhase, RingRankJob
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy
+from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import task_loss
@@ -35,7 +36,16 @@ def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
 
 
 def ring_job(
-    model: str, plan: Plan, cluster: Cluster, folder: Path, *, every: int = 3, epochs: int = 2, samples: int = 45, local_iterations: int = 2
+    model: str,
+    plan: Plan,
+    cluster: Cluster,
+    folder: Path,
+    *,
+    every: int = 3,
+    epochs: int = 2,
+    samples: int = 45,
+    local_iterations: int = 2,
+    kind: Kind = "classification",
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, every so many mini-batches (0: all at once)."""
     stack = load_stack(model)
@@ -46,8 +56,8 @@ def ring_job(
         plan=plan,
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
-        split=split_for(stack, samples),
-        config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8),
+        split=split_for(stack, samples, kind),
+        config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8, kind=kind),
         facts=model_facts(model),
         options=RingAdaOptions(local_iterations=local_iterations),
         policy=Policy(num_layers=stack.num_layers, depth=1, every=every, by_rounds=False),

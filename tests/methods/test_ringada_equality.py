@@ -13,6 +13,8 @@ from tests.methods.conftest import four_devices
 from tests.methods.ring_builders import ring_job, ring_plan, train_on_ring, train_plainly, unequal_links
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.method import run_rank
+from workbench.models.adapter_config import Kind
+from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 
 
@@ -39,6 +41,17 @@ def test_a_ring_trains_as_one_process(
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", TOKEN_KINDS)
+def test_a_ring_learns_answers_and_tags_as_one_process_and_shows_no_device_those_of_others(kind: Kind, tmp_path: Path) -> None:
+    job = ring_job("tiny-bert", ring_plan((0, 2), (1, 2), (2, 1), (3, 1)), four_devices(), tmp_path, kind=kind)
+    expected, _ = train_plainly(job)
+    assert train_on_ring(job)[0] == pytest.approx(expected, rel=1e-5)
+    for rank, device in enumerate(job.cluster.devices):
+        own, seen = set(job.owned[device.name]), job.on_rank(rank).split
+        assert all(seen.windows[row] == job.split.windows[row] for row in own)
+        assert all(set(window.targets) == {0} and not window.offsets for row, window in enumerate(seen.windows) if row not in own)
 
 
 def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_links(engines: EngineCluster, tmp_path: Path) -> None:

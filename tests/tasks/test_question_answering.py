@@ -104,6 +104,7 @@ def test_every_answer_is_in_a_window_and_all_of_the_context_is_read(model: str, 
             assert split.pairs[window.sample][slice(*spans)].strip() == split.spans[window.sample][0].text
             found.add(window.sample)
     assert read == [len(pair) for pair in split.pairs]
+    assert sorted(rows.rows_of([0, 2]) + rows.rows_of([n for n in range(len(split)) if n not in (0, 2)])) == list(range(len(rows)))
     assert found == {sample for sample, spans in enumerate(split.spans) if spans}
     batch = collate(rows, [0, 1, 2])
     assert batch.labels.shape == (3, 2) and batch.labels.dtype == torch.int64

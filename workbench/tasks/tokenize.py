@@ -64,6 +64,11 @@ class TokenizedSplit:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def rows_of(self, samples: Sequence[int]) -> tuple[int, ...]:
+        """Return the rows of some of the split's samples: all their windows, or they themselves."""
+        own = set(samples)
+        return tuple(row for row, window in enumerate(self.windows) if window.sample in own) if self.windows else tuple(samples)
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Return the number of tokens of each sample."""

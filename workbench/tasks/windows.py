@@ -43,6 +43,10 @@ class Window(NamedTuple):
     targets: tuple[int, ...]
     is_tagged: bool
 
+    def hidden(self) -> Window:
+        """Return the window without anything of its text, answer or tags, for devices that may not see them."""
+        return self._replace(offsets=(), targets=(0,) * len(self.targets))
+
 
 def cut_windows(split: Split, encoder: SpanEncoder, max_length: int) -> tuple[tuple[tuple[int, ...], ...], tuple[Window, ...], int]:
     """Return the token ids of every row, what each row is, and how many samples have an answer or words that fit into no row.

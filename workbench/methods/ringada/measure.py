@@ -16,6 +16,7 @@ from workbench.methods.fine_tuning.measure import crossing_bytes
 from workbench.methods.fine_tuning.programs import TARGET_LENGTH
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
+from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
@@ -115,7 +116,7 @@ class _Bench:
     def score(self, batch: int, length: int) -> Call:
         """Return the head's forward and backward pass."""
         hidden, mask = self._inputs(batch, length)
-        labels = torch.zeros(batch, dtype=torch.float32 if self.model.config.kind == "regression" else torch.int64)
+        labels = made_up_labels(self.model.config.kind, batch, length)
         targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
         last = hidden[:, length:] if self._has_decoder else hidden
         return lambda: self._compute.score(last, mask, targets)

@@ -17,9 +17,9 @@ from workbench.tasks.device_split import check_rule, split_samples
 
 
 def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-    """Return each device's training samples, D_u, by its name.  Raises ConfigError for a rule that cannot be, or a device without data."""
+    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for a rule that cannot be or a device without data."""
     owned = split_samples(prepared.task.train, cluster.world_size, prepared.options.data, prepared.job.seed)
-    return {device.name: own for device, own in zip(cluster.devices, owned, strict=True)}
+    return {device.name: prepared.train.rows_of(own) for device, own in zip(cluster.devices, owned, strict=True)}
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:

@@ -158,4 +158,5 @@ def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
 
     ids = tuple(split.ids[sample] if sample in mine else hidden(sample) for sample in range(len(split)))
     labels = tuple(label if sample in mine else type(label)() for sample, label in enumerate(split.labels))
-    return replace(split, ids=ids, labels=labels)
+    windows = tuple(window if row in mine else window.hidden() for row, window in enumerate(split.windows))
+    return replace(split, ids=ids, labels=labels, windows=windows)
