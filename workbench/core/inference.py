@@ -187,7 +187,7 @@ class InferencePlan:
             given = getattr(self, name)
             if given and not (len(given) == len(self.ranks) and min(given) >= 0 and 0 < sum(given) < math.inf):
                 raise ConfigError(asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0.")
-        if any(scheme not in (1, 2) for scheme in self.schemes):
+        if not {1, 2}.issuperset(self.schemes):
             raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
 
     @property
@@ -206,9 +206,7 @@ class InferencePlan:
 
     def cut(self, stack: StackShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the units and the columns of each position in a stack; in a second stack in the first's proportion."""
-        units = self.units if sum(self.units) == stack.num_units else proportional_parts(stack.num_units, self.units)
-        columns = self.columns if sum(self.columns) == stack.columns else proportional_parts(stack.columns, self.columns)
-        return units, columns
+        return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
 
     def position_of(self, rank: int) -> int | None:
         """Return the position of a device, None if the plan leaves it out."""
@@ -222,6 +220,8 @@ def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
         raise ConfigError(
             f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0."
         )
+    if whole == total and not any(weight % 1 for weight in weights):
+        return tuple(map(int, weights))
     exact = [total * weight / whole for weight in weights]
     parts = [math.floor(part + 1e-9) for part in exact]
     by_remainder = sorted((index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i))

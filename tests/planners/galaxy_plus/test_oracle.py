@@ -6,6 +6,7 @@ from galaxy_plus_builders import instance, shape, unequal
 
 from workbench.core.errors import ConfigError
 from workbench.planners.galaxy_plus import PAPER, check_inference, inference_needs, oracle, price_plan
+from workbench.planners.galaxy_plus.pricing import Cut
 from workbench.planners.galaxy_plus.programme import hybrid_plan
 
 TINY = replace(shape(2, 3, unit_width=4, columns=4), layer_bytes=0)
@@ -18,7 +19,7 @@ def brute_force(profile, cluster, *, length, memory):
     found = []
     for second in range(stack.num_layers + 1):
         for parts in itertools.product(*cuts):
-            made = hybrid_plan("hand", profile, range(count), *parts, (second,))
+            made = hybrid_plan("hand", profile, Cut(tuple(range(count)), *parts, (second,)))
             needs = inference_needs(made, profile, memory=memory)
             if all(need.total_bytes <= memory.budget_bytes(cluster, rank) for rank, need in needs.items()):
                 found.append(price_plan(made, profile, cluster).layers_s)

@@ -15,16 +15,17 @@ from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
 from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, least_missing
-from workbench.planners.galaxy_plus.pricing import second_layers
-from workbench.planners.galaxy_plus.programme import hybrid_plan
+from workbench.planners.galaxy_plus.pricing import Cut, cut_of
 from workbench.planners.galaxy_plus.search import Price, Search, is_split
-from workbench.planners.galaxy_plus.starts import near, numbers, rings, starts
+from workbench.planners.galaxy_plus.starts import near, numbers, rings, starts, turned
 from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
 
 MOST_CANDIDATES = 12
+GAINS = 1.25
+"""Rings whose plain cuts take so many times as long as the best one's are not given to the linear programme."""
 
 
 def plan(
@@ -104,42 +105,44 @@ def plan(
 
 def candidates(search: Search, effort: int) -> list[InferencePlan]:
     """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one."""
-    tried = rings(search, 8 + 4 * effort)
-    looked = [plan for ring in tried for plan in starts(search, ring, numbers(search, 3))]
+    tried = rings(search, 4 + 2 * effort)
+    close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
+    looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
     looked.sort(key=search.seconds)
-    for ring in list(dict.fromkeys([*(plan.ranks for plan in looked), *tried]))[: 1 + effort]:
-        looked += starts(search, ring, numbers(search, 4 + 2 * effort), every=True)
+    all_of = search.ranks if search.is_ring else turned(search, search.ranks)
+    for at, ring in enumerate(list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [all_of]):
+        looked += starts(search, ring, numbers(search, 4 + 2 * effort if at == 0 else 2), every=at == 0)
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
-    firsts = sorted({plan.ranks: plan for plan in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
-    refined = [search.climb(plan, last_step=0.5**9)[0] for plan in firsts[: 3 + effort]]
+    firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
+    refined = [search.climbed(cut, 0.5**5) for cut in firsts[: 3 + effort]]
     if refined:
         best = min(refined, key=search.seconds)
-        again = sorted(starts(search, best.ranks, near(search, second_layers(best, search.profile))), key=search.seconds)
-        refined += [search.climb(plan, last_step=0.5**9)[0] for plan in again[: 1 + effort]]
+        again = sorted(starts(search, best.ranks, near(search, best.second)), key=search.seconds)
+        refined += [search.climbed(cut, 0.5**9) for cut in (best, *again[: 1 + effort])]
     printed = _algorithm_1(search)
     if printed is not None:
-        refined += [printed, search.climb(printed, last_step=0.5**9)[0]]
+        refined += [printed, search.climbed(printed, 0.5**9)]
     refined.sort(key=search.seconds)
     # Whatever Eq. 9 thinks of them, a price is asked about Algorithm 1's plan and about one device alone.
     singles = [(rank,) for rank in search.ranks if search.portal in (None, rank) and not search.is_ring]
-    alone = [plan for ring in singles for plan in starts(search, ring, numbers(search, 2))]
-    forced = [plan for plan in (printed, min(alone, key=search.seconds, default=None)) if plan is not None]
-    of_sizes = {len(plan.ranks): plan for plan in reversed(firsts)}
+    alone = [cut for ring in singles for cut in starts(search, ring, numbers(search, 2))]
+    forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
+    of_sizes = {len(cut.ranks): cut for cut in reversed(firsts)}
     pool = [*refined[:1], *forced, *sorted(of_sizes.values(), key=search.seconds)[:4]]
     pool += _variety(search, refined[0]) if refined else []
     made = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
-    return [replace(plan, predicted_s=search.total_s(plan)) for plan in sorted(made, key=search.seconds)]
+    return [search.plan(cut) for cut in sorted(made, key=search.seconds)]
 
 
-def _variety(search: Search, best: InferencePlan) -> list[InferencePlan]:
-    """Return plans on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
-    same = list(starts(search, best.ranks, numbers(search, 5)))
+def _variety(search: Search, best: Cut) -> list[Cut]:
+    """Return cuts on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
+    same = list(starts(search, best.ranks, numbers(search, 2)))
     found = []
-    for plan in dict.fromkeys((best, *same[:1], *same[-1:])):
+    for cut in dict.fromkeys((best, *same[:1], *same[-1:])):
         for part in (1.0, 0.5, 0.0):
-            equal = part * sum(plan.shares) / sum(share > 0 for share in plan.shares)
-            shares = tuple((1 - part) * share + equal if share else 0.0 for share in plan.shares)
-            found.append(replace(plan, shares=tuple(map(float, replace(plan, shares=shares).tokens(plan.length)))))
+            equal = part * sum(cut.shares) / sum(share > 0 for share in cut.shares)
+            shares = tuple((1 - part) * share + equal if share else 0.0 for share in cut.shares)
+            found.append(cut._replace(shares=proportional_parts(search.lengths[0], shares)))
     return found
 
 
@@ -153,8 +156,8 @@ def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: in
     return replace(one, overlap=overlap and count > 1, both_ways=both_ways and count > 2, tile_tokens=tile_tokens)
 
 
-def _algorithm_1(search: Search) -> InferencePlan | None:
-    """Return Algorithm 1's plan, None if it fails or must not be as printed."""
+def _algorithm_1(search: Search) -> Cut | None:
+    """Return the cut of Algorithm 1's plan, None if it fails or must not be as printed."""
     order = search.ranks
     if search.portal is not None and not search.is_ring:
         order = (search.portal, *(rank for rank in order if rank != search.portal))
@@ -173,5 +176,4 @@ def _algorithm_1(search: Search) -> InferencePlan | None:
         return None
     if search.schemes == 2 and printed.schemes.count(1):
         return None
-    parts = printed.units, printed.columns, printed.tokens(printed.length)
-    return hybrid_plan(search.method, search.profile, order, *parts, second_layers(printed, search.profile))
+    return cut_of(printed, search.profile)._replace(shares=printed.tokens(printed.length))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.collective_times import ring_allreduce_s
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.times import (
+    Line,
     all_gather_s,
     attention_s,
+    block_lines,
     con_s,
     ends_s,
+    hop_lines,
     mlp_sequence_s,
     mlp_tensor_s,
     num_blocks,
-    reduce_scatter_s,
+    ring_s,
+    slowest_s,
     stack_lengths,
 )
 
@@ -69,11 +75,26 @@ def price_plan(
 ) -> InferencePrice:
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), whatever the plan's paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
-    if plan.paradigm == "hybrid":
-        found = HybridPricer(profile, cluster, lengths)(plan)
-    else:
-        found = {"tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}[plan.paradigm](plan, profile, cluster, lengths)
+    of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
+    found = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
     return replace(found, ends_s=found.ends_s + ends_s(profile, plan.ranks[0], lengths))
+
+
+class Cut(NamedTuple):
+    """A hybrid plan as the search sees it: the partitions, and the layers of scheme 2 in each stack, which are its first ones."""
+
+    ranks: Ranks
+    units: tuple[int, ...]
+    columns: tuple[int, ...]
+    shares: tuple[float, ...]
+    second: tuple[int, ...]
+
+
+def cut_of(plan: InferencePlan, profile: InferenceProfile) -> Cut:
+    """Return the plan's cut."""
+    ends = list(accumulate(shape.num_layers for shape in profile.stacks))
+    second = tuple(plan.schemes[first:last].count(2) for first, last in zip([0, *ends], ends, strict=False))
+    return Cut(plan.ranks, plan.units, plan.columns, plan.shares, second)
 
 
 class HybridPricer:
@@ -81,76 +102,70 @@ class HybridPricer:
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
         self.profile, self.cluster, self.lengths = profile, cluster, tuple(lengths)
+        self.lines = cache(lambda rank, stack: block_lines(profile, rank, stack, self.lengths))
+        self._ring_lines = cache(self._of_ring)
         self._mha_s, self._tensor_s, self._tokens_s = cache(self._of_units), cache(self._of_columns), cache(self._of_tokens)
 
-    def __call__(self, plan: InferencePlan) -> InferencePrice:
-        """Return the price, summed over the stacks; embedding and head left out."""
-        total, profile = InferencePrice(), self.profile
-        seconds = second_layers(plan, profile)
-        rows = zip(
-            self._mha_s(plan.ranks, plan.units),
-            self._tensor_s(plan.ranks, plan.columns),
-            self._tokens_s(plan.ranks, plan.shares),
-            strict=True,
+    def __call__(self, cut: Cut) -> float:
+        """Return the seconds of all layers: Eq. 9."""
+        return sum(
+            (p + q) * (mha + con) + p * tensor + q * sequence + (p * blocks + q * (blocks - 1)) * (gather + scatter)
+            for p, q, blocks, mha, tensor, (sequence, con, gather, scatter) in self.rows(cut)
         )
-        for shape, q, (mha, tensor, (sequence, con, gather, scatter, ends)) in zip(profile.stacks, seconds, rows, strict=True):
-            p, blocks = shape.num_layers - q, num_blocks(shape)
-            rings = p * blocks + q * (blocks - 1)
-            total = InferencePrice(
-                mha_s=total.mha_s + (p + q) * mha,
-                mlp_s=total.mlp_s + p * tensor + q * sequence,
-                con_s=total.con_s + (p + q) * con,
-                all_gather_s=total.all_gather_s + rings * gather,
-                reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
-                ends_s=total.ends_s + ends,
-                scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
-                scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
-            )
-        return total
+
+    def rows(self, cut: Cut) -> Iterator[tuple[int, int, int, float, float, tuple[float, float, float, float]]]:
+        """Yield of each stack its layers of either scheme, the blocks of a layer, and the seconds of each part of a layer."""
+        mha, tensor, tokens = (
+            self._mha_s(cut.ranks, cut.units),
+            self._tensor_s(cut.ranks, cut.columns),
+            self._tokens_s(cut.ranks, cut.shares),
+        )
+        for stack, (shape, q) in enumerate(zip(self.profile.stacks, cut.second, strict=True)):
+            yield shape.num_layers - q, q, num_blocks(shape), mha[stack], tensor[stack], tokens[stack]
+
+    def ways_s(self, cut: Cut) -> float:
+        """Return the seconds of the tokens' way to their devices and back, and of gathering the first stack's output for a second."""
+        found = 0.0
+        for shape, length in zip(self.profile.stacks, self.lengths, strict=True):
+            found += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
+            if shape.has_cross_attention:
+                first = proportional_parts(self.lengths[0], cut.shares)
+                found += all_gather_s(self.cluster, cut.ranks, first, self.profile.stacks[0].hidden_bytes)
+        return found
+
+    def _of(self, what: str, ranks: Ranks, stack: int) -> list[Line]:
+        return [self.lines(rank, stack)[what] for rank in ranks]
 
     def _of_units(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MHA) of a layer of each stack."""
         found = []
         for stack, shape in enumerate(self.profile.stacks):
-            units = parts if sum(parts) == shape.num_units else proportional_parts(shape.num_units, parts)
-            each = [attention_s(self.profile, rank, stack, count, self.lengths) for rank, count in zip(ranks, units, strict=True)]
-            found.append(sum(max(block) for block in zip(*each, strict=True)))
+            units = proportional_parts(shape.num_units, parts)
+            blocks = ("own", "cross")[: num_blocks(shape) - 1]
+            found.append(sum(slowest_s(self._of(block, ranks, stack), units) for block in blocks))
         return found
 
     def _of_columns(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MLP), tensor parallel, of a layer of each stack."""
         found = []
         for stack, shape in enumerate(self.profile.stacks):
-            columns = parts if sum(parts) == shape.columns else proportional_parts(shape.columns, parts)
-            pairs = zip(ranks, columns, strict=True)
-            found.append(max(mlp_tensor_s(self.profile, rank, stack, count, self.lengths) for rank, count in pairs))
+            found.append(slowest_s(self._of("tensor", ranks, stack), proportional_parts(shape.columns, parts)))
         return found
 
-    def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float, float]]:
-        """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack, and the tokens' way there and back."""
+    def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float]]:
+        """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack."""
         found = []
-        profile, cluster = self.profile, self.cluster
-        first = proportional_parts(self.lengths[0], shares)
-        for stack, shape in enumerate(profile.stacks):
-            tokens = first if stack == 0 else proportional_parts(self.lengths[stack], shares)
-            sequence = max(mlp_sequence_s(profile, rank, stack, count) for rank, count in zip(ranks, tokens, strict=True))
-            con = max(con_s(profile, rank, stack, count) for rank, count in zip(ranks, tokens, strict=True))
-            gather = all_gather_s(cluster, ranks, tokens, shape.hidden_bytes)
-            scatter = reduce_scatter_s(cluster, ranks, tokens, shape.hidden_bytes, profile, stack)
-            ends = _star_s(ranks, cluster, tokens, shape.hidden_bytes)
-            if shape.has_cross_attention:  # the first stack's output is gathered once
-                ends += all_gather_s(cluster, ranks, first, profile.stacks[0].hidden_bytes)
-            found.append((sequence, con, gather, scatter, ends))
+        for stack, length in enumerate(self.lengths):
+            tokens = proportional_parts(length, shares)
+            sequence, con, hops, adding = self._ring_lines(ranks, stack)
+            found.append((slowest_s(sequence, tokens), slowest_s(con, tokens), ring_s(hops, tokens, 0), ring_s(adding, tokens, 1)))
         return found
 
-
-def second_layers(plan: InferencePlan, profile: InferenceProfile) -> tuple[int, ...]:
-    """Return the layers of scheme 2 in each stack."""
-    found, at = [], 0
-    for shape in profile.stacks:
-        found.append(plan.schemes[at : at + shape.num_layers].count(2))
-        at += shape.num_layers
-    return tuple(found)
+    def _of_ring(self, ranks: Ranks, stack: int) -> tuple[list[Line], list[Line], list[Line], list[Line]]:
+        """Return the lines over tokens of the network, the connections, the hops, and the hops with the receivers' additions."""
+        sequence, con, adds = (self._of(what, ranks, stack) for what in ("sequence", "con", "add"))
+        nbytes = self.profile.stacks[stack].hidden_bytes
+        return sequence, con, hop_lines(self.cluster, ranks, nbytes), hop_lines(self.cluster, ranks, nbytes, adds)
 
 
 def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
@@ -159,6 +174,25 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
     for rank, count in list(zip(ranks, tokens, strict=True))[1:]:
         if count:
             total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(count * token_bytes)
+    return total
+
+
+def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+    """Return Galaxy+'s seconds: Eq. 6 + Eq. 7."""
+    pricer, cut = HybridPricer(profile, cluster, lengths), cut_of(plan, profile)
+    total = InferencePrice(ends_s=pricer.ways_s(cut))
+    for p, q, blocks, mha, tensor, (sequence, con, gather, scatter) in pricer.rows(cut):
+        rings = p * blocks + q * (blocks - 1)
+        total = replace(
+            total,
+            mha_s=total.mha_s + (p + q) * mha,
+            mlp_s=total.mlp_s + p * tensor + q * sequence,
+            con_s=total.con_s + (p + q) * con,
+            all_gather_s=total.all_gather_s + rings * gather,
+            reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
+            scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
+            scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
+        )
     return total
 
 

@@ -21,8 +21,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, part_bytes, room_bytes
-from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.times import Line, block_lines, checked_ranks, num_blocks, stack_lengths
+from workbench.planners.galaxy_plus.pricing import Cut, price_plan
+from workbench.planners.galaxy_plus.times import Line, block_lines, checked_ranks, hop_lines, num_blocks, stack_lengths
 
 Row = dict[int, float]
 """Coefficients by variable."""
@@ -79,15 +79,12 @@ class Programme:
     def _ring(self, stack: int, scale: float, adds: Sequence[Line] | None) -> int:
         """Return the variable that is at least the end of every hop of a ring collective.  adds: of a reduce-scatter, by receiver."""
         n, last, shift = len(self.ranks), self._new(), 0 if adds is None else 1
+        lines = hop_lines(self.cluster, self.ranks, self.profile.stacks[stack].hidden_bytes, adds)
         before: list[int] = []
         for step in range(n - 1):
             ends = [self._new() for _ in self.ranks]
-            for i, rank in enumerate(self.ranks):
-                owner, to = (i - step - shift) % n, (i + 1) % n
-                link = self.cluster.link(rank, self.ranks[to])
-                fixed, slope = link.latency_s, self.profile.stacks[stack].hidden_bytes / link.bytes_per_s
-                if adds is not None:
-                    fixed, slope = fixed + adds[to][0], slope + adds[to][1]
+            for i, (fixed, slope) in enumerate(lines):
+                owner = (i - step - shift) % n
                 hop = {2 * n + owner: slope * scale, 5 * n + owner: fixed, ends[i]: -1.0}
                 self.rows += [({**hop, before[j]: 1.0}, 0.0) for j in (i, i - 1)] if before else [(hop, 0.0)]
                 if step == n - 2:
@@ -155,25 +152,17 @@ class Programme:
         return x[:n], x[n : 2 * n], x[2 * n : 3 * n]
 
 
-def hybrid_plan(
-    method: str,
-    profile: InferenceProfile,
-    ranks: Sequence[int],
-    units: Sequence[int],
-    columns: Sequence[int],
-    tokens: Sequence[int],
-    second: Sequence[int],
-) -> InferencePlan:
-    """Return the plan of these partitions; the first layers of each stack, as many as `second` says, are of scheme 2."""
+def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePlan:
+    """Return the plan of a cut whose shares are tokens."""
     return InferencePlan(
         method=method,
         paradigm="hybrid",
-        ranks=tuple(ranks),
-        units=tuple(units),
-        columns=tuple(columns),
-        shares=tuple(map(float, tokens)),
-        schemes=tuple(2 if layer < q else 1 for shape, q in zip(profile.stacks, second, strict=True) for layer in range(shape.num_layers)),
-        length=sum(tokens),
+        ranks=cut.ranks,
+        units=cut.units,
+        columns=cut.columns,
+        shares=tuple(map(float, cut.shares)),
+        schemes=sum(((2,) * q + (1,) * (shape.num_layers - q) for shape, q in zip(profile.stacks, cut.second, strict=True)), ()),
+        length=int(sum(cut.shares)),
     )
 
 
@@ -239,7 +228,7 @@ def oracle(
             unsolved += 1
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
-        plan = hybrid_plan("oracle", profile, chosen, units, columns, tokens, q)
+        plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
         value = price_plan(plan, profile, cluster, length=length, decoder_length=decoder_length).layers_s
         if best is None or value < best[0]:
             best = value, plan

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.memory import MemoryRule, inference_needs, part_bytes, room_bytes
-from workbench.planners.galaxy_plus.pricing import HybridPricer, second_layers
-from workbench.planners.galaxy_plus.times import Line, block_lines, capacity, ends_s
+from workbench.planners.galaxy_plus.pricing import Cut, HybridPricer, cut_of
+from workbench.planners.galaxy_plus.programme import hybrid_plan
+from workbench.planners.galaxy_plus.times import Line, capacity, ends_s
 
 Ranks = tuple[int, ...]
 Price = Callable[[InferencePlan], float]
-Move = Callable[[InferencePlan, float], Iterator[InferencePlan]]
+Move = Callable[[Cut, float], Iterator[Cut]]
 
 MOST_POSITIONS = 10
 """Rings of more devices are not given to the linear programme, whose size is their square, and of their neighbours few are looked at."""
@@ -52,27 +53,48 @@ class Search:
         self.memory, self.ranks, self.portal, self.schemes, self.is_ring = memory, ranks, portal, schemes, is_ring
         self.layers = tuple(shape.num_layers for shape in profile.stacks)
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
+        self.kind: dict[int, int] = {}
+        for rank in ranks:
+            self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
+        self._passed: set[Cut] = set()
         self._pricer = HybridPricer(profile, cluster, lengths)
         self.room = cache(lambda ring: room_bytes(profile, cluster, memory, ring, longest))
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
-        self._columns_line = cache(self._line_of_columns)
+        self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
-    def seconds(self, plan: InferencePlan) -> float:
+    def _are_alike(self, a: int, b: int) -> bool:
+        """Return whether a plan stays the same when two devices change places, so that one of them is enough to try."""
+        costs, link, others = self.profile.costs, self.cluster.link, [rank for rank in self.ranks if rank not in (a, b)]
+        if self.portal in (a, b) or costs[a] != costs[b] or self.cluster.devices[a].memory_bytes != self.cluster.devices[b].memory_bytes:
+            return False
+        return link(a, b) == link(b, a) and all(link(a, c) == link(b, c) and link(c, a) == link(c, b) for c in others)
+
+    def _left_out(self, cut: Cut) -> Iterable[int]:
+        """Return the devices that the plan leaves out, one of those that are alike."""
+        return sorted({self.kind[rank]: rank for rank in reversed(self.ranks) if rank not in cut.ranks}.values())
+
+    def seconds(self, cut: Cut) -> float:
         """Return Eq. 9."""
-        return self._pricer(plan).layers_s
+        return self._pricer(cut)
 
-    def total_s(self, plan: InferencePlan) -> float:
-        """Return the seconds with both ends."""
-        return self._pricer(plan).total_s + ends_s(self.profile, plan.ranks[0], self.lengths)
+    def plan(self, cut: Cut, like: InferencePlan | None = None) -> InferencePlan:
+        """Return the plan of a cut; like: whose other settings it gets, with both ends in its predicted seconds if none."""
+        made, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
+        if like is None:
+            ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
+            return replace(made, predicted_s=self.seconds(cut) + ends)
+        parts = {name: getattr(made, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
+        return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
 
-    def fitted(self, plan: InferencePlan | None) -> InferencePlan | None:
-        """Return the plan if it fits, with other columns if need be; None if no columns fit."""
-        if plan is None or self._fits(plan):
-            return plan
-        plan = self.leveled(plan)
-        return plan if plan is not None and self._fits(plan) else None
+    def fitted(self, cut: Cut | None) -> Cut | None:
+        """Return the cut if it fits, with other columns if need be; None if no columns fit."""
+        if cut is None or self._fits(cut):
+            return cut
+        cut = self.leveled(cut)
+        return cut if cut is not None and self._fits(cut) else None
 
-    def _fits(self, plan: InferencePlan) -> bool:
+    def _fits(self, cut: Cut) -> bool:
+        plan = hybrid_plan(self.method, self.profile, cut)
         if self.schemes is not None and len(self.ranks) > 1 and not is_split(plan):
             return False
         needs = inference_needs(
@@ -84,14 +106,14 @@ class Search:
         )
         return all(need.total_bytes <= self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items())
 
-    def leveled(self, plan: InferencePlan) -> InferencePlan | None:
-        """Return the plan with the columns whose slowest device is fastest and that memory holds; None if there are none."""
-        second, shape = second_layers(plan, self.profile), self.profile.stacks[0]
-        unit, own, other = self.part_bytes(second)
+    def leveled(self, cut: Cut) -> Cut | None:
+        """Return the cut with the columns whose slowest device is fastest and that memory holds; None if there are none."""
+        shape = self.profile.stacks[0]
+        unit, own, other = self.part_bytes(cut.second)
         # Rounding a second stack's cut may cost a unit and a column more.
         slack = unit + own + other if len(self.layers) > 1 else 0.0
         caps = []
-        for nbytes, units, share in zip(self.room(plan.ranks), plan.units, plan.shares, strict=True):
+        for nbytes, units, share in zip(self.room(cut.ranks), cut.units, cut.shares, strict=True):
             is_full = share > 0 or self.memory.full_everywhere
             left = nbytes - slack - units * unit - is_full * other * shape.columns
             if left < 0:
@@ -100,142 +122,145 @@ class Search:
             caps.append(min(shape.columns, int(left / each)) if each > 0 else shape.columns)
         if sum(caps) < shape.columns:
             return None
-        lines = [self._columns_line(rank, second) for rank in plan.ranks]
-        return replace(plan, columns=water_level(lines, caps, shape.columns))
+        return cut._replace(columns=self._columns(cut.ranks, cut.second, tuple(caps)))
+
+    def _level(self, ranks: Ranks, second: tuple[int, ...], caps: tuple[int, ...]) -> tuple[int, ...]:
+        return water_level([self._columns_line(rank, second) for rank in ranks], caps, self.profile.stacks[0].columns)
 
     def _line_of_columns(self, rank: int, second: tuple[int, ...]) -> Line:
         """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there is none."""
         weights = [layers - q for layers, q in zip(self.layers, second, strict=True)]
         fixed = slope = 0.0
         for stack, weight in enumerate(weights if any(weights) else self.layers):
-            line, shape = block_lines(self.profile, rank, stack, self.lengths)["tensor"], self.profile.stacks[stack]
+            line, shape = self._pricer.lines(rank, stack)["tensor"], self.profile.stacks[stack]
             fixed, slope = fixed + weight * line[0], slope + weight * line[1] * shape.columns / self.profile.stacks[0].columns
         return fixed, slope
 
-    def climb(
-        self,
-        plan: InferencePlan,
-        price: Price | None = None,
-        *,
-        most: int = 10_000,
-        last_step: float = 0.01,
-    ) -> tuple[InferencePlan, float]:
-        """Return the plan and its price (default: Eq. 9) after at most `most` others were priced; each faster one is the next start.
+    def climb(self, plan: InferencePlan, price: Price, *, most: int) -> tuple[InferencePlan, float]:
+        """Return the plan and its price after at most `most` others were priced; each faster one is the next start."""
+        cut, seconds = self._climb(cut_of(plan, self.profile), lambda cut: price(self.plan(cut, plan)), GAIN, most, 0.01)
+        return self.plan(cut, plan), seconds
 
-        Moves go coarse before fine.
-        """
-        judge, gain = price or self.seconds, GAIN if price else 1e-6
-        best_s, seen, step = judge(plan), {plan}, FIRST_STEP
+    def climbed(self, cut: Cut, last_step: float) -> Cut:
+        """Return the cut that is reached by Eq. 9, each faster one being the next start."""
+        return self._climb(cut, None, 1e-6, 10_000, last_step)[0]
+
+    def _climb(self, cut: Cut, judge: Callable[[Cut], float] | None, gain: float, most: int, last_step: float) -> tuple[Cut, float]:
+        """Moves go coarse before fine.  judge: default Eq. 9.  gain: the least share by which a step must be faster."""
+        now_s = self.seconds(cut)
+        best_s, seen, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
         guided = (self._left, self._exchanged, self._swapped)
         while step >= last_step and most > 0:
             improved = False
-            for kind in self._neighbours(step):
-                for moved in kind(plan, step):
+            for kind in self._neighbours(step, judge is None):
+                limit_s = now_s if judge is None else NEAR * now_s if kind in guided else math.inf
+                for moved in kind(cut, step):
                     if moved in seen:
                         continue
                     seen.add(moved)
-                    limit_s = best_s if price is None else NEAR * self.seconds(plan) if kind in guided else math.inf
                     if self.seconds(moved) >= limit_s or (one := self.fitted(moved)) is None:
                         continue
                     if most <= 0:
-                        return plan, best_s
-                    value, most = judge(one), most - 1
+                        return cut, best_s
+                    value, most = judge(one) if judge else self.seconds(one), most - 1
                     if value < best_s * (1 - gain):
-                        plan, best_s, improved = one, value, True
+                        if judge is None and one in self._passed:  # another climb by Eq. 9 went on from there
+                            return one, value
+                        self._passed.add(one)
+                        cut, best_s, now_s, improved = one, value, self.seconds(one), True
                         break
             if not improved:
-                step /= 2
-        return plan, best_s
+                step /= 4
+        return cut, best_s
 
-    def _neighbours(self, step: float) -> list[Move]:
+    def _neighbours(self, step: float, is_closed_form: bool) -> list[Move]:
         """Return the kinds of moves: devices that join or leave, schemes, order of the ring, tokens, columns, units."""
-        kinds: list[Move] = [_tokens, _columns, self._units]
+        kinds: list[Move] = [self._tokens, self._leveled if is_closed_form else _columns, self._units]
         if self.schemes is None:
             kinds.insert(0, self._schemes)
         if not self.is_ring and step >= FIRST_STEP:
             kinds = [self._joined, *kinds[:-3], self._swapped, *kinds[-3:], self._left, self._exchanged]
         return kinds
 
-    def _joined(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    def _joined(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the ring with one device more, which gets tokens and columns by its speed, or half of that, and no heads.
 
         A slow device may be worth its part of the feed-forward networks while its part of the heads, a whole one, is too much for it.
         """
-        in_ring = sum(self.speed[rank] for rank in plan.ranks)
-        places = range(0 if self.portal is None else 1, plan.num_positions + 1)
-        for rank in (rank for rank in self.ranks if rank not in plan.ranks):
+        in_ring, count = sum(self.speed[rank] for rank in cut.ranks), len(cut.ranks)
+        places = range(0 if self.portal is None else 1, count + 1)
+        for rank in self._left_out(cut):
             for part in (1.0, 0.5):
                 share = part * self.speed[rank] / (in_ring + self.speed[rank])
-                columns = round(share * sum(plan.columns))
-                rest = proportional_parts(sum(plan.columns) - columns, plan.columns)
-                shares = [(1 - share) * own for own in plan.shares]
-                for at in places if plan.num_positions < MOST_POSITIONS else places[-1:]:
-                    yield replace(
-                        plan,
-                        ranks=(*plan.ranks[:at], rank, *plan.ranks[at:]),
-                        units=(*plan.units[:at], 0, *plan.units[at:]),
-                        columns=(*rest[:at], columns, *rest[at:]),
-                        shares=(*shares[:at], share * sum(plan.shares), *shares[at:]),
-                    )
+                own = [round(share * sum(parts)) for parts in (cut.columns, cut.shares)]
+                columns, shares = (
+                    proportional_parts(round(sum(parts)) - one, parts) for one, parts in zip(own, (cut.columns, cut.shares), strict=True)
+                )
+                for at in places if count < MOST_POSITIONS else places[-1:]:
+                    pairs = zip((rank, 0, *own), (cut.ranks, cut.units, columns, shares), strict=True)
+                    yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
 
-    def _left(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    def _left(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the ring without one of its devices, whose parts the others take."""
-        for at in range(0 if self.portal is None else 1, plan.num_positions if plan.num_positions > 1 else 0):
-            keep = [other for other in range(plan.num_positions) if other != at]
-            speed = [self.speed[plan.ranks[other]] for other in keep]
+        count = len(cut.ranks)
+        for at in range(0 if self.portal is None else 1, count if count > 1 else 0):
+            ranks = (*cut.ranks[:at], *cut.ranks[at + 1 :])
+            speed = [self.speed[rank] for rank in ranks]
+            parts = []
+            for own in cut[1:4]:
+                more = proportional_parts(int(own[at]), speed) if own[at] else (0,) * len(ranks)
+                parts.append(tuple(one + other for one, other in zip((*own[:at], *own[at + 1 :]), more, strict=True)))
+            yield Cut._make([ranks, *parts, cut.second])
 
-            def given(parts: Sequence[float], at: int = at, keep: list[int] = keep, speed: list[float] = speed) -> list[float]:
-                more = proportional_parts(int(parts[at]), speed)
-                return [parts[other] + one for other, one in zip(keep, more, strict=True)]
-
-            yield replace(
-                plan,
-                ranks=tuple(plan.ranks[other] for other in keep),
-                units=tuple(map(int, given(plan.units))),
-                columns=tuple(map(int, given(plan.columns))),
-                shares=tuple(map(float, given(plan.tokens(plan.length)))),
-                overlap=plan.overlap and len(keep) > 1,
-                both_ways=plan.both_ways and len(keep) > 2,
-            )
-
-    def _exchanged(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
+    def _exchanged(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the ring with one of its devices replaced by another, which takes over its work."""
-        for at in range(0 if self.portal is None else 1, plan.num_positions):
-            for rank in self.ranks:
-                if rank not in plan.ranks:
-                    yield replace(plan, ranks=(*plan.ranks[:at], rank, *plan.ranks[at + 1 :]))
+        for at in range(0 if self.portal is None else 1, len(cut.ranks)):
+            for rank in self._left_out(cut):
+                if self.kind[rank] != self.kind[cut.ranks[at]]:
+                    yield cut._replace(ranks=(*cut.ranks[:at], rank, *cut.ranks[at + 1 :]))
 
-    def _swapped(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
-        """Yield the plan with two devices exchanged in the ring, with their tokens or without; of a large ring neighbours only."""
-        for i, j in itertools.combinations(range(0 if self.portal is None else 1, plan.num_positions), 2):
-            if j == i + 1 or plan.num_positions <= MOST_POSITIONS:
-                order = list(range(plan.num_positions))
+    def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
+        """Yield the cut with two devices exchanged in the ring, with their tokens or without; of a large ring neighbours only."""
+        count = len(cut.ranks)
+        for i, j in itertools.combinations(range(0 if self.portal is None else 1, count), 2):
+            if j == i + 1 or count <= MOST_POSITIONS:
+                order = list(range(count))
                 order[i], order[j] = order[j], order[i]
-                names = ("ranks", "units", "columns", "shares")
-                moved = replace(plan, **{name: tuple(getattr(plan, name)[at] for at in order) for name in names})  # type: ignore[arg-type]
-                yield moved
-                yield replace(moved, shares=plan.shares)
+                moved = Cut._make([*(tuple(parts[at] for at in order) for parts in cut[:4]), cut.second])
+                if self.kind[cut.ranks[i]] != self.kind[cut.ranks[j]]:
+                    yield moved
+                yield moved._replace(shares=cut.shares)
 
-    def _units(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
-        """Yield the plan with units moved from position to position, and with columns that suit them."""
-        for parts in _shifts(plan.units, max(1, round(step * sum(plan.units)))):
-            moved = replace(plan, units=parts)
-            yield moved
-            if (leveled := self.leveled(moved)) is not None:
-                yield leveled
+    def _tokens(self, cut: Cut, step: float) -> Iterator[Cut]:
+        length, count = self.lengths[0], len(cut.ranks)
+        tokens = proportional_parts(length, cut.shares)
+        whole = [length * (position + 1) // count - length * position // count for position in range(count)]
+        for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, as rings like them
+            mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
+            mixed[0] += length - sum(mixed)
+            if min(mixed) >= 0:
+                yield cut._replace(shares=tuple(mixed))
+        for parts in _shifts(tokens, max(1, round(step * length))):
+            yield cut._replace(shares=parts)
 
-    def _schemes(self, plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
-        """Yield other numbers of scheme-2 layers in each stack, the first layers of each."""
-        numbers = second_layers(plan, self.profile)
+    def _units(self, cut: Cut, step: float) -> Iterator[Cut]:
+        """Yield the cut with units moved from position to position, and with columns that suit them."""
+        for parts in _shifts(cut.units, max(1, round(step * sum(cut.units)))):
+            yield (moved := cut._replace(units=parts))
+            yield from self._leveled(moved, step)
+
+    def _leveled(self, cut: Cut, step: float) -> Iterator[Cut]:
+        """Yield the cut with the columns that are best by Eq. 9."""
+        if (leveled := self.leveled(cut)) is not None:
+            yield leveled
+
+    def _schemes(self, cut: Cut, step: float) -> Iterator[Cut]:
+        """Yield other numbers of scheme-2 layers in each stack."""
         for at, layers in enumerate(self.layers):
             few = max(1, round(step * layers))
-            for q in dict.fromkeys((layers, 0, numbers[at] + few, numbers[at] - few)):
-                if 0 <= q <= layers and q != numbers[at]:
-                    second = (*numbers[:at], q, *numbers[at + 1 :])
-                    schemes = [
-                        2 if layer < count else 1 for count, all_of in zip(second, self.layers, strict=True) for layer in range(all_of)
-                    ]
-                    yield replace(plan, schemes=tuple(schemes))
+            for q in dict.fromkeys((layers, 0, cut.second[at] + few, cut.second[at] - few)):
+                if 0 <= q <= layers and q != cut.second[at]:
+                    yield cut._replace(second=(*cut.second[:at], q, *cut.second[at + 1 :]))
 
 
 def is_split(plan: InferencePlan) -> bool:
@@ -246,22 +271,9 @@ def is_split(plan: InferencePlan) -> bool:
     return sum(bool(units or (first and columns) or (second and share)) for units, columns, share in parts) > 1
 
 
-def _tokens(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
-    tokens, count = plan.tokens(plan.length), plan.num_positions
-    whole = [plan.length * (position + 1) // count - plan.length * position // count for position in range(count)]
-    for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, as rings like them
-        mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
-        mixed[0] += plan.length - sum(mixed)
-        if min(mixed) >= 0:
-            yield replace(plan, shares=tuple(map(float, mixed)))
-    for parts in _shifts(tokens, max(1, round(step * plan.length))):
-        yield replace(plan, shares=tuple(map(float, parts)))
-
-
-def _columns(plan: InferencePlan, step: float) -> Iterator[InferencePlan]:
-    if 1 in plan.schemes:
-        for parts in _shifts(plan.columns, max(1, round(step * sum(plan.columns)))):
-            yield replace(plan, columns=parts)
+def _columns(cut: Cut, step: float) -> Iterator[Cut]:
+    for parts in _shifts(cut.columns, max(1, round(step * sum(cut.columns)))):
+        yield cut._replace(columns=parts)
 
 
 def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
-from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.planners.galaxy_plus.programme import Programme, hybrid_plan
+from workbench.core.inference import proportional_parts
+from workbench.planners.galaxy_plus.pricing import Cut
+from workbench.planners.galaxy_plus.programme import Programme
 from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Ranks, Search
 
 
-def rings(search: Search, most: int) -> list[Ranks]:
-    """Return the most promising rings by plain cuts, and the best of each size; of more than 8 devices the fastest are looked at."""
+def rings(search: Search, most: int) -> list[Cut]:
+    """Return the best plain cuts of the most promising rings, and of each size; of more than 8 devices the fastest are looked at."""
     if search.is_ring:
-        return [search.ranks]
+        return []
     others = [rank for rank in search.ranks if rank != search.portal]
     if len(others) <= 8:
         sets = [set(some) for count in range(len(others) + 1) for some in itertools.combinations(others, count)]
     else:
         counts = sorted({round(1.25**power) for power in range(40)} | {len(others)})
         sets = [set(sorted(others, key=search.speed.__getitem__, reverse=True)[:count]) for count in counts]
-    found: dict[Ranks, float] = {}
-    for some in sets:
-        ring = _turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in some))
-        if ring and (
-            seconds := [search.seconds(plan) for plan in starts(search, ring, numbers(search, 2), plain=True, every=search.schemes == 2)]
-        ):
-            found[ring] = min(seconds)
-    ordered = sorted(found, key=lambda ring: (found[ring], ring))
-    of_sizes = {len(ring): ring for ring in reversed(ordered)}
-    return list(dict.fromkeys([*ordered[:most], *of_sizes.values()])) or [_turned(search, search.ranks)]
+    found = []
+    all_of = [turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in some)) for some in sets]
+    for ring in {_kinds(search, ring): ring for ring in reversed(all_of) if ring}.values():
+        if cuts := list(starts(search, ring, numbers(search, 2), plain=True, every=search.schemes == 2)):
+            found.append(min(cuts, key=search.seconds))
+    found.sort(key=lambda cut: (search.seconds(cut), cut.ranks))
+    of_sizes = {len(cut.ranks): cut for cut in reversed(found)}
+    return list(dict.fromkeys([*found[:most], *of_sizes.values()]))
 
 
-def _turned(search: Search, ring: Ranks) -> Ranks:
+def _kinds(search: Search, ring: Ranks) -> Ranks:
+    """Return the kinds of a ring's devices, the same for every ring that takes as long: without a portal it may be turned."""
+    kinds = tuple(search.kind[rank] for rank in ring)
+    return kinds if search.portal is not None else min(kinds[at:] + kinds[:at] for at in range(len(kinds)))
+
+
+def turned(search: Search, ring: Ranks) -> Ranks:
     """Return the ring with the portal first; without one the device with most memory, if embedding and head count."""
     first = search.portal
     if not ring:
@@ -65,9 +71,7 @@ def near(search: Search, second: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(itertools.product(*axes))
 
 
-def starts(
-    search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, every: bool = False, plain: bool = False
-) -> Iterator[InferencePlan]:
+def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, every: bool = False, plain: bool = False) -> Iterator[Cut]:
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
     plain: cuts by speed instead, as on a large ring.
@@ -83,6 +87,7 @@ def starts(
     by_room = sorted(range(n), key=lambda i: room[i])
     fewest = n - 1 if every and not search.memory.full_everywhere else 0
     for second in seconds:
+        least = math.inf
         for without in range(fewest + 1 if any(second) else 1):
             holders = [i not in by_room[:without] for i in range(n)]
             unit_bytes, _, other_bytes = search.part_bytes(second)
@@ -95,17 +100,20 @@ def starts(
                 found = programme.solve(second, holders=holders)
                 if found.x is None:
                     continue
+                if found.fun > least:
+                    break  # one device more without tokens only makes it worse
+                least = found.fun
                 parts = [[max(0.0, float(one)) for one in part] for part in programme.parts(found.x)]
             full = other_bytes * shape.columns
             most = [
                 (nbytes - (has or search.memory.full_everywhere) * full) / max(unit_bytes, 1e-9)
                 for nbytes, has in zip(room, holders, strict=True)
             ]
-            units = _roomy(list(proportional_parts(shape.num_units, parts[0])), most)
+            units = tuple(_roomy(list(proportional_parts(shape.num_units, parts[0])), most))
             columns, tokens = proportional_parts(shape.columns, parts[1]), proportional_parts(search.lengths[0], parts[2])
-            plan = search.fitted(search.leveled(hybrid_plan(search.method, search.profile, ring, units, columns, tokens, second)))
-            if plan is not None:
-                yield plan
+            cut = search.fitted(search.leveled(Cut(ring, units, columns, tokens, second)))
+            if cut is not None:
+                yield cut
 
 
 def _roomy(units: list[int], room: Sequence[float]) -> list[int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, StackShape
@@ -133,46 +131,44 @@ def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> fl
     return 1.0 / max(seconds, 1e-12)
 
 
+def slowest_s(lines: Sequence[Line], counts: Sequence[int]) -> float:
+    """Return the seconds of the slowest device; one without a unit, column or token takes none."""
+    return max(fixed + slope * count if count else 0.0 for (fixed, slope), count in zip(lines, counts, strict=True))
+
+
 def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
     """Return T_AG: every position's tokens travel n - 1 hops round the ring, in seconds.
 
     A position forwards its own tokens, then what arrived before, one message at a time; a hop takes its link's latency and
     bytes, no tokens take none.  The slowest chain of hops counts, so unequal links and shares are priced as they are.
     """
-    return ring_chain_s([_hop_s(cluster, ranks, position, tokens, token_bytes) for position in range(len(ranks))], shift=0)
+    return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
 
 
-def reduce_scatter_s(
-    cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int, profile: InferenceProfile | None = None, stack: int = 0
-) -> float:
-    """Return T_RS: the partial sums of every position's tokens travel n - 1 hops and end at their owner, in seconds.
-
-    profile: if given, each hop also takes the receiver's ADD.
-    """
-    hops = [_hop_s(cluster, ranks, position, tokens, token_bytes) for position in range(len(ranks))]
-    if profile is not None and len(ranks) > 1:
-        for position, row in enumerate(hops):
-            costs = profile.costs[ranks[(position + 1) % len(ranks)]][stack]
-            hops[position] = [seconds + costs.seconds("ADD", count) for seconds, count in zip(row, tokens, strict=True)]
-    return ring_chain_s(hops, shift=1)
+def reduce_scatter_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
+    """Return T_RS without additions: the partial sums of every position's tokens travel n - 1 hops and end at their owner, in seconds."""
+    return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=1)
 
 
-def _hop_s(cluster: Cluster, ranks: Sequence[int], position: int, tokens: Sequence[int], token_bytes: int) -> list[float]:
-    if len(ranks) < 2:
-        return [0.0] * len(ranks)
-    link = cluster.link(ranks[position], ranks[(position + 1) % len(ranks)])
-    return [link.transfer_s(count * token_bytes) if count else 0.0 for count in tokens]
+def hop_lines(cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None) -> list[Line]:
+    """Return the line over tokens of each position's hop to the next.  adds: of each position, which a reduce-scatter's receiver takes."""
+    found = []
+    for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
+        to = (position + 1) % len(ranks)
+        link, (fixed, slope) = cluster.link(rank, ranks[to]), adds[to] if adds else (0.0, 0.0)
+        found.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
+    return found
 
 
-def ring_chain_s(hops: Sequence[Sequence[float]], shift: int) -> float:
-    """Return the end of a ring collective.  hops[i][t]: seconds of the tokens of position t over the link behind position i.
+def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
+    """Return the end of a ring collective.  lines: of each position's hop; none of a ring of one device.
 
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
-    n, table = len(hops), np.asarray(hops)
-    at, done = np.arange(n), np.zeros(n)
-    for step in range(n - 1):
+    hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
+    done = [0.0] * len(hops)
+    for step in range(shift, len(hops) - 1 + shift):
         # What goes out now came in during the step before, over the link that was busy until then.
-        before = np.maximum(done, done[at - 1]) if step else done
-        done = before + table[at, (at - step - shift) % n]
-    return float(done.max(initial=0.0))
+        before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
+        done = [(own if own > other else other) + row[at - step] for at, (own, other, row) in before]
+    return max(done, default=0.0)
