@@ -11,7 +11,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json
 
 Source = Literal["simulated", "executed", "counted"]
-Kind = Literal["fitted", "predicted", "computed", "measured"]
+Kind = Literal["fitted", "bounded", "predicted", "computed", "measured"]
 OOM = "OOM"
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 T = TypeVar("T")
@@ -22,9 +22,9 @@ class Comparison:
     """One value of the paper beside ours.
 
     labels: what it is a value of, under Result.label_columns.  paper: None where the paper gives none.  ours: None where we have none.
-    kind: 'fitted' if our constants were chosen to meet this very value, 'predicted' if constants chosen elsewhere give it, 'computed'
-    from sizes alone, 'measured' where something ran.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) of a
-    value that is a percentage itself.
+    kind: 'fitted' if our constants were chosen to meet this very value, 'predicted' if constants chosen elsewhere give it, 'bounded' if
+    ours is a bound that the note names, 'computed' from sizes alone, 'measured' where something ran.  deviation_in: 'percent' of the
+    paper's value, or 'points' (ours - paper) of a value that is a percentage itself.
     """
 
     labels: tuple[str, ...]

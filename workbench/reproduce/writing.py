@@ -65,7 +65,8 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
         else:
             words = {True: "same", False: "differs", None: ""}[one.agrees]
         labels = (", ".join(one.labels),) if join_labels else one.labels
-        rows.append((*labels, one.paper, one.ours, one.unit, words, one.kind, *((one.note,) if noted else ())))
+        how = "" if one.ours is None else one.kind
+        rows.append((*labels, one.paper, one.ours, one.unit, words, how, *((one.note,) if noted else ())))
     names = (", ".join(result.label_columns),) if join_labels else result.label_columns
     columns = (*names, "paper", "ours", "unit", "deviation", "how", *(("note",) if noted else ()))
     return Table(title=f"{result.title} ({result.source})", columns=columns, rows=tuple(rows))

@@ -1,0 +1,1 @@
+"""RingAda's table, simulated."""

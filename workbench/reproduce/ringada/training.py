@@ -1,0 +1,181 @@
+"""Time and memory of Single, PipeAdapter and RingAda (RingAda, section IV, Table I)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import accumulate
+from statistics import fmean
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.plan import Plan
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.program import Program
+from workbench.core.serial import read_toml
+from workbench.planners.ringada import RingPricer, plan_ring
+from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
+from workbench.reproduce.items import Item
+from workbench.reproduce.result import Number, Result, Settings
+from workbench.reproduce.values import paper_folder, printed
+from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.ringada import Iteration, RingCosts, ring_round
+from workbench.simulator import simulate
+
+PAPER = "ringada"
+SINGLE, PIPE, RING = "Single", "PipeAdapter", "RingAda"
+TIME = "convergence time"
+SAMPLES = 32  # of a mini-batch; only its parts count
+MICRO_BATCHES = (1, 2, 4, 8)
+TOGETHER = 40
+"""Mini-batches simulated one after the other, of which one is the mean: the paper's between two unfreezings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """data/papers/ringada/constants.toml, which says of each what fixed it."""
+
+    layer_s: float
+    backward: float
+    micro_batches: int
+    epochs: float
+    unfreeze_every: float
+    devices: int
+    layers: int
+    hidden: int
+    feed_forward: int
+    vocabulary: int
+    positions: int
+
+    @property
+    def model(self) -> ModelDescription:
+        """Return mBERT's sizes."""
+        return ModelDescription(
+            name="mBERT",
+            kind="encoder",
+            num_layers=self.layers,
+            hidden=self.hidden,
+            heads=self.hidden // 64,
+            feed_forward=self.feed_forward,
+            vocab=self.vocabulary,
+            positions=self.positions,
+        )
+
+
+def load_constants() -> Constants:
+    """Return the constants."""
+    tables = read_toml(paper_folder(PAPER) / "constants.toml")
+    return Constants(**{key: value for table in tables.values() for key, value in table.items()})
+
+
+def depth_of(constants: Constants, scheme: str, step: int) -> int:
+    """Return how many adapters are trained in a step."""
+    layers = constants.layers
+    return min(layers, 1 + int(step // constants.unfreeze_every)) if scheme == RING else layers
+
+
+@lru_cache(maxsize=64)
+def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[dict[int, float], Plan | None]:
+    """Return what a mini-batch takes by the number of trained adapters, in forward passes of one block, and the plan.
+
+    PipeAdapter is the one without stale weights.
+    """
+    layers, steps = constants.layers, range(round(constants.epochs))
+    if scheme == SINGLE:
+        return {layers: (1 + constants.backward) * layers}, None
+    depths = Counter(depth_of(constants, scheme, step) for step in steps)
+    grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
+    times = {"P": grid, "F": grid, "B": grid.scaled(constants.backward), "A": grid.scaled(constants.backward)}
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    block = LayerProfile(name="block", times=times, **sizes)
+    profile = Profile(model=f"{layers} equal blocks", method=PAPER, source="analytic", layers=((block,) * layers,) * constants.devices)
+    link = Link(bytes_per_s=1e18)
+    devices = (Device(name=f"device {rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(constants.devices))
+    cluster = Cluster(name="equal", devices=tuple(devices))
+    pricer = RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, depths=depths)
+    plan = plan_ring(pricer, batch_size=SAMPLES, micro_batches=micro_batches)
+    found = {}
+    for depth in depths:
+        iterations = [Iteration(0, layers - depth, micro_batches)] * TOGETHER
+        parts = micro_batches * len(iterations)
+        costs = RingCosts(
+            profile, cluster, plan, iterations, sizes=(SAMPLES // micro_batches,) * parts, lengths=(1,) * parts,
+            crossing=Crossing(hidden_size=1), head_values=1, beside_bytes=0,
+        )  # fmt: skip
+        schedule = ring_round(plan, iterations, costs.seconds, in_flight=8)
+        found[depth] = simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s / len(iterations)
+    return found, plan
+
+
+def seconds_after(constants: Constants, scheme: str) -> tuple[float, ...]:
+    """Return the time after each epoch, which is taken to be one mini-batch."""
+    times, _ = layer_times(constants, scheme, constants.micro_batches)
+    steps = range(round(constants.epochs))
+    return tuple(accumulate(constants.layer_s * times[depth_of(constants, scheme, step)] for step in steps))
+
+
+def average(constants: Constants, scheme: str, micro_batches: int) -> float:
+    """Return the layer times of a mini-batch, averaged over the run."""
+    times, _ = layer_times(constants, scheme, micro_batches)
+    return fmean(times[depth_of(constants, scheme, step)] for step in range(round(constants.epochs)))
+
+
+def weights_mb(constants: Constants, scheme: str) -> float:
+    """Return the MB of float32 weights of an average device: of RingAda with the embedding's copy on each (section III-A)."""
+    model = constants.model
+    embedding, blocks = model.embedding_params, sum(model.layer_params(layer) for layer in range(model.num_layers))
+    held = {SINGLE: embedding + blocks, PIPE: (embedding + blocks) / constants.devices, RING: embedding + blocks / constants.devices}
+    return FP32_BYTES * held[scheme] / 1e6
+
+
+def ours(constants: Constants, scheme: str, quantity: str) -> Number:
+    """Return our value of a cell, None where nothing was executed."""
+    if quantity == "memory":
+        return weights_mb(constants, scheme)
+    return seconds_after(constants, scheme)[-1] if quantity == TIME else None
+
+
+def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) -> list[float]:
+    """Return by how many per cent each scheme's time is above the paper's."""
+    return [100 * (seconds_after(constants, scheme)[-1] / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)]
+
+
+def table1(item: Item, settings: Settings) -> Result:
+    """Simulate the times and count the weights."""
+    constants, paper = load_constants(), printed(PAPER, "table1")
+    rows: list[tuple[Number, ...]] = []
+    ratios, rings = dict[int, float](), dict[int, float]()
+    for count in MICRO_BATCHES:
+        single, pipe, ring = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
+        plan = layer_times(constants, RING, count)[1]
+        ratios[count], rings[count] = single / ring, ring
+        rows.append((count, single, pipe, ring, pipe / ring, single / ring, "" if plan is None else plan.partition()))
+    times = {scheme: seconds_after(constants, scheme)[-1] / constants.epochs for scheme in (SINGLE, PIPE, RING)}
+    deviations = _deviations(paper, constants)
+    trivial = [100 * (paper[SINGLE, TIME] / constants.devices / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)]
+    stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
+    return item.result(
+        item.compare(partial(ours, constants)),
+        tables={"micro": rows, "sensitivity": item.sensitivity(constants, partial(_deviations, paper), trivial)},
+        holds={
+            "order": times[RING] < times[PIPE] < times[SINGLE],
+            "ratio": ratios[2] <= paper[SINGLE, TIME] / paper[RING, TIME] <= ratios[8],
+            "stale": stashing < rings[8],
+            "copies": weights_mb(constants, RING) > memory,
+        },
+        micro_batches=constants.micro_batches,
+        single=times[SINGLE],
+        pipe=times[PIPE],
+        ring=times[RING],
+        two=ratios[2],
+        four=ratios[4],
+        eight=ratios[8],
+        low=-deviations[1],
+        stashing=stashing,
+        least=rings[8],
+        embedding=FP32_BYTES * constants.model.embedding_params / 1e6,
+        whole=weights_mb(constants, SINGLE),
+        needed=weights_mb(constants, RING),
+        printed=memory,
+    )
