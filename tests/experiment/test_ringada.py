@@ -56,6 +56,18 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     assert losses(run(job, tmp_path, resume=True)) == losses(whole)
 
 
+@pytest.mark.parametrize("unfreezing", ["plateau", "gradient_norm"])
+def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unfreezing: str, job: Job, tmp_path: Path) -> None:
+    adaptive = replace(job, options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9})
+    whole = run(adaptive, tmp_path / "whole")
+    assert f"The policy '{unfreezing}' goes by what the run brings" in " ".join(whole.notes)
+    with pytest.raises(KeyboardInterrupt):
+        run(adaptive, tmp_path / "resumed", progress=at(1, interrupt))
+    assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(whole)
+    report = run(replace(adaptive, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    assert "alpha is lost" in " ".join(report.notes) and losses(report)[:2] == losses(whole)[:2] and len(losses(report)) == 6
+
+
 @pytest.mark.parametrize("backup_every", [0, 1])
 def test_the_other_goes_on_without_the_lost_device_s_data(backup_every: int, job: Job, whole: Report, tmp_path: Path) -> None:
     report = run(replace(job, faults="kill:alpha@step3", backup_every=backup_every), tmp_path)
@@ -77,7 +89,7 @@ def test_faults_are_simulated(job: Job) -> None:
         ({"options": {"unfreeze_every": 0}}, r"unfreeze_every"),
         ({"options": {"bottleneck": 0}}, r"bottleneck"),
         ({"options": {"depth": 7}}, r"The option depth = 7 of ringada was asked for. 'tiny-bert' has 6 layers"),
-        ({"options": {"unfreezing": "sometimes"}}, r"one of rounds, steps, all"),
+        ({"options": {"unfreezing": "sometimes"}}, r"one of steps, rounds, all, plateau, gradient_norm"),
         ({"options": {"data": "sizes:1,2,3"}}, r"takes 2 numbers here, not 3"),
         ({"train_samples": 1}, r"no data"),
         ({"faults": "kill:beta@step6"}, r"The run has 6 steps"),

@@ -16,7 +16,7 @@ from workbench.core.schedule import Value
 from workbench.methods.common.session import RankResult
 from workbench.methods.ringada.phases import RingPhase, RingRankJob
 from workbench.methods.ringada.prepare import RingAdaOptions
-from workbench.methods.ringada.rounds import Policy
+from workbench.methods.ringada.rounds import Policy, Unfreezing
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at
@@ -42,12 +42,13 @@ def ring_job(
     folder: Path,
     *,
     every: int = 3,
+    unfreezing: Unfreezing = "steps",
     epochs: int = 2,
     samples: int = 45,
     local_iterations: int = 2,
     kind: Kind = "classification",
 ) -> RingRankJob:
-    """Return a run whose adapters are unfrozen one after the other, every so many mini-batches (0: all at once)."""
+    """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack = load_stack(model)
     job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
     return RingRankJob(
@@ -60,7 +61,7 @@ def ring_job(
         config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8, kind=kind),
         facts=model_facts(model),
         options=RingAdaOptions(local_iterations=local_iterations),
-        policy=Policy(num_layers=stack.num_layers, depth=1, every=every, by_rounds=False),
+        policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
         owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
         typical_length=16,
         folder=folder,
@@ -73,24 +74,32 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config)
     trained = model.trained()
     groups = [{"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()]
-    optimizer, rounds, losses, step = torch.optim.AdamW(groups, lr=1.0), job.rounds, [], 0
+    optimizer, rounds, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.rounds, job.policy, [], 0
+    brought: list[float] = []
     for epoch in range(job.job.epochs):
         for planned in rounds.epoch(epoch):
+            squared = []
             for start, one in zip(planned.starts, planned.shape.iterations, strict=True):
+                first = policy.adapted(brought)[-1] if policy.is_adaptive else one.first_unfrozen
                 samples = [sample for part in planned.samples[start : start + one.num_micro_batches] for sample in part]
                 batch = collate(job.split, samples)
                 logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
                 loss = task_loss(logits, batch.labels, job.config.kind)
                 loss.backward()
                 for name, parameter in trained.items():
-                    if name.startswith("adapters.") and int(name.split(".")[1]) < one.first_unfrozen:
+                    if name.startswith("adapters.") and int(name.split(".")[1]) < first:
                         parameter.grad = None
+                of_adapters = [one.grad for name, one in trained.items() if name.startswith("adapters.") and one.grad is not None]
+                squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
                 step += 1
+            size = len(squared)
+            brought.append(sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5)
+    assert not policy.is_adaptive or len(set(policy.adapted(brought))) > 1
     return losses, {name: parameter.detach() for name, parameter in trained.items()}
 
 
@@ -101,7 +110,7 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     held: list[dict[Value, Any]] = []
     for epoch in range(job.job.epochs):
         for planned in job.rounds.epoch(epoch):
-            program = job.program(planned.shape)
+            [program] = {phase.phase.program(planned.shape).digest: phase.phase.program(planned.shape) for phase in phases}.values()
             held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
             found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}
             iterations = planned.shape.iterations

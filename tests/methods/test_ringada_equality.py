@@ -13,27 +13,37 @@ from tests.methods.conftest import four_devices
 from tests.methods.ring_builders import ring_job, ring_plan, train_on_ring, train_plainly, unequal_links
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.method import run_rank
+from workbench.methods.ringada.rounds import Unfreezing
 from workbench.models.adapter_config import Kind
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 
 
 @pytest.mark.parametrize(
-    ("model", "blocks", "every", "micro_batches", "local_iterations", "unequal"),
+    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations", "unequal"),
     [
-        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), 3, 2, 2, False),
-        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), 2, 4, 1, True),
-        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), 4, 1, 2, True),
-        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), 0, 2, 1, False),
-        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, 2, 3, False),
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2, False),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "steps", 2, 4, 1, True),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 2, 1, 2, True),
+        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), "all", 1, 2, 1, False),
+        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "steps", 5, 2, 3, False),
+        ("tiny-bert", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 2, 1, True),
+        ("tiny-gpt2", ((0, 2), (1, 2), (2, 1), (3, 1)), "gradient_norm", 40, 1, 1, False),
     ],
 )
 def test_a_ring_trains_as_one_process(
-    model: str, blocks: tuple[tuple[int, int], ...], every: int, micro_batches: int, local_iterations: int, unequal: bool, tmp_path: Path
+    model: str,
+    blocks: tuple[tuple[int, int], ...],
+    unfreezing: Unfreezing,
+    every: int,
+    micro_batches: int,
+    local_iterations: int,
+    unequal: bool,
+    tmp_path: Path,
 ) -> None:
     cluster = unequal_links(four_devices()) if unequal else four_devices()
     plan = ring_plan(*blocks, micro_batches=micro_batches)
-    job = ring_job(model, plan, cluster, tmp_path, every=every, local_iterations=local_iterations)
+    job = ring_job(model, plan, cluster, tmp_path, every=every, unfreezing=unfreezing, local_iterations=local_iterations, epochs=4)
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
     assert len(losses) == len(expected) == job.rounds.num_steps

@@ -2,11 +2,12 @@
 
 Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps what their
 backward pass needs.  H scores the micro-batch at the initiator, loss and gradient at once.  B goes back through a stage's unfrozen layers.
-STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.
+STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.  For a policy that goes by what a
+round brought, NOTE tells the round's first device of a stage's part in it, TELL sums up and HEAR takes the sum, at the end of the round.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
 between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
 gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
-iteration i; free:_.i what lets a later mini-batch in; loss:_.m.
+iteration i; free:_.i what lets a later mini-batch in; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum.
 
 F reads the weights of the iteration before, so no weight is stale and none has a second version.  P reads no weights: frozen layers
 take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
@@ -30,6 +31,7 @@ from workbench.schedules.pieces import world_size_of
 from workbench.schedules.plan_costs import Crossing, resident_bytes
 
 EMBED, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "P", "F", "H", "B", "HSTEP", "TAKE"
+NOTE, TELL, HEAR = "NOTE", "TELL", "HEAR"
 LOWEST = "A"
 """In a profile, the backward pass of the lowest unfrozen layer: of its adapter alone, for nothing below is trained."""
 
@@ -66,11 +68,13 @@ def ring_round(
     *,
     in_flight: int,
     world_size: int | None = None,
+    is_noted: bool = False,
 ) -> Schedule:
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
     in_flight: a mini-batch is embedded once the one so many before it has updated the head.  seconds: what the operations about take; on
     each rank they stand in the order in which a device that takes the oldest mini-batch's work first would do them.
+    is_noted: whether each device hears at the end what the round has brought.
     Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
     """
     tasks = _tasks(plan, iterations, in_flight)
@@ -79,6 +83,8 @@ def ring_round(
     if first != last:
         head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
         tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
+    if is_noted:
+        tasks += _notes(plan, tasks, first, len(iterations) + 1)
     ops = _in_order(tasks, size, seconds)
     outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in ops)
     return insert_transfers(Schedule(ops=ops, outputs=outputs))
@@ -131,6 +137,19 @@ def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int) -> list[
             updated[s] = Value("weight", s, at)
             add(plan.stages[s].ranks[0], STEP, s, at, 0, tuple(Value("gacc", s, m) for m in micro_batches), updated[s])
     return tasks
+
+
+def _notes(plan: Plan, tasks: Sequence[_Task], first: int, at: int) -> list[_Task]:
+    """Return what tells every device of the ring what the round has brought.  first: the device that sums up.  at: behind all else."""
+    found, notes, told = list[_Task](), list[Value](), Value("told")
+    for s, stage in enumerate(plan.stages):
+        [rank] = stage.ranks
+        own = tuple(value for task in tasks if task.rank == rank for value in task.op.writes if value.name in ("loss", "weight"))
+        notes.append(Value("note", s))
+        found.append(_Task(rank, Op(NOTE, s, NONE, NONE, own, (notes[-1],)), (at, 0, 0)))
+        if rank != first:
+            found.append(_Task(rank, Op(HEAR, s, NONE, NONE, (told,)), (at, 2, 0)))
+    return [*found, _Task(first, Op(TELL, NONE, NONE, NONE, tuple(notes), (told,)), (at, 1, 0))]
 
 
 @paused_collector()
@@ -215,6 +234,8 @@ class RingCosts:
         if op.kind == SEND:
             return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         layers = self._profile.layers[rank]
+        if op.kind in (NOTE, TELL, HEAR):
+            return 0.0  # two numbers
         if op.kind in (HEAD_STEP, TAKE):
             return layers[-1].seconds(HEAD_STEP, 1, 1)
         if op.kind == STEP:
@@ -231,6 +252,8 @@ class RingCosts:
         name, m = value.name, value.microbatch
         if name == "head":
             return Spec((self._head_values,))
+        if name in ("note", "told"):
+            return Spec((2 if name == "note" else 1,))
         if name == "free":
             return Spec((1,), "uint8")  # it crosses to the next initiator
         if name == "ctx":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class RingOptimizer:
     """AdamW of a device's adapters, each with its own step count, for they begin at different times; and of the head.
 
     updates: how often each layer is updated in the first rounds of a run.  keeps_head: whether the head is this device's after a round.
+    num_noted: of an adaptive policy, the run's rounds; history: what each has brought (see rounds.Policy), on all devices alike.
     An Optimizer whose steps are rounds.
     """
 
@@ -73,8 +74,9 @@ class RingOptimizer:
         schedule: LinearSchedule,
         weight_decay: float,
         *,
-        updates: Callable[[int], Mapping[int, int]],
+        updates: Callable[[int, Sequence[float]], Mapping[int, int]],
         keeps_head: bool,
+        num_noted: int = 0,
     ) -> None:
         def of(name: str, module: nn.Module) -> FlatAdamW:
             named = nn.Module()
@@ -92,6 +94,7 @@ class RingOptimizer:
         self._head = of("head", model.head)
         self._kept = [*self._layers.values(), *([self._head] if keeps_head else [])]
         self.num_steps = 0
+        self.history = torch.zeros(num_noted) if num_noted else None
 
     @property
     def state_bytes(self) -> int:
@@ -102,6 +105,10 @@ class RingOptimizer:
         """Update some layers' adapters in a mini-batch.  step: mini-batches before it in the whole run."""
         for layer in layers:
             self._layers[layer].step(self._schedule(step))
+
+    def squared_gradients(self, layers: Iterable[int]) -> Tensor:
+        """Return the sum of some layers' squared gradients."""
+        return torch.stack([self._layers[layer].gradients.square().sum() for layer in layers]).sum()
 
     def update_head(self, step: int) -> Tensor:
         """Update the head; return its weights and moments, (head_values,)."""
@@ -116,11 +123,13 @@ class RingOptimizer:
 
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return all that makes the next step (see Optimizer)."""
-        return tuple(vector for part in self._kept for vector in part.state_vectors())
+        own = tuple(vector for part in self._kept for vector in part.state_vectors())
+        return own if self.history is None else (*own, self.history)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name (see Optimizer)."""
-        return {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
+        own = {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
+        return own if self.history is None else own | {"history": self.history}
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Take over parameters and moments by name, and the rounds done (see Optimizer)."""
@@ -131,7 +140,7 @@ class RingOptimizer:
     def set_num_steps(self, num_steps: int) -> None:
         """Go on as after so many rounds (see Optimizer)."""
         self.num_steps = num_steps
-        counts = self._updates(num_steps)
+        counts = self._updates(num_steps, [] if self.history is None else self.history.tolist())
         for layer, part in self._layers.items():
             part.set_num_steps(counts[layer])
         self._head.set_num_steps(max(counts.values()))

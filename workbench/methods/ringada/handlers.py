@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
@@ -15,7 +16,7 @@ from workbench.methods.common.layers import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
 from workbench.runtime.executor import Handler
-from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, PREFIX, TAKE, Iteration, layers_of
+from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, HEAR, NOTE, PREFIX, TAKE, TELL, Iteration, layers_of
 from workbench.tasks.tokenize import Batch
 
 
@@ -23,11 +24,15 @@ from workbench.tasks.tokenize import Batch
 class RingHandlers:
     """One round's operations on one rank.
 
+    number: of the run's rounds.  by_loss: whether an adaptive policy goes by the loss, else by the gradients.
     batches[m]: micro-batch m, of another initiator its attention mask alone.  iteration_of[m]: the mini-batch it belongs to.
     totals[i]: samples of mini-batch i.  first_step: mini-batches before the round.  layers: of the whole model, for bytes.
+    noted: this rank's loss and squared gradients of the round, each of which is a mean over its mini-batches.
     """
 
     rank: int
+    number: int
+    by_loss: bool
     plan: Plan
     iterations: Sequence[Iteration]
     iteration_of: Sequence[int]
@@ -38,6 +43,7 @@ class RingHandlers:
     optimizer: RingOptimizer
     epoch: int
     layers: tuple[LayerProfile, ...]
+    noted: Tensor = field(default_factory=lambda: torch.zeros(2))
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -50,6 +56,9 @@ class RingHandlers:
             STEP: self._update,
             HEAD_STEP: self._update_head,
             TAKE: self._take,
+            NOTE: self._note,
+            TELL: self._tell,
+            HEAR: self._hear,
         }
 
     def _embed(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -71,7 +80,9 @@ class RingHandlers:
             self.optimizer.take_head(reads[1], self.first_step + at)
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.totals[at])
         loss, gradient = self.compute.score(reads[0], batch.attention_mask, targets)
-        return loss / len(self.iterations), gradient, None  # a round's loss is the mean of its mini-batches'
+        own = loss / len(self.iterations)  # a round's loss is the mean of its mini-batches'
+        self.noted[0] += own
+        return own, gradient, None
 
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         gradient = self.compute.backward(reads[0], reads[1])
@@ -79,6 +90,8 @@ class RingHandlers:
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         layers = layers_of(self.plan, op, self.iterations[op.microbatch].first_unfrozen)
+        if self.optimizer.history is not None:
+            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.iterations)
         self.optimizer.update(layers, self.first_step + op.microbatch)
         return (None,)
 
@@ -88,6 +101,20 @@ class RingHandlers:
     def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self.optimizer.take_head(reads[0], self.first_step + len(self.iterations))
         return (None,)
+
+    def _note(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.noted,)
+
+    def _tell(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        loss, squared = torch.stack(reads).sum(dim=0)
+        told = (loss if self.by_loss else squared.sqrt())[None]
+        self._hear(op, (told,))
+        return (told,)
+
+    def _hear(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self.optimizer.history is not None
+        self.optimizer.history[self.number] = reads[0].item()
+        return ()
 
     def _iteration(self, op: Op) -> Iteration:
         return self.iterations[self.iteration_of[op.microbatch]]

@@ -86,7 +86,7 @@ class _Bench:
         self._compute = RingCompute(self.model, stage)
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
         self._optimizer = RingOptimizer(
-            self.model, schedule, 0.01, updates=lambda rounds: dict.fromkeys(self._layers, rounds), keeps_head=True
+            self.model, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self._layers, rounds), keeps_head=True
         )
         self._has_decoder = stack.num_encoder_layers is not None
 

@@ -85,7 +85,12 @@ class RingRankJob(RankJob):
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
             self._schedules[key] = ring_round(
-                self.plan, shape.iterations, typical.seconds, in_flight=self.options.in_flight, world_size=self.cluster.world_size
+                self.plan,
+                shape.iterations,
+                typical.seconds,
+                in_flight=self.options.in_flight,
+                world_size=self.cluster.world_size,
+                is_noted=self.policy.is_adaptive,
             )
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
@@ -119,7 +124,23 @@ def _head_parameters(config: TechniqueConfig) -> int:
 
 
 class RingPhase(StagePhase[RingRankJob]):
-    """A block of layers with their adapters, embedding and head."""
+    """A block of layers with their adapters, embedding and head.
+
+    Of an adaptive policy, each round has the depth for which those before it ask.
+    """
+
+    def __init__(self, session: RankSession[RingRankJob], phase: Phase, result: RankResult) -> None:
+        super().__init__(session, replace(phase, program=self._program), result)
+
+    def _program(self, shape: StepShape) -> Program:
+        assert isinstance(shape, RoundShape)
+        return self.rank_job.program(self._adapted(shape))
+
+    def _adapted(self, shape: RoundShape) -> RoundShape:
+        """Return the next round as it is now."""
+        if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
+            return shape
+        return shape.from_layer(self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1])
 
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
@@ -136,17 +157,22 @@ class RingPhase(StagePhase[RingRankJob]):
             self.compute = RingCompute(model, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
             keeps_head = self.session.rank == rounds.initiators[0]
-            self.optimizer = RingOptimizer(model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head)
+            num_noted = job.epochs * rounds.rounds_per_epoch if rank_job.policy.is_adaptive else 0
+            self.optimizer = RingOptimizer(
+                model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
+            )
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a round (see RankPhase)."""
         assert isinstance(planned, Round) and isinstance(planned.shape, RoundShape) and isinstance(self.optimizer, RingOptimizer)
-        rank_job, iterations, sizes = self.rank_job, planned.shape.iterations, planned.shape.sizes
+        rank_job, iterations, sizes = self.rank_job, self._adapted(planned.shape).iterations, planned.shape.sizes
         self.optimizer.num_steps = planned.number + 1  # when the round is done; one that fails is kept nowhere
         spans = [range(start, start + one.num_micro_batches) for start, one in zip(planned.starts, iterations, strict=True)]
         return RingHandlers(
             rank=self.session.rank,
+            number=planned.number,
+            by_loss=rank_job.policy.unfreezing == "plateau",
             plan=rank_job.plan,
             iterations=iterations,
             iteration_of=[at for at, span in enumerate(spans) for _ in span],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -14,12 +14,11 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
-from workbench.methods.ringada.rounds import Policy, rounds_per_epoch
+from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
 
-Unfreezing = Literal["rounds", "steps", "all"]
 Times = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -30,8 +29,9 @@ class RingAdaOptions:
     bottleneck: m of Eq. 1.  dropout: of the pooled features.
     data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source or sizes:A,B,... (see tasks.device_split).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
-    unfreezing: one more adapter every unfreeze_every 'rounds' (Algorithm 1, k) or 'steps' (section IV: 40 mini-batches); 'all' adapters
-    from the beginning, which is the paper's PipeAdapter without stale weights.  depth: unfrozen adapters at the beginning, d.
+    unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
+    from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
+    'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
     in_flight: mini-batches that may be on the ring at once.
     """
 
@@ -42,6 +42,8 @@ class RingAdaOptions:
     unfreezing: Unfreezing = "steps"
     unfreeze_every: Times = 40
     depth: Times = 1
+    patience: Times = 2
+    threshold: Dropout = 0.01
     in_flight: Times = 4
 
 
@@ -59,8 +61,14 @@ class PreparedJob(PreparedTechnique):
     def policy(self) -> Policy:
         """Return when adapters are unfrozen."""
         options = self.options
-        every = 0 if options.unfreezing == "all" else options.unfreeze_every
-        return Policy(num_layers=self.facts.num_layers, depth=options.depth, every=every, by_rounds=options.unfreezing == "rounds")
+        return Policy(
+            num_layers=self.facts.num_layers,
+            unfreezing=options.unfreezing,
+            depth=options.depth,
+            every=options.unfreeze_every,
+            patience=options.patience,
+            threshold=options.threshold,
+        )
 
 
 def require_known(job: Job) -> RingAdaOptions:
@@ -91,7 +99,11 @@ def prepare(job: Job) -> PreparedJob:
         seed=job.seed,
         **label_scale(task, samples["train"]),
     )
-    return PreparedJob(options=options, config=config, **samples)
+    prepared = PreparedJob(options=options, config=config, **samples)
+    if not prepared.policy.is_adaptive:
+        return prepared
+    known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
+    return replace(prepared, notes=(f"{known} {options.unfreeze_every} mini-batches.",))
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:

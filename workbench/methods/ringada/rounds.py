@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal, Self
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
@@ -17,12 +18,18 @@ from workbench.schedules.ringada import Iteration
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit
 
+Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundShape(StepShape):
     """A round: parts are micro-batches, counted through its mini-batches."""
 
     iterations: tuple[Iteration, ...]
+
+    def from_layer(self, first_unfrozen: int) -> Self:
+        """Return the round with the layers from this one on trained."""
+        return replace(self, iterations=tuple(one._replace(first_unfrozen=first_unfrozen) for one in self.iterations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +42,42 @@ class Round(PlannedStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When adapters are unfrozen, from the top.  A policy of rounds or steps is a schedule; its depths are known before the run.
+    """When adapters are unfrozen, from the top, as a learning-rate scheduler would do it.
 
-    every: rounds or steps between two unfreezings, 0 unfreezes all adapters at once.
+    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more when `patience`
+    rounds have not brought the mean loss, or the norm of the trained adapters' gradients, `threshold` below its lowest since the last
+    unfreezing.  What these do is not known before the run: they are planned and simulated as if they were 'steps'.
     """
 
     num_layers: int
-    depth: int
-    every: int
-    by_rounds: bool
+    unfreezing: Unfreezing = "steps"
+    depth: int = 1
+    every: int = 40
+    patience: int = 2
+    threshold: float = 0.01
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Return whether it goes by what the rounds before brought."""
+        return self.unfreezing in ("plateau", "gradient_norm")
 
     def first_unfrozen(self, round_number: int, step: int) -> int:
         """Return the lowest trained layer in a mini-batch, N_TM - Dep^r.  step: mini-batches before it in the whole run."""
-        passed = (round_number if self.by_rounds else step) // self.every if self.every else self.num_layers
+        passed = (round_number if self.unfreezing == "rounds" else step) // self.every
+        return self._above(self.num_layers if self.unfreezing == "all" else passed)
+
+    def adapted(self, brought: Sequence[float]) -> tuple[int, ...]:
+        """Return the lowest trained layer of each round of an adaptive policy, of the next one too.  brought: by round, loss or norm."""
+        passed, lowest, waited = 0, float("inf"), 0
+        found = [self._above(0)]
+        for value in brought:
+            lowest, waited = (value, 0) if value < lowest * (1 - self.threshold) else (lowest, waited + 1)
+            if waited == self.patience:
+                passed, lowest, waited = passed + 1, float("inf"), 0
+            found.append(self._above(passed))
+        return tuple(found)
+
+    def _above(self, passed: int) -> int:
         return max(0, self.num_layers - self.depth - passed)
 
 
@@ -104,12 +134,15 @@ class Rounds:
         shape = RoundShape(sizes=planned.shape.sizes, lengths=planned.shape.lengths, iterations=tuple(iterations))
         return Round(samples=planned.samples, shape=shape, number=number, starts=tuple(starts))
 
-    def updates(self, num_rounds: int) -> dict[int, int]:
-        """Return how often each layer's adapter has been updated after so many rounds of these devices."""
-        counts = dict.fromkeys(range(self.policy.num_layers), 0)
+    def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:
+        """Return how often each layer's adapter has been updated after so many rounds of these devices.  brought: see Policy.adapted."""
+        counts, policy = dict.fromkeys(range(self.policy.num_layers), 0), self.policy
+        adapted = policy.adapted(brought[:num_rounds]) if policy.is_adaptive else None
         for number in range(num_rounds):
             for at in range(len(self.initiators) * self.local_iterations):
-                for layer in range(self.policy.first_unfrozen(number, number * self.steps_per_round + at), self.policy.num_layers):
+                step = number * self.steps_per_round + at
+                first = policy.first_unfrozen(number, step) if adapted is None else adapted[number]
+                for layer in range(first, policy.num_layers):
                     counts[layer] += 1
         return counts
 
