@@ -165,6 +165,26 @@ serve --model tiny-bort
 """
 
 OPTIONS = {
+    "ringada": """
+unfreeze_evry=4 -> Did you mean 'unfreeze_every'?
+unfreeze_every=0
+unfreeze_every=often
+local_iterations=0
+in_flight=0
+bottleneck=0
+bottleneck=100000
+depth=0
+depth=7
+patience=0
+threshold=1 -> 1
+threshold=-0.1
+unfreezing=never
+data=alphabet
+data=dirichlet -> concentration
+data=dirichlet:0 -> 0
+data=sizes:1
+data=sizes:1,x
+""",
     "pac_plus": """
 reduction -> not KEY=VALUE
 =4

@@ -12,7 +12,7 @@ from tiny_job import two_devices
 
 from tests.experiment.running import at, interrupt, losses, run
 from workbench import experiment
-from workbench.core import Job, Report
+from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
@@ -68,11 +68,12 @@ def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unf
     assert "alpha is lost" in " ".join(report.notes) and losses(report)[:2] == losses(whole)[:2] and len(losses(report)) == 6
 
 
-@pytest.mark.parametrize("backup_every", [0, 1])
-def test_the_other_goes_on_without_the_lost_device_s_data(backup_every: int, job: Job, whole: Report, tmp_path: Path) -> None:
-    report = run(replace(job, faults="kill:alpha@step3", backup_every=backup_every), tmp_path)
+@pytest.mark.parametrize(("lost", "backup_every"), [("alpha", 0), ("alpha", 1), ("beta", 1)])
+def test_the_other_goes_on_without_the_lost_device_s_data(lost: str, backup_every: int, job: Job, whole: Report, tmp_path: Path) -> None:
+    """One of the two begins each round, holds the head when it is lost, and keeps it between rounds."""
+    report = run(replace(job, faults=f"kill:{lost}@step3", backup_every=backup_every), tmp_path)
     said = " ".join(report.notes)
-    assert "alpha is lost" in said and "28 training samples of alpha" in said
+    assert f"{lost} is lost" in said and f"28 training samples of {lost}" in said
     assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
     assert losses(report)[:2] == losses(whole)[:2]
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
@@ -98,6 +99,28 @@ def test_faults_are_simulated(job: Job) -> None:
 def test_what_cannot_be_is_refused(changes: dict, message: str, job: Job) -> None:
     with pytest.raises(ConfigError, match=message):
         experiment.run(replace(job, **changes), two_devices(), "simulate")
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([(0, 2, (0,)), (3, 6, (1,))], r"A stage that begins at layer 3 was asked for. Layer 2 comes next. Close the gap"),
+        ([(0, 2, (0,)), (2, 5, (1,))], r"It has 5 layers; 'tiny-bert' has 6"),
+        ([(0, 2, (0,)), (2, 6, (0,))], r"Use each device once"),
+        ([(0, 6, (0, 1))], r"A ring has one device at each stage"),
+        ([(0, 6, (0,))], r"beta has samples but no blocks"),
+    ],
+)
+def test_assignments_that_are_no_ring_are_refused(stages: list, message: str, job: Job) -> None:
+    def given() -> Plan:
+        cut = tuple(
+            Stage(start=start, stop=stop, shares=tuple(Share(rank=rank, samples=2 // len(ranks)) for rank in ranks))
+            for start, stop, ranks in stages
+        )
+        return Plan(method="ringada", stages=cut, micro_batch_size=2, num_micro_batches=job.batch_size // 2)
+
+    with pytest.raises(ConfigError, match=message):
+        experiment.run(job, two_devices(), "simulate", chosen_plan=given())
 
 
 def test_more_devices_than_blocks_are_refused(job: Job) -> None:

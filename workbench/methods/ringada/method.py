@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
@@ -24,6 +25,7 @@ from workbench.models.loading import load_stack
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
+from workbench.tasks.device_split import check_rule
 
 
 def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:
@@ -57,6 +59,10 @@ class RingAda(TrainingMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(nothing)
     keep = staticmethod(nothing)
+
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist, and a split of the data that cannot be (see Method)."""
+        check_rule(require_known(job).data, cluster.world_size)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""

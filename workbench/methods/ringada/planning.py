@@ -13,7 +13,7 @@ from workbench.methods.ringada.prepare import PreparedJob
 from workbench.methods.training.backups import with_room
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, plan_ring
-from workbench.tasks.device_split import check_rule, split_samples
+from workbench.tasks.device_split import split_samples
 
 
 def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
@@ -73,5 +73,4 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the blocks and the ring order.  Raises PlanError if nothing fits, ConfigError for a split of the data that cannot be."""
     job = prepared.job
-    check_rule(prepared.options.data, cluster.world_size)
     return plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)

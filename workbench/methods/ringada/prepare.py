@@ -109,9 +109,11 @@ def prepare(job: Job) -> PreparedJob:
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one stage."""
     is_other = plan.mini_batch_size != prepared.job.batch_size
+    idle = [device.name for rank, device in enumerate(cluster.devices) if rank not in plan.busy_ranks]
     shared = [stage for stage in plan.stages if len(stage.shares) > 1]
     others = [
         (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),
         (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
+        (bool(idle), f"{', '.join(idle)} has samples but no blocks.", "Give each device layers, or leave it out of the cluster."),
     ]
     require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)
