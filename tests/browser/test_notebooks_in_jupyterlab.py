@@ -270,6 +270,16 @@ def in_p_rge(notebook: Notebook) -> None:
     try_divider(notebook)
 
 
+def in_ringada(notebook: Notebook) -> None:
+    try_player(notebook)
+    headline = ".widget-html [role=status]"
+    move_slider(notebook, "How many adapters are trained, from the top", Keys.END)
+    wait_until(lambda: "24 layer times a mini-batch, 1.00 times" in notebook.text_of(headline), 30, "all adapters to be trained")
+    move_slider(notebook, "Into how many parts a mini-batch is cut", Keys.ARROW_RIGHT, 2)
+    wait_until(lambda: "24 layer times a mini-batch, 1.00 times" not in notebook.text_of(headline), 30, "micro-batches to help")
+    notebook.shoot("ring-lab")
+
+
 CLICKS: dict[str, Callable[[Notebook], None]] = {
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
@@ -277,6 +287,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "03_hybrid_parallelism": in_hybrid_parallelism,
     "04_p_rge": in_p_rge,
     "05_galaxy_plus": in_galaxy_plus,
+    "06_ringada": in_ringada,
 }
 
 

@@ -28,6 +28,7 @@ LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "
 COLOURS = {
     "forward": BLUE,
     "side forward": SKY_BLUE,
+    "forward of frozen layers": SKY_BLUE,
     "backward": VERMILLION,
     "side backward": ORANGE,
     "load from cache": YELLOW,
@@ -48,11 +49,12 @@ LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
 WHITE_TEXT = frozenset({"forward", "backward", "whole layer", "first product of a block", "send", "collective"})
 CLASS_OF_KIND = {
     "F": "forward",
+    "P": "forward of frozen layers",
     "SF": "side forward",
     "B": "backward",
     "SB": "side backward",
     "LOAD": "load from cache",
-    "STEP": "optimizer",
+    **dict.fromkeys(("STEP", "HSTEP"), "optimizer"),
     "LAYER": "whole layer",
     **dict.fromkeys(("QKV", "UP", "CQ", "CKV"), "first product of a block"),
     **dict.fromkeys(("ATT", "CATT"), "attention"),

@@ -22,6 +22,7 @@ from workbench.widgets.planning import PlanningProblem, compare, paper_problem, 
 from workbench.widgets.progress import LiveProgress
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
+from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
 from workbench.widgets.rooflines import Choice, HostRoofline, RooflineExplorer, measure_roofline, one_by_one, paper_machines
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
@@ -58,6 +59,7 @@ __all__ = [
     "QueryDivider",
     "QueryProblem",
     "QueryTraining",
+    "RingLab",
     "RooflineExplorer",
     "RunPanel",
     "SchedulePlayer",
@@ -93,8 +95,11 @@ __all__ = [
     "phases_table",
     "plan_table",
     "plane_error",
+    "policy_seconds",
     "query_problem",
     "report_table",
+    "ring_table",
+    "ring_timeline",
     "runnable",
     "scaling",
     "serve_here",

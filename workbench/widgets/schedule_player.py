@@ -66,7 +66,7 @@ def _words(op: Op, timeline: Timeline) -> str:
     name = f"{class_of(op)} {op.label}"
     if op.kind in (SEND, RECV):
         [value] = op.reads or op.writes
-        if value.name in TILE_VALUES:
+        if value.name in TILE_VALUES and value.part != NONE:
             name = f"{class_of(op)} {TILE_VALUES[value.name]} {value.part}"
     if op.kind == SEND:
         return f"{name} to {timeline.device_names[op.ranks[1]]}"

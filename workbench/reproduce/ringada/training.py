@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -14,6 +14,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.serial import read_toml
+from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, plan_ring
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.items import Item
@@ -85,27 +86,36 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     if scheme == SINGLE:
         return {layers: (1 + constants.backward) * layers}, None
     depths = Counter(depth_of(constants, scheme, step) for step in steps)
-    grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
-    times = {"P": grid, "F": grid, "B": grid.scaled(constants.backward), "A": grid.scaled(constants.backward)}
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
-    block = LayerProfile(name="block", times=times, **sizes)
-    profile = Profile(model=f"{layers} equal blocks", method=PAPER, source="analytic", layers=((block,) * layers,) * constants.devices)
-    link = Link(bytes_per_s=1e18)
-    devices = (Device(name=f"device {rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(constants.devices))
-    cluster = Cluster(name="equal", devices=tuple(devices))
+    profile, cluster = equal_blocks(layers, constants.devices, constants.backward)
     pricer = RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, depths=depths)
     plan = plan_ring(pricer, batch_size=SAMPLES, micro_batches=micro_batches)
-    found = {}
-    for depth in depths:
-        iterations = [Iteration(0, layers - depth, micro_batches)] * TOGETHER
-        parts = micro_batches * len(iterations)
-        costs = RingCosts(
-            profile, cluster, plan, iterations, sizes=(SAMPLES // micro_batches,) * parts, lengths=(1,) * parts,
-            crossing=Crossing(hidden_size=1), head_values=1, beside_bytes=0,
-        )  # fmt: skip
-        schedule = ring_round(plan, iterations, costs.seconds, in_flight=8)
-        found[depth] = simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s / len(iterations)
+    rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
+    found = {depth: simulated(profile, cluster, plan, each, memory=False).makespan_s / TOGETHER for depth, each in rounds.items()}
     return found, plan
+
+
+def equal_blocks(layers: int, devices: int, backward: float = 1.0) -> tuple[Profile, Cluster]:
+    """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices with free links.  backward: over forward."""
+    grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
+    times = {"P": grid, "F": grid, "B": grid.scaled(backward), "A": grid.scaled(backward)}
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    block = LayerProfile(name="block", times=times, **sizes)
+    profile = Profile(model=f"{layers} equal blocks", method=PAPER, source="analytic", layers=((block,) * layers,) * devices)
+    link = Link(bytes_per_s=1e18)
+    made = (Device(name=f"device {rank + 1}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(devices))
+    return profile, Cluster(name="equal", devices=tuple(made))
+
+
+def simulated(
+    profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, memory: bool = True
+) -> Timeline:
+    """Return a round of mini-batches of SAMPLES samples."""
+    sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
+    crossing = Crossing(hidden_size=1)
+    costs = RingCosts(
+        profile, cluster, plan, iterations, sizes=sizes, lengths=(1,) * len(sizes), crossing=crossing, head_values=1, beside_bytes=0
+    )
+    return simulate(Program.on(cluster, ring_round(plan, iterations, costs.seconds, in_flight=in_flight), costs), memory=memory)
 
 
 def seconds_after(constants: Constants, scheme: str) -> tuple[float, ...]:

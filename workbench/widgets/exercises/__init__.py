@@ -29,6 +29,15 @@ from workbench.widgets.exercises.pipeline import (
     check_pipeline_time,
     check_speedup,
 )
+from workbench.widgets.exercises.ring import (
+    check_last_unfrozen,
+    check_least_time,
+    check_link_bytes,
+    check_next_initiator_code,
+    check_pipelined_time,
+    check_terminator,
+    check_terminator_code,
+)
 from workbench.widgets.exercises.verdict import Verdict
 from workbench.widgets.exercises.zeroth_order import (
     check_division,
@@ -58,9 +67,14 @@ __all__ = [
     "check_half_time",
     "check_idlest",
     "check_knee",
+    "check_last_unfrozen",
+    "check_least_time",
+    "check_link_bytes",
     "check_memory_floor",
     "check_most_scheme_2",
+    "check_next_initiator_code",
     "check_pipeline_time",
+    "check_pipelined_time",
     "check_projected_gradient",
     "check_quantization_step",
     "check_quantized_bytes",
@@ -69,6 +83,8 @@ __all__ = [
     "check_share",
     "check_speedup",
     "check_trainable_share",
+    "check_terminator",
+    "check_terminator_code",
     "check_transfer",
     "check_travelling",
     "check_travelling_bytes",

@@ -1,0 +1,39 @@
+"""The ring to play with."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.widgets import RingLab, policy_seconds, ring_table, ring_timeline
+
+
+def test_the_ring_of_figure_2() -> None:
+    rows = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 3).rows}
+    assert rows["device 1"][0] == "initiator" and rows["device 4"][0] == "terminator"
+    assert [rows[f"device {number}"][2:4] for number in (1, 2, 3, 4)] == [("4", "0"), ("5", "0"), ("2", "0"), ("0", "3")]
+    assert rows["device 4"][4] == "activation to device 1, the initiator" and rows["device 4"][5].startswith("nothing")
+    deeper = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 4, initiator=1).rows}
+    assert deeper["device 3"][0] == "terminator" and deeper["device 4"][5] == "gradient to device 3"
+
+
+def test_whole_mini_batches_of_a_ring_take_what_the_arithmetic_says() -> None:
+    assert ring_timeline((3, 3, 3, 3), 12).makespan_s == pytest.approx(4 * 24)
+    assert ring_timeline((3, 3, 3, 3), 12, micro_batches=4).makespan_s == pytest.approx(4 * 10.5)
+
+
+def test_the_lab_follows_its_sliders() -> None:
+    lab = RingLab()
+    assert "terminator" in lab.table.value
+    lab.depth.value = 12
+    lab.wait()
+    assert "24 layer times a mini-batch, 1.00 times as fast as one device" in lab.headline.value
+    lab.micro_batches.value = 4
+    lab.wait()
+    assert "10.5 layer times" in lab.headline.value and lab.message.value == ""
+
+
+def test_time_by_policy() -> None:
+    seconds = {1: 1.0, 2: 4.0}
+    assert policy_seconds("steps", 2, 40, seconds, 20)[-1] == (40.0, 100.0)
+    assert policy_seconds("rounds", 2, 40, seconds, 1)[-1] == (40.0, 16.0 + 96.0)
+    assert policy_seconds("all", 2, 40, seconds, 20)[-1] == (40.0, 160.0)

@@ -1,0 +1,98 @@
+"""Checks about the ring (RingAda, section IV-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.plan import Plan
+from workbench.methods.ringada.rounds import initiator_order
+from workbench.schedules.ringada import terminator
+from workbench.widgets.exercises.verdict import Verdict, number_verdict
+from workbench.widgets.ring_lab import ring_plan
+
+
+def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int) -> Verdict:
+    """Which device of a ring, counted from 1, is the terminator?"""
+    expected = terminator(ring_plan(blocks), sum(blocks) - depth) + 1
+    hint = f"The {depth} top adapters are trained. Whose block is the lowest of them?"
+    right = f"Block {sum(blocks) - depth + 1} of {sum(blocks)} is the lowest that is trained, and device {expected} has it."
+    return number_verdict(answer, expected, hint, right, 0)
+
+
+def check_least_time(answer: float | None, *, depth: int) -> Verdict:
+    """What is the least that a whole mini-batch takes, in layer times, on however many devices?"""
+    hint = "Without stale weights the next forward pass through a trained layer waits for this update. What is done one after the other?"
+    right = f"{depth} forward and {depth} backward passes follow each other: {2 * depth}. More devices do not help."
+    return number_verdict(answer, 2 * depth, hint, right, 0)
+
+
+def check_pipelined_time(answer: float | None, *, num_stages: int, layers_per_stage: int, micro_batches: int) -> Verdict:
+    """What does a mini-batch take, in layer times, if all adapters are trained and it is cut into micro-batches?"""
+    expected = 2 * layers_per_stage * (micro_batches + num_stages - 1) / micro_batches
+    hint = "A pipeline of M micro-batches on p stages has M + p - 1 turns, each a micro-batch's forward and backward pass of one stage."
+    right = f"({micro_batches} + {num_stages} - 1) / {micro_batches} x 2 x {layers_per_stage} = {expected:g} (all drained at the end)."
+    return number_verdict(answer, expected, hint, right, 0.01)
+
+
+def check_last_unfrozen(answer: int | None, *, num_layers: int, every: int) -> Verdict:
+    """From which mini-batch on, counted from 0, are all adapters trained?"""
+    expected = (num_layers - 1) * every
+    hint = "One adapter is trained from the beginning. How many are left, and how long does each wait?"
+    return number_verdict(answer, expected, hint, f"{num_layers - 1} unfreezings, {every} mini-batches apart: {expected}.", 0)
+
+
+def check_link_bytes(answer: int | None, *, samples: int, tokens: int, hidden_size: int) -> Verdict:
+    """How many bytes does a mini-batch's hidden state take on a link, in float32?"""
+    expected = 4 * samples * tokens * hidden_size
+    hint = "One number for each sample, token and hidden unit; labels and words are not among them."
+    right = f"4 x {samples} x {tokens} x {hidden_size} = {expected:,}; once around the ring, and its gradient as far as the terminator."
+    return number_verdict(answer, expected, hint, right, 0.01)
+
+
+def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int] | None) -> Verdict:
+    """Is a function of (first, last) blocks of each device, counted from 1, and the depth the paper's inequality?  It returns a place."""
+    cases = [((4, 5, 2, 3), depth) for depth in range(1, 15)] + [((1, 1, 10), depth) for depth in range(1, 13)] + [((6,), 3)]
+
+    def tried(blocks: tuple[int, ...], depth: int) -> tuple[int, Any]:
+        plan: Plan = ring_plan(blocks)
+        spans = [(stage.start + 1, stage.stop) for stage in plan.stages]
+        return terminator(plan, plan.num_layers - depth), answer(spans, depth) if answer else None
+
+    hint = "Section IV-B: beta(u) <= N - Dep + 1 <= epsilon(u), N blocks in all; return the place of u in the list, from 0."
+    return _verdict(answer, hint, [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases])
+
+
+def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[int, int], float]], int] | None) -> Verdict:
+    """Is a function of (present device, devices not yet initiator, rate of a link) the paper's choice?"""
+    rates = [{(0, 1): 1.0, (0, 2): 5.0, (1, 2): 2.0, (0, 3): 3.0, (1, 3): 9.0, (2, 3): 4.0}, {(0, 1): 1.0, (0, 2): 2.0, (1, 2): 3.0}]
+
+    def tried(of: dict[tuple[int, int], float]) -> tuple[list[int], list[int]]:
+        size = 1 + max(max(pair) for pair in of)
+        devices = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=1, link=Link(bytes_per_s=1.0)) for rank in range(size))
+        pairs = {f"d{a}>d{b}": Link(bytes_per_s=rate) for (x, y), rate in of.items() for a, b in ((x, y), (y, x))}
+        expected = list(initiator_order(Cluster(name="ring", devices=devices, pairs=pairs), ring_plan((1,) * size)))
+        found, left = [0], list(range(1, size))
+        while left and answer is not None:
+            found.append(answer(found[-1], tuple(left), lambda a, b: of[min(a, b), max(a, b)]))
+            left.remove(found[-1])
+        return expected, found
+
+    hint = "Section IV-B, 3: of the devices that are left, the one with the best channel to the present one."
+    return _verdict(answer, hint, [(f"the rates {of}", partial(tried, of)) for of in rates])
+
+
+def _verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
+    """Try a function on cases, each a name and a function that returns what is expected and what was found."""
+    if answer is None:
+        return Verdict(None, hint)
+    for name, case in cases:
+        try:
+            expected, found = case()
+        except Exception as error:  # the answer is the reader's own code
+            return Verdict(False, f"With {name} it fails: {type(error).__name__}: {error}. {hint}")
+        if found != expected:
+            return Verdict(False, f"With {name} it gives {found!r}, not {expected!r}. {hint}")
+    return Verdict(True, f"It is right in all {len(cases)} cases.")
