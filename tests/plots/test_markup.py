@@ -46,6 +46,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "compared_bars": lambda: plots.compared_bars({NAME: {NAME: (1.0, 0.1)}}, title=NAME, label=NAME, x_title=NAME, unit=NAME, note=NAME),
     "compared_losses": lambda: plots.compared_losses({NAME: [1.0]}, title=NAME, label=NAME),
     "curves": lambda: plots.curves(REPORT),
+    "device_samples": lambda: plots.device_samples([[0]], [NAME], [NAME], rule=NAME),
     "empty": lambda: empty(title=NAME, label=NAME, why=NAME, note=NAME),
     "epoch_times": lambda: plots.epoch_times(REPORT),
     "gantt": lambda: plots.gantt(TIMELINE, note=NAME),

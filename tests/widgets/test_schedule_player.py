@@ -11,8 +11,8 @@ from workbench.widgets.schedule_player import TICKS, moments
 
 def test_moments_tell_what_each_device_does() -> None:
     alpha, beta, gamma, delta = moments(TIMELINE, 0.45)
-    assert alpha == ("alpha", (), ("send 0SEND0.0 to beta",), 2_000_000)
-    assert beta == ("beta", (), ("receive 0RECV0.0 from alpha",), 50)
+    assert alpha == ("alpha", (), ("send activation 0 to beta",), 2_000_000)
+    assert beta == ("beta", (), ("receive activation 0 from alpha",), 50)
     assert gamma == ("gamma", (), (), None) and delta.nbytes is None
     assert moments(TIMELINE, 0.399)[0] == ("alpha", ("forward 0F0",), (), 100)
     assert moments(TIMELINE, 1.0)[1].computes == ()  # an operation has ended at its end

@@ -31,15 +31,16 @@ def ring_plan(blocks: tuple[int, ...]) -> Plan:
     return Plan(method="ringada", stages=tuple(stages), micro_batch_size=SAMPLES, num_micro_batches=1)
 
 
-def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, in_flight: int = 4) -> Timeline:
+def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0) -> Timeline:
     """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its backward pass too.
 
-    depth: trained adapters, counted from the top.
+    depth: trained adapters, counted from the top.  transfer_s: of an activation or gradient on a link.
     """
-    profile, cluster = equal_blocks(sum(blocks), len(blocks))
+    profile, cluster = equal_blocks(sum(blocks), len(blocks), transfer_s=transfer_s)
     iterations = [Iteration(initiator, sum(blocks) - depth, micro_batches)] * TOGETHER
-    timeline = simulated(profile, cluster, ring_plan(blocks), iterations, in_flight=in_flight)
-    return replace(timeline, title=f"{TOGETHER} mini-batches of {micro_batches} micro-batches, {depth} adapters trained")
+    timeline = simulated(profile, cluster, ring_plan(blocks), iterations, memory=False)
+    cut = f"{TOGETHER} mini-batches cut into {micro_batches}" if micro_batches > 1 else f"{TOGETHER} whole mini-batches"
+    return replace(timeline, title=f"{cut}, {depth} adapters trained")
 
 
 def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table:

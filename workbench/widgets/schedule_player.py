@@ -36,6 +36,7 @@ TILE_VALUES = {
     "kv": "keys and values of tile",
     "mem": "memory tile",
 }
+TRAINING_VALUES = {"emb": "embedding", "act": "activation", "grad": "gradient", "head": "head after mini-batch"}
 
 
 class Moment(NamedTuple):
@@ -68,6 +69,8 @@ def _words(op: Op, timeline: Timeline) -> str:
         [value] = op.reads or op.writes
         if value.name in TILE_VALUES and value.part != NONE:
             name = f"{class_of(op)} {TILE_VALUES[value.name]} {value.part}"
+        elif value.name in TRAINING_VALUES:
+            name = f"{class_of(op)} {TRAINING_VALUES[value.name]} {value.microbatch}"
     if op.kind == SEND:
         return f"{name} to {timeline.device_names[op.ranks[1]]}"
     if op.kind == RECV:

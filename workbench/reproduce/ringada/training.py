@@ -94,14 +94,17 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     return found, plan
 
 
-def equal_blocks(layers: int, devices: int, backward: float = 1.0) -> tuple[Profile, Cluster]:
-    """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices with free links.  backward: over forward."""
+def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: float = 0.0) -> tuple[Profile, Cluster]:
+    """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices.
+
+    backward: over forward.  transfer_s: of a mini-batch's activation on a link.
+    """
     grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
     times = {"P": grid, "F": grid, "B": grid.scaled(backward), "A": grid.scaled(backward)}
     sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
     block = LayerProfile(name="block", times=times, **sizes)
     profile = Profile(model=f"{layers} equal blocks", method=PAPER, source="analytic", layers=((block,) * layers,) * devices)
-    link = Link(bytes_per_s=1e18)
+    link = Link(bytes_per_s=FP32_BYTES * SAMPLES / transfer_s if transfer_s else 1e18)
     made = (Device(name=f"device {rank + 1}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(devices))
     return profile, Cluster(name="equal", devices=tuple(made))
 
