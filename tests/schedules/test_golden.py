@@ -20,12 +20,12 @@ from workbench.schedules import (
     one_f_one_b,
     query_step,
     redistribution,
-    ring,
     ring_allgather_gemm,
     ring_gemm_reducescatter,
     split_heads,
 )
 from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
+from workbench.schedules.published import build_published
 
 
 def inference_layout(paradigm: str, *, is_decoding: bool = False, encoder_decoder: bool = False, **given) -> InferenceLayout:
@@ -52,10 +52,8 @@ SCHEDULES = {
     "hetpipe_one_virtual_worker": lambda: insert_transfers(hetpipe(workers_of((1, 1)), 2)),
     "confidant_asynchronous_1f1b": lambda: insert_transfers(asynchronous_1f1b(equal_plan(3), 5)),
     "confidant_split_heads": lambda: split_heads((8, 4), num_layers=2),
-    "ringada_depth_1": lambda: insert_transfers(ring(equal_plan(3), unfrozen_layers=1, initiators=(0,), batches_per_initiator=3)),
-    "ringada_two_initiators": lambda: insert_transfers(
-        ring(plan_of((1,), (1,), (1,), layers=(2, 1, 1)), unfrozen_layers=3, initiators=(0, 1), batches_per_initiator=1)
-    ),
+    "ringada_depth_1": lambda: build_published("ring", {"ranks": 3, "micro_batches": 3, "unfrozen_layers": 1}),
+    "ringada_two_initiators": lambda: build_published("ring", {"ranks": 3, "micro_batches": 1, "unfrozen_layers": 3, "initiators": 2}),
     "galaxy_plus_allgather_overlapped": lambda: ring_allgather_gemm(4),
     "galaxy_plus_allgather_sequential": lambda: ring_allgather_gemm(3, overlapped=False),
     "galaxy_plus_reducescatter_overlapped": lambda: ring_gemm_reducescatter(3),

@@ -9,7 +9,6 @@ from workbench.schedules.pieces import Piece, boundary_pieces
 from workbench.schedules.pipeline import backpropagation, gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.plan_costs import PlanCosts, VirtualWorkerCosts
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
-from workbench.schedules.ring import ring
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "query_groups",
     "query_step",
     "redistribution",
-    "ring",
     "ring_allgather_gemm",
     "ring_gemm_reducescatter",
     "split_heads",

@@ -16,7 +16,7 @@ from workbench.schedules.hetpipe import hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
-from workbench.schedules.ring import ring
+from workbench.schedules.ringada import Iteration, ring_round
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
 
 Sizes = Mapping[str, int]
@@ -27,7 +27,7 @@ MOST, MOST_CELLS = 4096, 200_000
 MAY_BE_0 = ("clock_distance", "overlapped")
 
 SECONDS: Mapping[str, float] = {
-    "F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "SF": 0.25, "SB": 0.25, "LOAD": 0.1, "GEMM": 1.0,
+    "F": 1.0, "P": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "SF": 0.25, "SB": 0.25, "LOAD": 0.1, "GEMM": 1.0,
     "ATTN": 0.35, "MLP": 0.65, "ATTNB": 0.7, "MLPB": 1.3,
 }  # fmt: skip
 """What an operation takes if nothing else is said: a backward pass two forward passes, a side network a quarter, others nothing."""
@@ -105,12 +105,12 @@ def _ring(sizes: Sizes) -> Schedule:
     if sizes["initiators"] > sizes["ranks"]:
         asked = f"{sizes['initiators']} initiators were asked for."
         raise ScheduleError(asked, f"The ring has {sizes['ranks']} ranks.", "Lower initiators, or raise ranks.")
-    return ring(
-        _pipeline(sizes["ranks"]),
-        unfrozen_layers=sizes["unfrozen_layers"],
-        initiators=range(sizes["initiators"]),
-        batches_per_initiator=sizes["micro_batches"],
-    )
+    if sizes["unfrozen_layers"] > sizes["ranks"]:
+        asked = f"An unfreezing depth of {sizes['unfrozen_layers']} was asked for."
+        raise ScheduleError(asked, f"The ring has {sizes['ranks']} layers, one a rank.", "Unfreeze 1 to all of them.")
+    turns = [rank for rank in range(sizes["initiators"]) for _ in range(sizes["micro_batches"])]
+    mini_batches = [Iteration(rank, sizes["ranks"] - sizes["unfrozen_layers"], 1) for rank in turns]
+    return ring_round(_pipeline(sizes["ranks"]), mini_batches, lambda rank, op: SECONDS.get(op.kind, 0.0), in_flight=len(mini_batches))
 
 
 def _query_chain(sizes: Sizes) -> Schedule:
