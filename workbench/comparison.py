@@ -110,7 +110,7 @@ def results_of(report: Report) -> dict[str, float]:
     last = [step.loss for step in report.steps if step.loss is not None and step.epoch == report.steps[-1].epoch]
     if last:
         found["loss"] = sum(last) / len(last)
-    return found | {name: value for name, value in report.metrics.items() if name != "chosen epoch"}
+    return found | report.metrics
 
 
 def words_of(settings: Mapping[str, Any]) -> str:

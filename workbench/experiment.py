@@ -9,8 +9,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,31 +89,39 @@ def run(
     folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
     if resume and folder is not None and job.method not in INFERRING:
         require_resumable(folder)
-    notify = progress or ignore
+    began = [("load", time.monotonic())]
+
+    def notify(event: Event) -> None:
+        if event.stage:
+            began.append((event.stage, time.monotonic()))
+        (progress or ignore)(event)
+
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
         prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, is_real=engines is not None)
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
-        notify(Event("phase", message=f"Planning for {cluster.size_words}"))
+        notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         prediction = method.predict(prepared, costs, cluster, decided)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
-            return _report(job, cluster, decided, prediction, None)
+            return _report(job, cluster, decided, prediction, None, _spent(began))
         from workbench.calibration import Calibration
+        from workbench.methods.common.result import write_result
         from workbench.runtime.engines import default_pool
 
-        begin = time.monotonic()
         with full_disk_told(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
-                notify(Event("phase", message=f"Starting {cluster.size_words}"))
+                notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
                 running = emulated = default_pool().acquire(cluster, fidelity)
                 calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
                 dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
             outcome = method.execute(prepared, costs, cluster, decided, prediction, running, folder=folder, resume=resume, notify=notify)
-        report = _report(job, cluster, decided, prediction, outcome, wall_s=time.monotonic() - begin, dilation=dilation)
+            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation)
+            if outcome.technique:
+                write_result(report, prepared, outcome.technique)
         if calibration is not None and not report.valid:
             calibration.forget()
         return report
@@ -235,8 +244,22 @@ def environment() -> dict[str, str]:
     }
 
 
+def _spent(began: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return the seconds of every stage of a run until now, of those with one name their sum.  began: when each began."""
+    spent_s: dict[str, float] = {}
+    for (stage, begin_s), (_, end_s) in pairwise([*began, ("", time.monotonic())]):
+        spent_s[stage] = spent_s.get(stage, 0.0) + end_s - begin_s
+    return spent_s
+
+
 def _report(
-    job: Job, cluster: Cluster, decided: Plan, prediction: Prediction, outcome: Outcome | None, wall_s: float = 0.0, dilation: float = 1.0
+    job: Job,
+    cluster: Cluster,
+    decided: Plan,
+    prediction: Prediction,
+    outcome: Outcome | None,
+    spent_s: dict[str, float],
+    dilation: float = 1.0,
 ) -> Report:
     report = Report(
         mode="simulate" if outcome is None else "execute",
@@ -249,6 +272,7 @@ def _report(
         timelines=dict(prediction.timelines),
         phases_s=prediction.phases_s,
         bytes=prediction.bytes,
+        spent_s=spent_s,
         environment=environment(),
     )
     if outcome is None:
@@ -275,9 +299,8 @@ def _report(
         epochs=outcome.epochs,
         timelines=report.timelines | outcome.timelines,
         metrics=metrics,
-        phases_s={f"{name}, predicted": seconds for name, seconds in prediction.phases_s.items()}
-        | outcome.phases_s
-        | {"whole run": wall_s},
+        chosen_epoch=outcome.chosen_epoch,
+        phases_s={f"{name}, predicted": seconds for name, seconds in prediction.phases_s.items()} | outcome.phases_s,
         bytes=prediction.bytes | outcome.bytes,
         recoveries=recoveries,
         overrun_share=outcome.overrun_share,

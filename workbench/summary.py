@@ -20,7 +20,11 @@ PARADIGMS = {
 def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return (what, text) of a run; a row without a name goes on with the one before.  Measured numbers of an invalid run are marked."""
     chosen = report.plan.inference
-    return _training_rows(report) if chosen is None else _inference_rows(report, chosen)
+    rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
+    if report.spent_s:
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.spent_s.items())
+        rows.append(("Time", f"{sum(report.spent_s.values()):.0f} s in all: {parts}"))
+    return rows
 
 
 def plan_words(chosen: InferencePlan) -> str:
@@ -42,7 +46,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else parts
     rows = [("Plan", f"{plan.where()}, {cut}")]
     if report.metrics:
-        rows.append(("Test", metrics_text(report.metrics)))
+        rows.append(("Test", metrics_text(report)))
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s:

@@ -111,17 +111,24 @@ reproduce pac_plus table5 --out {file}
 reproduce pac_plus table5 --data {folder}/none
 reproduce pac_plus table5 --kept {file}
 reproduce pac_plus --png maybe
-score -> model
-score tiny-bert
-score {folder}/none
-score {file}
-score tiny-gpt2 --task no-task
-score tiny-gpt2 --split training
-score tiny-gpt2 --calibration best
-score tiny-gpt2 --samples 0
-score tiny-gpt2 --samples x
-score tiny-gpt2 --max-length 0
-score tiny-gpt2 --task sst2 --data {file} -> file.csv
+predict -> result
+predict {folder}
+predict {folder} text
+predict {file} text
+predict {folder}/none text
+predict {folder} text --file {file}
+predict {folder} --file {file} --pair x
+evaluate -> model
+evaluate tiny-bert
+evaluate {folder}/none
+evaluate {file}
+evaluate tiny-gpt2 --task no-task
+evaluate tiny-gpt2 --split training
+evaluate tiny-gpt2 --calibration best
+evaluate tiny-gpt2 --samples 0
+evaluate tiny-gpt2 --samples x
+evaluate tiny-gpt2 --max-length 0
+evaluate tiny-gpt2 --task sst2 --data {file} -> file.csv
 serve --requests 0
 serve --requests -1
 serve --requests x

@@ -11,9 +11,6 @@ from tiny_job import CLUSTER_FILE, write_data
 from typer.testing import CliRunner
 
 from workbench.cli.app import app
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import AdapterDescription, save_adapter
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +149,5 @@ def test_unknown_commands() -> None:
 
 
 def test_scores_of_what_answers_no_prompts(tmp_path: Path) -> None:
-    config = ParallelAdapterConfig(hidden_size=32, num_layers=2, reduction=4)
-    description = AdapterDescription(config=config, model="tiny-bert", task="sentiment", max_length=64)
-    save_adapter(tmp_path / "run" / "adapter", ParallelAdapter(config).state_dict(), description)
-    for folder in (tmp_path / "run", tmp_path / "run" / "adapter"):
-        assert "another method" in refused("score", str(folder))["found"]
-    assert "predicts no words" in refused("score", "tiny-bert")["found"]
-    assert "no folder" in refused("score", str(tmp_path / "none"))["found"]
+    assert "predicts no words" in refused("evaluate", "tiny-bert")["found"]
+    assert "no folder" in refused("evaluate", str(tmp_path / "none"))["found"]

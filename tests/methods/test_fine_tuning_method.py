@@ -197,8 +197,7 @@ def test_what_a_run_trained_predicts_the_same(data: Path, tmp_path: Path) -> Non
     assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
     assert resumed.metrics == whole.metrics
 
-    model, description = load_trained(whole.artifacts["adapter"])
-    assert description.notes["epoch"] == whole.metrics["chosen epoch"]
+    model, _ = load_trained(whole.artifacts["adapter"])
     prepared = fine_tuning.FineTuning().prepare(job, lambda event: None)
     predictions = predict_split(model, evaluation_batches(prepared.test))
     right = sum(a == b for a, b in zip(predictions.answers("classification"), predictions.references(), strict=True))

@@ -21,7 +21,7 @@ def saved(tmp_path):
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
-    description = AdapterDescription(config=adapter.config, model="tiny-gpt2", task="sentiment", max_length=64, notes={"accuracy": 0.5})
+    description = AdapterDescription(config=adapter.config, model="tiny-gpt2", task="sentiment", max_length=64)
     save_adapter(tmp_path / "adapter", adapter.state_dict(), description)
     return tmp_path / "adapter", stack, adapter, batch, description
 

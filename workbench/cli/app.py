@@ -14,10 +14,10 @@ from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
 from workbench.cli.job import JobCommand
 from workbench.cli.output import Commands, Json, Png, print_json, say
+from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
 from workbench.cli.run import plan, run, simulate
 from workbench.cli.schedule import schedule
-from workbench.cli.score import score
 from workbench.cli.serve import serve
 from workbench.cli.sweep import compare, sweep
 from workbench.core.report import Report
@@ -81,8 +81,9 @@ def draw(
 GROUPS = {
     "Start here": (doctor, fetch, devices),
     "Run": (plan, simulate, run, sweep),
+    "Use what was trained": (predict, evaluate),
     "Look": (draw, compare, schedule),
-    "Methods' own": (serve, score, export, train),
+    "Methods' own": (serve, export, train),
     "The workbench itself": (reproduce, bench, cache),
 }
 FIRST_STEPS = """\
@@ -93,6 +94,7 @@ First steps:
   workbench fetch                                the embedded models and data, once
   workbench simulate                             what a fine-tuning would take on four small devices
   workbench run --train-samples 256 --report run.json    do it, on four devices emulated here
+  workbench predict FOLDER "A fine film."        what it has learnt; FOLDER as the run names it
   workbench draw run.json                        its figures
 
 All commands: workbench --help.  All options of one: workbench run --help.  The notebooks: make lab."""

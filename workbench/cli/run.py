@@ -95,8 +95,13 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
         if unwritten is not None:
             kept = report.mode == "execute" and report.plan.inference is None
             raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
+        following = []
+        if "adapter" in report.artifacts:
+            following.append(f'workbench predict {report.artifacts["adapter"]} "A text of your own."')
         if path is not None:
             print(f"Report      {path}")
-            print(f"Next        workbench draw {path}    (figures);  workbench compare {path} OTHER.json    (side by side)")
+            following += [f"workbench draw {path}", f"workbench compare {path} OTHER.json"]
         elif report.mode == "execute":
-            print("Next        the same command with --report FILE keeps all this for `workbench draw` and `workbench compare`")
+            following.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
+        for index, one in enumerate(following):
+            print(f"{'' if index else 'Next':<12}{one}")

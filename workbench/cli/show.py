@@ -93,7 +93,7 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     devices = ", ".join(name if share is None else f"{name} ({share:g} of a core)" for name, share in shares.items())
     rows = [("Devices", devices), *summary_rows(report), *(("Note", note) for note in all_notes(report))]
     if "adapter" in report.artifacts:
-        rows.append(("Adapter", report.artifacts["adapter"]))
+        rows.append(("Result", report.artifacts["adapter"]))
     if figures is not None:
         rows.append(("Figures", str(figures / "index.html")))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)

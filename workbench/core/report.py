@@ -106,11 +106,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """timelines: by name, such as 'first epoch, predicted'.  metrics: the chosen epoch's on the test split.
+    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 if there is none).
 
-    dilation: how many times slower the devices were emulated than they are; all times but that of the whole run are theirs.
+    dilation: how many times slower the devices were emulated than they are; all times but spent_s are theirs.
     valid: False if the host was too busy for its emulated times to mean anything; notes say why.
-    phases_s: seconds of what happened beside the epochs (set-up, profiling, redistribution).
+    phases_s: seconds of what happened beside the epochs (redistribution, backups).  spent_s: of this host's clock, by stage of the run.
     plan: with which the run began; recoveries say where devices were lost or came back, and notes what was planned then.
     """
 
@@ -125,8 +125,10 @@ class Report:
     timelines: dict[str, Timeline] = field(default_factory=dict)
     sweep: tuple[SweepPoint, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    chosen_epoch: int = 0
     recoveries: tuple[Recovery, ...] = ()
     phases_s: dict[str, Time] = field(default_factory=dict)
+    spent_s: dict[str, Time] = field(default_factory=dict)
     bytes: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
     overrun_share: float = 0.0
     dilation: float = 1.0

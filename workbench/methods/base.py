@@ -32,8 +32,9 @@ class DeviceState(NamedTuple):
 class Event(NamedTuple):
     """Something that a user who waits wants to know.  epoch, step: from 0.
 
-    kind: 'phase' (message), 'step' (loss and samples of a mini-batch that all devices have done), 'epoch', 'note' (message),
-    'device' (what the device of `rank` is doing; message says it in words), or 'predicted' (the steps' simulated seconds).
+    kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all devices have
+    done), 'epoch', 'note' (message), 'device' (what the device of `rank` is doing; message says it in words), or 'predicted' (the
+    steps' simulated seconds).
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Event(NamedTuple):
     samples: int = 0
     device: DeviceState | None = None
     predicted: tuple[StepRecord, ...] = ()
+    stage: str = ""
 
 
 Notify = Callable[[Event], None]
@@ -74,13 +76,15 @@ class Prediction:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of executing a job: the measured side of a Report."""
+    """What came of executing a job: the measured side of a Report.  technique: of what artifacts["adapter"] holds, '' of none."""
 
     fidelity: Literal["kernel", "paced", "real"]
     steps: tuple[StepRecord, ...] = ()
     epochs: tuple[EpochRecord, ...] = ()
     timelines: dict[str, Timeline] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    chosen_epoch: int = 0
+    technique: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     overrun_share: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,14 +25,13 @@ WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDescription:
-    """What a saved adapter is for.  model: the backbone's name.  quantization: of the backbone.  notes: anything worth keeping."""
+    """What a saved adapter is for.  model: the backbone's name.  quantization: of the backbone."""
 
     config: ParallelAdapterConfig
     model: str
     task: str
     max_length: int
     quantization: QuantizationConfig | None = None
-    notes: dict[str, float | int | str] = field(default_factory=dict)
     schema_version: int = 1
 
 

@@ -7,7 +7,7 @@ and all others are in our own format.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from workbench.models.loading import load_stack, model_config, stored_weights
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
 from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.published import Published, base_of, head_task, kept_name, published, published_model, save_tokenizer
+from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.saving import load_saved
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -32,14 +33,14 @@ _BACKBONE, _HEAD = "backbone.", "head.output."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription:
-    """What was trained.  model: the backbone's name.  class_names: in the order of the classes.  notes: anything worth keeping."""
+    """What was trained.  model: the backbone's name.  class_names: in the order of the classes.  quantization: of the backbone."""
 
     config: TechniqueConfig
     model: str
     task: str
     max_length: int
     class_names: tuple[str, ...] = ()
-    notes: dict[str, float | int | str] = field(default_factory=dict)
+    quantization: QuantizationConfig | None = None
     schema_version: int = 2
 
 
@@ -103,6 +104,8 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
     description, state = load_saved(folder, asked, TrainedDescription, DESCRIPTION, weights)
     stack = load_stack(str(folder) if is_whole else description.model)
+    if description.quantization is not None:
+        quantize(stack, description.quantization)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
     if is_whole or is_peft:
         shape = published(str(folder) if is_whole else description.model, head_task(description.config.kind))

@@ -142,7 +142,7 @@ def _facts(report: Report) -> list[tuple[str, Any]]:
         ("Numbers", report.label),
     ]
     if report.metrics:
-        facts.append(("Test split" if plan.inference is None else "Measured", metrics_text(report.metrics)))
+        facts.append(("Test split" if plan.inference is None else "Measured", metrics_text(report)))
     return facts
 
 

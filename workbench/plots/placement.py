@@ -60,7 +60,7 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     _rows(figure, cluster)
     return finish(
         figure,
-        title=f"Layers {plan.partition()} on device groups {plan.grouping()}",
+        title=plan.where().capitalize(),
         label="",
         subtitle="inside a bar: the device's samples of each micro-batch",
         height=185 + ROW_PIXELS * cluster.world_size,

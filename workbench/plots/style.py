@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -133,10 +133,10 @@ def shown_ranks(world_size: int) -> tuple[int, ...]:
     return evenly_spaced(world_size, MAX_DEVICES)
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return metrics as words, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
-    epoch = f" (after epoch {metrics['chosen epoch']:.0f})" if "chosen epoch" in metrics else ""
-    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()) if name != "chosen epoch") + epoch
+def metrics_text(report: Report) -> str:
+    """Return a run's metrics as words, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
+    epoch = f" (after epoch {report.chosen_epoch})" if report.chosen_epoch else ""
+    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
 
 
 def busy_note(report: Report | ServingReport) -> str:

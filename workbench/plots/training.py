@@ -76,7 +76,7 @@ def curves(report: Report) -> go.Figure:
     if epochs:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
-    tested = metrics_text(report.metrics)
+    tested = metrics_text(report)
     return finish(
         figure,
         title=title,

@@ -58,7 +58,7 @@ class PlannerExplorer(Explorer):
             if first is not None and first.samples_per_s
             else ""
         )
-        where = f"layers {made.partition()} on device groups {made.grouping()}"
+        where = made.where()
         step_ms = made.mini_batch_size / found.samples_per_s * 1e3
         words = f"{where}; a step of {made.mini_batch_size} samples takes {step_ms:.0f} ms (simulated)"
         self.headline.value = BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)

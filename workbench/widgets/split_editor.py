@@ -142,7 +142,7 @@ class SplitEditor(Explorer):
             words, rest = "Out of memory", f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}"
         else:
             words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
-            rest = f"yours: layers {made.partition()} on device groups {made.grouping()}; {theirs} (simulated)"
+            rest = f"yours: {made.where()}; {theirs} (simulated)"
         return BIG_FIRST.format(words, rest)
 
 

@@ -60,8 +60,7 @@ def plan_table(plan: Plan, cluster: Cluster) -> Table:
     return Table(
         ("", "layers", "samples of a micro-batch"),
         rows,
-        title=f"Layers {plan.partition()} on device groups {plan.grouping()}, "
-        f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
+        title=f"{plan.where().capitalize()}, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
         note=f"Idle in the first epoch: {', '.join(idle)}." if idle else "",
     )
 

@@ -31,7 +31,7 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
         outcome = run(prepared, engines, shared(3, 1, layers=2), tmp_path / "run")
     torch.testing.assert_close(theta(trained_by(outcome, prepared)[0]), theta(expected), atol=2e-5, rtol=1e-4)
     metric = "f1" if task == "squad" else "accuracy"
-    assert outcome.metrics.keys() == {metric, "chosen epoch"}
+    assert outcome.metrics.keys() == {metric}
     loaded, description = load_trained(outcome.artifacts["adapter"])
     assert (description.model, description.trainable) == ("tiny-llama-2", prepared.trainable)
     score = evaluate(
@@ -39,11 +39,11 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     )
     assert score.value == outcome.metrics[metric]
     assert {"adapter_config.json", "adapter_model.safetensors"} < {path.name for path in (tmp_path / "run" / "adapter").iterdir()}
-    words = ["score", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
+    words = ["evaluate", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
     scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.max_length)])
     assert scored.exit_code == 0, scored.output
     assert json.loads(scored.stdout) == {
-        "model": "tiny-llama-2", "task": task, "split": "test", "samples": 4, "metric": metric, "value": score.value,
+        "model": str(tmp_path / "run"), "metrics": {metric: score.value}, "samples": 4, "source": f"the test split of {task}",
     }  # fmt: skip
 
 
@@ -73,12 +73,12 @@ def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_trai
 
 def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> None:
     def invoke(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["score", *words])
+        done = CliRunner().invoke(app, ["evaluate", *words])
         return done.exit_code, done.stdout if done.exit_code == 0 else done.stderr
 
     plain, calibrated = invoke("tiny-llama-2", "--samples", "20"), invoke("tiny-llama-2", "--samples", "20", "--calibration", "mean_prior")
     assert plain[0] == calibrated[0] == 0
-    assert "test split, 20 samples, calibration: none" in plain[1]
+    assert "20 samples: the test split of sentiment)" in plain[1]
     assert plain[1] != calibrated[1]
     (tmp_path / "trained.safetensors").write_bytes(b"nothing")
     for words, message in (

@@ -268,8 +268,8 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     given = SimpleNamespace(**vars(batch(1, length=40)))
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
     assert (loaded.logits_at(given) - load_causal_model("tiny-llama-1", description.trainable).logits_at(given)).abs().max() > 1e-2
-    score = invoke("score", out, "--samples", "12", "--max-length", "64")
-    assert (score["model"], score["samples"]) == ("tiny-llama-1", 12)
+    score = invoke("evaluate", out, "--samples", "12", "--max-length", "64")
+    assert (score["model"], score["samples"]) == (str(out), 12)
     refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-llama-1", "--max-length", "200"])
     assert refused.exit_code == 2
     assert "'tiny-llama-1' reads 128. Lower --max-length." in refused.stderr

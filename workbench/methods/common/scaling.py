@@ -50,7 +50,7 @@ def profile_devices(
     """
     model = prepared.job.model
     if engines is not None and engines.fidelity == "real":
-        notify(Event("phase", message=f"Profiling {cluster.size_words}"))
+        notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
         rows = engines.run(method.measure_rank, [(prepared, refresh)] * cluster.world_size)
         return Profile(model=model, method=method.name, source="measured", layers=tuple(rows))
     if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
@@ -64,7 +64,7 @@ def kept_layers(
     """Return this host's layers kept under a key, or measure and keep them.  what: is added to what a user is told of the measurement."""
 
     def made() -> Profile:
-        notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and this length){what}"))
+        notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}", stage="profile"))
         return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
 
     profile, note = cached_profile(key, made, refresh=refresh)

@@ -71,7 +71,7 @@ class Trained:
             found.append(predict_split(self._model, evaluation_batches(split)))
         return found
 
-    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
+    def save(self, folder: Path, epoch: int) -> Path:
         """Write what was trained as it was after an epoch."""
         set_trained(self._model, self._weights(epoch))
         job, task = self._prepared.job, self._prepared.task
@@ -81,7 +81,7 @@ class Trained:
             task=job.task,
             max_length=job.max_length,
             class_names=task.class_names,
-            notes=notes,
+            quantization=self._prepared.options.quantization,
         )
         return save_trained(folder, self._model, about)
 
@@ -107,7 +107,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
 
         def measure() -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), quantization)
-            return measure_layers(backbone, prepared.config, max_length=prepared.longest)
+            return measure_layers(backbone, prepared.config, max_length=prepared.profiled_length)
 
         quantization = prepared.options.quantization
         key = {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}

@@ -69,7 +69,7 @@ class GalaxyPlus:
         engines: real ones measure themselves, all at once.
         """
         if engines is not None and engines.fidelity == "real":
-            notify(Event("phase", message=f"Profiling {cluster.size_words}"))
+            notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
             rows = engines.run(measure_rank, [(HostQuestion.of(prepared), refresh)] * cluster.world_size)
             return as_profile(replace(rows[0], costs=tuple(row.costs[0] for row in rows)), cluster)
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
@@ -111,7 +111,7 @@ class GalaxyPlus:
         steps = measured_steps(served, prediction.steps)
         metrics = latency_metrics(served, prepared)
         if served.outputs:
-            notify(Event("phase", message="Comparing answers with the local model's"))
+            notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
             metrics |= _compared(prepared, served)
         is_real = engines.fidelity == "real"
         paced = 0.0 if is_real else sum(result.paced_s for result in results)
@@ -148,7 +148,13 @@ class GalaxyPlus:
         timeout_s = REAL_TIMEOUT_S if is_real else max(SHORTEST_TIMEOUT_S, SILENT_AFTER_REQUESTS * slowest_s)
         host = None if is_real else host_profile(prepared, ignore)
         message = rank_job(prepared, cluster, plan, host, timeout_s=timeout_s)
-        notify(Event("phase", message=f"Answering {prepared.num_requests} requests on {cluster.size_words}, {engines.fidelity} links"))
+        notify(
+            Event(
+                "phase",
+                message=f"Answering {prepared.num_requests} requests on {cluster.size_words}, {engines.fidelity} links",
+                stage="answer",
+            )
+        )
         return engines.run(serve_rank, [message] * cluster.world_size, on_event=Progress(plan, notify))
 
     def sweep(

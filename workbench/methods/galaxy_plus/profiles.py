@@ -48,7 +48,7 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
 
     def measure() -> MeasuredInference:
-        notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)"))
+        notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))
         layout = model_layout(asked.model)
         source = open_weights(asked.model, layout=layout)
         try:

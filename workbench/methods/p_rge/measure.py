@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from workbench.core.cluster import Cluster
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
+from workbench.methods.common.layers import profiled_length
 from workbench.methods.common.scaling import describe_facts
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
@@ -54,7 +55,7 @@ def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: flo
 
     F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
-    facts, max_length = prepared.facts, prepared.longest
+    facts, max_length = prepared.facts, profiled_length(prepared.longest, prepared.facts.max_length)
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
     models = {span: load_model(prepared, precision, None if span == stacks.whole else span) for span in stacks.spans}
     for model in models.values():

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.common.layers import profiled_length
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
 from workbench.methods.common.scaling import forward_costs, kept_layers, scale_to_cluster
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
@@ -64,7 +65,7 @@ class PRGE(ProfiledMethod[PreparedJob]):
             "trainable": asdict(replace(prepared.trainable, seed=0)),
             "precision": precision,
             "compute_dtype": prepared.options.compute_dtype,
-            "max_length": prepared.longest,
+            "max_length": profiled_length(prepared.longest, prepared.facts.max_length),
         }
         measure = partial(measure_layers, prepared, precision)
         return kept_layers(prepared, METHOD, key, measure, notify, refresh=refresh, what=f", weights in {precision}")
@@ -105,7 +106,7 @@ class PRGE(ProfiledMethod[PreparedJob]):
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         with self._run(prepared, profile, cluster, plan, engines, folder=folder, resume=resume, notify=notify) as run:
-            notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
+            notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
             done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 

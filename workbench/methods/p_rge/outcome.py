@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from workbench.core.report import EpochRecord
-from workbench.core.serial import to_json, write_text
 from workbench.methods.base import Event, Outcome, Prediction
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines, overrun_share
@@ -26,8 +25,6 @@ from workbench.models.zeroth_order.saving import TRAINED, TrainedDescription, sa
 from workbench.planners.adaptive import Precision
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.samples import PromptSample
-
-DESCRIPTION = "description.json"
 
 
 def results_of(done: Done) -> list[RankResult]:
@@ -54,7 +51,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         predicted_s = done.predicted_s.get(number, record.predicted_s)
         predicted.append(replace(record, samples=setting.batch_size, predicted_s=predicted_s))
     steps = measured_steps(results, predicted)
-    epochs, metrics, saved = _evaluated(run, epoch_records(steps) if steps else ())
+    epochs, metrics, best, saved = _evaluated(run, epoch_records(steps) if steps else ())
     counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
     sent = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
@@ -77,6 +74,8 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         epochs=epochs,
         timelines=measured_timelines(by_rank, cluster, prediction, fidelity, resident) if is_whole else {},
         metrics=metrics,
+        chosen_epoch=best + 1,
+        technique=run.prepared.options.technique,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
         notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
@@ -85,14 +84,14 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     )
 
 
-def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], Path]:
+def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], int, Path]:
     """Make the log's steps once more, score every epoch on the validation split, and the best on the test split."""
     prepared, records = run.prepared, run.history.records
     precision = run.history.changes[-1].setting.precision
     model = run.model if precision == prepared.options.precision else load_model(prepared, precision)
     per_epoch = prepared.steps_per_epoch
     ends = [min(begin + per_epoch, len(records)) for begin in range(0, len(records), per_epoch)]
-    run.notify(Event("phase", message="Scoring every epoch on the validation split"))
+    run.notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
     best: tuple[float, int, dict[str, Tensor]] | None = None
     done, scores = 0, []
     for epoch, end in enumerate(ends):
@@ -103,10 +102,10 @@ def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRe
     assert best is not None, "a run has at least one step"
     run.notify(Event("phase", message="Scoring the chosen epoch on the test split"))
     model.trainables.load_state(best[2])
-    metrics = {prepared.task.metric: _score(run, model, prepared.task.test), "chosen epoch": float(best[1] + 1)}
     metric = prepared.task.metric
+    metrics = {metric: _score(run, model, prepared.task.test)}
     scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
-    return scored, metrics, _save(run, model, metrics, precision)
+    return scored, metrics, best[1], _save(run, model, precision)
 
 
 def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
@@ -121,7 +120,7 @@ def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> flo
     ).value
 
 
-def _save(run: Run, model: CausalModel, metrics: dict[str, float], precision: Precision) -> Path:
+def _save(run: Run, model: CausalModel, precision: Precision) -> Path:
     """Write what was trained, and how, into the run's folder; what peft can read, for peft too."""
     folder, prepared = run.folder / ADAPTER, run.prepared
     name, compute = prepared.job.model, activation_type(precision, prepared.options.compute_dtype)
@@ -130,5 +129,4 @@ def _save(run: Run, model: CausalModel, metrics: dict[str, float], precision: Pr
     quantization = stored_as(precision, compute)
     about = TrainedDescription(model=kept_name(name), trainable=model.config, quantization=quantization, dtype=compute)
     save_trained(folder / TRAINED, model.trainables.state(), about)
-    write_text(folder / DESCRIPTION, to_json({"identity": prepared.identity(), "metrics": metrics}) + "\n")
     return folder

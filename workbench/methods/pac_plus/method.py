@@ -70,7 +70,7 @@ class Trained:
         """Return the predictions after each of some epochs, one pass over the backbone for all of them."""
         return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], evaluation_batches(split))
 
-    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
+    def save(self, folder: Path, epoch: int) -> Path:
         """Write the adapter as it was after an epoch."""
         job = self._prepared.job
         about = AdapterDescription(
@@ -79,7 +79,6 @@ class Trained:
             task=job.task,
             max_length=job.max_length,
             quantization=self._prepared.options.quantization,
-            notes=notes,
         )
         save_tokenizer(job.model, folder)
         return save_adapter(folder, self._adapter(epoch).state_dict(), about)
@@ -118,7 +117,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
         def measure() -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), options.quantization)
-            return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=prepared.longest)
+            return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=prepared.profiled_length)
 
         return key, measure
 

@@ -62,7 +62,7 @@ class Trained(Protocol):
         """Return the predictions on a split after each of some epochs."""
         ...
 
-    def save(self, folder: Path, epoch: int, notes: dict[str, Any]) -> Path:
+    def save(self, folder: Path, epoch: int) -> Path:
         """Write what was trained as it was after an epoch, and return where."""
         ...
 
@@ -156,7 +156,7 @@ class TrainingMethod(ProfiledMethod[P]):
             # The name alone may be a folder in which another model lies by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
-            "max_length": prepared.longest,
+            "max_length": prepared.profiled_length,
         }
         return kept_layers(prepared, self.name, key | settings, measure, notify, refresh=refresh)
 
@@ -233,7 +233,7 @@ class TrainingMethod(ProfiledMethod[P]):
             notify(Event("phase", message=notes[len(prepared.all_notes)]))
         self.begin(prepared, stack, folder, not resumes, notify)
         message = replace(message, fingerprint=identity)
-        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links"))
+        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, EngineCluster):
             replanned = self._replanner(message, prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
@@ -252,13 +252,13 @@ class TrainingMethod(ProfiledMethod[P]):
         steps = records.measured_steps([*former.results, *results], former.steps(prediction.steps))
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
-        notify(Event("phase", message="Scoring every epoch on the validation split"))
+        notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
         for epoch, predictions in enumerate(trained.predict(range(job.epochs), prepared.validation)):
             epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
         best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
         metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
-        saved = trained.save(folder / ADAPTER, best, {"epoch": best + 1, **metrics})
+        saved = trained.save(folder / ADAPTER, best)
 
         notes += self.keep(prepared, folder)
         for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
@@ -270,7 +270,9 @@ class TrainingMethod(ProfiledMethod[P]):
             steps=steps,
             epochs=tuple(epochs),
             timelines=records.measured_timelines(former.joined(results), cluster, prediction, engines.fidelity, _resident(message)),
-            metrics=metrics | {"chosen epoch": best + 1},
+            metrics=metrics,
+            chosen_epoch=best + 1,
+            technique=self.technique(prepared).name,
             phases_s=records.phase_seconds(results) | spent_s,
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
             overrun_share=records.overrun_share(results, is_real=is_real),

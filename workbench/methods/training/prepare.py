@@ -12,6 +12,7 @@ from typing import Any, Literal
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Width
+from workbench.methods.common.layers import profiled_length
 from workbench.methods.training.steps import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
@@ -74,6 +75,11 @@ class PreparedTraining:
     def longest(self) -> int:
         """Return the tokens of the longest training sample."""
         return max(self.train.lengths)
+
+    @property
+    def profiled_length(self) -> int:
+        """Return the tokens up to which layers are measured; pictures are all as long."""
+        return self.longest if self.task.train.images is not None else profiled_length(self.longest, self.facts.max_length)
 
     @property
     def num_steps(self) -> int:

@@ -1,0 +1,114 @@
+"""`workbench predict` and `workbench evaluate`: what a run has trained answers new samples, or is scored on some with labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from workbench.cli.job import DEFAULTS, Columns, Data, Samples
+from workbench.cli.output import Json, print_json, print_table, say
+from workbench.core.errors import ConfigError
+
+Calibration = Literal["none", "content_free", "mean_prior"]
+"""What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training prompts."""
+ResultFolder = Annotated[str, typer.Argument(help="A run's folder (`run --workdir`), or its adapter/.")]
+
+
+def predict(
+    result: ResultFolder,
+    texts: Annotated[list[str] | None, typer.Argument(help="The sentences.")] = None,
+    pair: Annotated[list[str] | None, typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text of one sentence a line, or a CSV, JSONL or Parquet file.")] = None,
+    columns: Columns = "",
+    as_json: Json = False,
+) -> None:
+    """Answer sentences by what a run has trained: the class and its probability, or the number."""
+    if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
+        found = f"{len(texts or ())} sentences, {len(pair or ())} second texts and {'a' if file else 'no'} file were given."
+        raise ConfigError("A prediction was asked for.", found, "Give sentences, each with its --pair if there are pairs, or --file FILE.")
+    from workbench.methods.common.result import load_result
+
+    model = load_result(result)
+    rows = model.read(str(file), columns or None) if file is not None else list(zip(texts or (), *([pair] if pair else ()), strict=True))
+    answers = model.predict(rows)
+    if as_json:
+        names = model.about.texts
+        print_json([{"sample": dict(zip(names, row, strict=True)), **one._asdict()} for row, one in zip(rows, answers, strict=True)])
+        return
+    shown = [one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}" for one in answers]
+    sure = [f"{max(one.probabilities.values()):.2f}" if one.probabilities else "" for one in answers]
+    table = zip(shown, sure, (" | ".join(row) for row in rows), strict=True)
+    print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot).")],
+    data: Data = None,
+    columns: Columns = "",
+    split: Annotated[Literal["validation", "test"], typer.Option(help="Samples that are answered, where the data have splits.")] = "test",
+    samples: Samples = None,
+    calibration: Annotated[Calibration, typer.Option(help="Prior of a prompt's label words to take out.")] = "none",
+    task: Annotated[str | None, typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task)] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score what a run has trained on its own test split or on other data; or a model's answers to a task's prompts, zero-shot."""
+    from workbench.methods.common.result import find_result, load_result
+
+    if samples is not None and samples < 1:
+        raise ConfigError(f"An evaluation of {samples} samples was asked for.", "That is none.", "Raise --samples.")
+    if find_result(model) is None:
+        made = _prompted(model, task or DEFAULTS.task, data, columns, split, samples, calibration, max_length or 256)
+    else:
+        if task is not None or max_length is not None:
+            asked = f"An evaluation of '{model}' with another task or max_length was asked for."
+            raise ConfigError(asked, "It has those of its training.", "Leave --task and --max-length out.")
+        made = load_result(model).evaluate(data, columns or None, split=split, samples=samples, calibration=calibration)
+    if as_json:
+        print_json({"model": model, **made._asdict()})
+    else:
+        for name, value in made.metrics.items():
+            print(f"{name:<11} {value:.3f}")
+        print(f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})")
+
+
+def _prompted(
+    model: str, task: str, data: str | None, columns: str, split: str, samples: int | None, calibration: Calibration, max_length: int
+) -> Any:
+    """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
+    from workbench.methods.common.result import Evaluation
+    from workbench.models.loading import load_tokenizer, model_facts
+    from workbench.models.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.tasks.prompts import evaluate as score
+    from workbench.tasks.prompts import load_prompt_task
+
+    trained = find_trained(model)
+    if trained is None:
+        _require_generating(model)
+    limit: dict[str, Any] = {f"{split}_samples": samples}
+    found = load_prompt_task(task, data=data, columns=columns, **limit)
+    if trained is None:
+        loaded, name = load_causal_model(model, TrainableConfig()), model
+    else:
+        loaded, description = load_trained(trained)
+        name = description.model
+    facts, chosen = model_facts(name), getattr(found, split)
+    say(f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}")
+    settings: Any = {"is_causal": facts.is_causal, "max_length": min(max_length, facts.max_length), "calibration": calibration}
+    made = score(loaded.logits_at, found, chosen, load_tokenizer(name), **settings)
+    return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
+
+
+def _require_generating(model: str) -> None:
+    from workbench.models.loading import model_facts, require_known
+
+    require_known(model)
+    facts = model_facts(model)
+    if not facts.is_causal and facts.num_encoder_layers is None:
+        raise ConfigError(
+            f"A zero-shot score of '{model}' was asked for.",
+            "It predicts no words: its head has yet to be trained.",
+            "Give a run's folder, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+        )

@@ -1,0 +1,124 @@
+"""The model card of a result: what it answers, how good it is, where it is from, and code that loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.models.loading import is_tiny
+from workbench.models.lora import PEFT_CONFIG
+from workbench.models.technique_saving import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from workbench.methods.common.result import Result
+
+CARD = "README.md"
+_OURS = """\
+from workbench.methods.common.result import load_result
+
+model = load_result(".")  # this folder
+[answer] = model.predict([{sample}])
+print(answer.answer, answer.probabilities)
+"""
+_THEIRS = """\
+import torch
+from {library} import {maker}
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")  # this folder
+model = {maker}.from_pretrained("."{settings}).eval()
+
+
+def predict({names}):
+    inputs = tokenizer({read}, return_tensors="pt", truncation=True, max_length={length})
+    with torch.no_grad():
+        logits = model(**inputs).logits[0]{logits}
+    return {answer}
+
+
+print(predict({example}))
+"""
+_MEAN = ".mean(dim=0)  # the head stands on the mean of the last hidden states"
+_WORDS = """\
+[-1]
+    first = [tokenizer({read} + word).input_ids[inputs["input_ids"].shape[1]] for word in {words}]
+    logits = logits[first]  # of the words that stand for the classes, behind the prompt"""
+_HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M"}
+
+
+def model_card(folder: Path, about: Result) -> str:
+    """Return the text of a README.md with the metadata of the hub's model cards.  folder: holds what was trained."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    job, (library, words, code) = about.job, _loading(folder, about)
+    kind = "text-classification" if about.texts else "image-classification"
+    told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
+    title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
+    data = ModelCardData(
+        library_name=library,
+        base_model=None if is_tiny(job.model) or Path(job.model).is_dir() else _HUB_NAMES.get(job.model, job.model),
+        pipeline_tag=kind,
+        tags=[about.technique],
+        metrics=list(about.metrics),
+        model_name=title,
+        eval_results=[EvalResult(**told, metric_type=name, metric_value=value) for name, value in about.metrics.items()],
+    )
+    names = ", ".join(about.class_names)
+    what = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
+    metrics = "\n".join(f"| {name} | {value:.4f} |" for name, value in about.metrics.items())
+    options = "".join(f", {name} = {value}" for name, value in job.options.items())
+    return f"""---
+{data.to_yaml()}
+---
+# {title}
+
+It reads {" and ".join(about.texts) or "a picture"} and answers with {what}.
+
+- Base model: `{job.model}`
+- Method: `{job.method}`{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {job.learning_rate:g}, seed {job.seed}
+- Data: {about.source}, each of at most {about.max_length} tokens
+- Plan: {about.plan}
+
+| metric | value |
+| --- | --- |
+{metrics}
+
+Measured {about.obtained}.
+
+## How to load it
+
+{words}
+
+```python
+{code.rstrip()}
+```
+
+In the shell: `workbench predict FOLDER "a sentence"`, `workbench evaluate FOLDER --data FILE`. `result.json` holds all this for programs.
+"""
+
+
+def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
+    """Return the library that loads a folder, what to know of it, and code that does."""
+    name, prompt = about.job.model, about.prompt
+    names = [text if text.isidentifier() else f"text{number}" for number, text in enumerate(about.texts)]
+    example = ", ".join(f'"Some {text} of your own."' for text in names)
+    read = ", ".join(names) if prompt is None else f"{prompt.text!r}.format({', '.join(f'{text}={text}' for text in about.texts)})"
+    answer = "logits.item()" if about.kind == "regression" else f"dict(zip({list(about.class_names)}, logits.softmax(0).tolist()))"
+    filled: dict[str, Any] = {"names": ", ".join(names), "example": example, "read": read, "answer": answer, "length": about.max_length}
+    if (folder / WHOLE_MODEL).is_file():
+        filled |= {"library": "transformers", "maker": "AutoModelForTokenClassification", "settings": "", "logits": _MEAN}
+        return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
+    if (folder / PEFT_CONFIG).is_file() and not is_tiny(name):
+        filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
+        elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
+        told = f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
+        shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
+        if shape == "TOKEN_CLS":
+            filled["settings"] += f", num_labels={len(about.class_names) or 1}"
+            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN)
+        if shape == "CAUSAL_LM" and prompt is not None and prompt.words:
+            logits = _WORDS.format(read=read, words=list(prompt.words))
+            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
+    told = f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
+    return "edge-llm-workbench", told, _OURS.format(sample=f"({example})" if len(names) > 1 else example)

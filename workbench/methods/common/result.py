@@ -1,0 +1,300 @@
+"""The result of a training run: result.json and a model card next to the weights, and what predicts and evaluates with them.
+
+One form for every method: the files in the folder say how its weights are loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Formatter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from workbench.core.errors import ConfigError, require_numbers
+from workbench.core.job import Job
+from workbench.core.report import Report
+from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.methods.common.folder import ADAPTER
+from workbench.methods.common.model_card import CARD, model_card
+from workbench.models import evaluation, saving, technique_saving, techniques
+from workbench.models.hub import locate, snapshot_of
+from workbench.models.loading import is_tiny, load_stack, load_tokenizer, model_facts
+from workbench.models.published import kept_name
+from workbench.models.quantization import quantize
+from workbench.models.zeroth_order import load_trained
+from workbench.tasks import Split, Task, load_task
+from workbench.tasks.metrics import compute
+from workbench.tasks.own import OWN, classes, find_columns, numbers, read_rows, read_tables
+from workbench.tasks.prompts import (
+    Calibration,
+    Prompt,
+    PromptEncoder,
+    PromptSample,
+    PromptTask,
+    evaluate,
+    generate_answers,
+    label_log_likelihoods,
+    load_prompt_task,
+)
+from workbench.tasks.prompts.scoring import choices
+from workbench.tasks.text_to_text import as_text_to_text
+from workbench.tasks.tokenize import Batch, evaluation_batches, tokenize
+
+RESULT = "result.json"
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was trained, on what, and how good it is.
+
+    job: of the run, a local model or file by its whole path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
+    kind: a Task's or a Prompt's.  texts: the names of a sample's texts, in order; none for pictures.  class_names: in the classes' order.
+    words: of text-to-text, one for each class.  max_length: tokens at which a sample is cut.
+    metrics: of the test split, measured as `obtained` says.  plan, source: where it was trained and on what, in words.
+    """
+
+    job: Job
+    technique: str
+    base_digest: str
+    kind: str
+    texts: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    prompt: Prompt | None = None
+    max_length: int
+    metrics: dict[str, float]
+    obtained: str
+    plan: str
+    source: str
+    schema_version: int = 1
+
+
+class Answer(NamedTuple):
+    """answer: a class's name, a number, or a text.  probabilities: of every class by its name, none where there are no classes."""
+
+    answer: str | float
+    probabilities: dict[str, float]
+
+
+class Evaluation(NamedTuple):
+    """metrics: by name, over so many samples.  source: what these are."""
+
+    metrics: dict[str, float]
+    samples: int
+    source: str
+
+
+def write_result(report: Report, prepared: Any, technique: str) -> None:
+    """Write result.json and the model card next to what a run has trained.  prepared: the method's job (see base.Prepared)."""
+    task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
+    prompt = task.prompt if isinstance(task, PromptTask) else None
+    if prompt is not None:
+        names, words, texts = task.words, (), _fields_of(prompt)
+    else:
+        numbered = () if task.kind == "regression" else tuple(map(str, range(task.num_outputs)))
+        names, words = task.class_names or task.words or numbered, task.words
+        texts = () if task.train.images is not None else ("text", "pair")[: 1 + (task.train.pairs is not None)]
+    data = None if job.data is None else Path(job.data).expanduser()
+    trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
+    about = Result(
+        job=replace(job, model=kept_name(job.model), data=str(data.resolve()) if data is not None and data.exists() else job.data),
+        technique=technique,
+        base_digest=base_digest(job.model),
+        kind=task.kind,
+        texts=texts,
+        class_names=names,
+        words=words,
+        prompt=prompt,
+        max_length=min(job.max_length, prepared.facts.max_length),
+        metrics=report.metrics,
+        obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation samples",
+        plan=f"{report.plan.where()}; cluster '{report.cluster.name}', {report.label}",
+        source=f"{task.source or job.task}; {trained} training samples",
+    )
+    write_text(folder / CARD, model_card(folder, about))
+    write_text(folder / RESULT, to_json(about) + "\n")
+
+
+def _fields_of(prompt: Prompt) -> tuple[str, ...]:
+    found = (name for template in (prompt.text, *prompt.candidates) for _, name, _, _ in Formatter().parse(template) if name)
+    return tuple(dict.fromkeys(found))
+
+
+def base_digest(name: str) -> str:
+    """Return a digest of a base model's safetensors files; '' of a tiny model, and of one that has no such files here."""
+    place = None if is_tiny(name) else locate(name)
+    folder = snapshot_of(place) if isinstance(place, str) else place
+    digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest() if files else ""
+
+
+def find_result(place: Path | str) -> Path | None:
+    """Return the folder with result.json that a path means, itself or its adapter/; None if neither has one."""
+    return next((folder for folder in (Path(place), Path(place) / ADAPTER) if (folder / RESULT).is_file()), None)
+
+
+def load_result(place: Path | str) -> LoadedResult:
+    """Return what a run has trained, ready to predict.  place: the run's folder, or adapter/ in it.
+
+    Raises ConfigError if it holds no result, is damaged, or its base model has other weights by now; MissingDataError without that model.
+    """
+    folder, asked = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
+    if folder is None:
+        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
+    about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
+    if not (folder / technique_saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
+        found = f"The weights of its base model '{about.job.model}' have changed since."
+        raise ConfigError(asked, found, "Give back the model's files, or train again.")
+    return LoadedResult(folder, about)
+
+
+class LoadedResult:
+    """A trained model with all that predicting needs.  about: its result.json."""
+
+    def __init__(self, folder: Path, about: Result) -> None:
+        self.about = about
+        name = str(folder) if (folder / technique_saving.WHOLE_MODEL).is_file() else about.job.model
+        self._tokenizer: Any = load_tokenizer(name)
+        self._logits_of: Any
+        if about.prompt is None:
+            self._logits_of = _head_model(folder)
+        else:
+            self._logits_of, self._is_causal = load_trained(folder)[0].logits_at, model_facts(name).is_causal
+
+    def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
+        """Return the answer to each sample: a text, or as many texts as about.texts names.
+
+        Raises ConfigError for another number of texts, and where pictures are read.
+        """
+        names, about = self.about.texts, self.about
+        rows = [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
+        wrong = next((len(row) for row in rows if len(row) != len(names)), None)
+        if wrong is not None:
+            found = f"A sample of '{about.job.task}' is {' and '.join(names) or 'a picture'}."
+            raise ConfigError(f"A prediction for a sample of {wrong} texts was asked for.", found, f"Give {len(names)} for each sample.")
+        if not rows:
+            return []
+        chosen = self._samples(rows, [0] * len(rows))
+        if about.prompt is None:
+            scores = require_numbers(self._predictions(chosen).logits, "Predictions")
+        else:
+            encoder = PromptEncoder(about.prompt, self._tokenizer, is_causal=self._is_causal, max_length=about.max_length)
+            if about.kind == "question_answering":
+                return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, self._tokenizer, chosen)]
+            if about.kind == "multiple_choice":
+                taken = zip(chosen, choices(self._logits_of, encoder, chosen), strict=True)
+                return [Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken]
+            scores = require_numbers(label_log_likelihoods(self._logits_of, encoder.split(chosen)), "Predictions")
+        return _answers(scores, about)
+
+    def read(self, path: str, columns: str | None = None) -> Rows:
+        """Return the samples of a file: the rows of a table by its columns (see load_own), the lines of a text."""
+        if Path(path).suffix in ("", ".txt") and len(self.about.texts) == 1:
+            return [(line,) for line in read_text(path, "the sentences").splitlines() if line.strip()]
+        return self._table(path, columns, "test", has_labels=False)[0]
+
+    def evaluate(
+        self,
+        data: str | None = None,
+        columns: str | None = None,
+        *,
+        split: str = "test",
+        samples: int | None = None,
+        calibration: Calibration = "none",
+    ) -> Evaluation:
+        """Return the run's metrics on a split of its own data, or on other data with labels: all rows of a file, a folder's split.
+
+        data: as of a job; None is the run's own.  samples: at most so many.  calibration: of a prompt's answers (prompts.calibration).
+        """
+        about, job = self.about, self.about.job
+        task: Any = None
+        if data is None or (job.task not in OWN and Path(data).expanduser().is_dir()):
+            limits = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")} if data is None else {}
+            load: Any = load_task if about.prompt is None else load_prompt_task
+            task = load(job.task, data=data or job.data, columns=job.columns if columns is None else columns, **limits)
+            chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
+        else:
+            chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
+        if samples is not None:
+            chosen = chosen.take(range(min(samples, len(chosen)))) if isinstance(chosen, Split) else chosen[:samples]
+        if about.prompt is None:
+            if calibration != "none":
+                raise ConfigError(f"The calibration '{calibration}' was asked for.", "A head answers here, no prompt.", "Leave it out.")
+            made = self._predictions(chosen)
+            return Evaluation(compute(about.metrics, made.answers(about.kind), made.references()), len(chosen), source)
+        whole = task or PromptTask(name=job.task, prompt=about.prompt, train=chosen, validation=chosen, test=chosen)
+        settings: Any = {"is_causal": self._is_causal, "max_length": about.max_length, "calibration": calibration}
+        scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, self._tokenizer, **settings)
+        return Evaluation({scored.metric: scored.value}, len(chosen), source)
+
+    def _table(self, data: str, columns: str | None, split: str, *, has_labels: bool) -> tuple[Rows, list[int] | list[float]]:
+        """Return the samples of a table, and their labels if it is to have them."""
+        about = self.about
+        if has_labels and not (about.class_names or about.kind == "regression"):
+            asked = f"An evaluation on '{shown(data, 200)}' was asked for."
+            raise ConfigError(asked, "Its answers are texts, not classes.", f"Give --data FOLDER with the files of '{about.job.task}'.")
+        tables = read_tables(about.job.task, data)
+        table = tables.get(split) or next(iter(tables.values()))
+        named = dict(part.strip().partition("=")[::2] for part in (about.job.columns if columns is None else columns).split(",") if part)
+        if not has_labels:
+            named.pop("label", None)
+        wanted = [named]
+        if about.prompt is not None and set(about.texts) <= set(table.column_names):
+            wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]
+        roles = [",".join(f"{role}={name}" for role, name in one.items()) for one in wanted]
+        found = [find_columns(one, table, needs_label=has_labels) for one in roles]
+        read = [read_rows(table, one if has_labels else one._replace(label=None), split) for one in found]
+        rows = list(zip(*(texts for one in read for texts in (one.texts, one.pairs) if texts is not None), strict=True))
+        labels = read[0].labels or []
+        if not has_labels:
+            return rows, []
+        if about.kind == "regression":
+            return rows, list(numbers(labels, found[0], split))
+        return rows, list(classes(labels, about.class_names, found[0], split))
+
+    def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Any:
+        """Return rows as the model's task has them: a Split, or samples of a prompt."""
+        if self.about.prompt is not None:
+            fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
+            return tuple(PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields))
+        texts, *pairs = zip(*rows, strict=True)
+        return Split(texts=texts, pairs=pairs[0] if pairs else None, labels=tuple(labels), sample_ids=tuple(range(len(rows))))
+
+    def _predictions(self, split: Split) -> evaluation.Predictions:
+        about = self.about
+        if about.words:
+            splits: Any = dict.fromkeys(("train", "validation", "test"), split)
+            split = as_text_to_text(Task(name=about.job.task, kind="classification", num_outputs=1, metrics=(), **splits)).test
+        return self._logits_of(evaluation_batches(tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)))
+
+
+def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predictions]:
+    """Return what gives the predictions of a saved adapter, or of a fine-tuned model."""
+    if (folder / saving.DESCRIPTION).is_file():
+        adapter, about = saving.load_adapter(folder)
+        stack = load_stack(about.model)
+        if about.quantization is not None:
+            quantize(stack, about.quantization)
+        return lambda batches: evaluation.predict(stack, [adapter], batches)[0]
+    model, _ = technique_saving.load_trained(folder)
+    return lambda batches: techniques.predict(model, batches)
+
+
+def _answers(scores: Tensor, about: Result) -> list[Answer]:
+    """Return the answers of (n, outputs) scores; of classes the probabilities are their softmax."""
+    if about.kind == "regression":
+        return [Answer(value, {}) for value in scores.squeeze(1).tolist()]
+    shares = scores.softmax(dim=1)
+    best = shares.argmax(dim=1).tolist()
+    return [
+        Answer(about.class_names[number], dict(zip(about.class_names, row, strict=True)))
+        for number, row in zip(best, shares.tolist(), strict=True)
+    ]
