@@ -112,12 +112,12 @@ reproduce pac_plus table5 --data {folder}/none
 reproduce pac_plus table5 --kept {file}
 reproduce pac_plus --png maybe
 predict -> result
-predict {folder}
-predict {folder} text
-predict {file} text
-predict {folder}/none text
-predict {folder} text --file {file}
-predict {folder} --file {file} --pair x
+predict {folder} -> sentences 0
+predict {folder} text -> result.json
+predict {file} text -> file.csv
+predict {folder}/none text -> none
+predict {folder} text --file {file} -> sentences 1
+predict {folder} --file {file} --pair x -> second texts 1
 evaluate -> model
 evaluate tiny-bert
 evaluate {folder}/none

@@ -144,7 +144,7 @@ def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> N
     assert trained["lora"].predict([]) == []
     (tmp_path / "some.csv").write_text("words,verdict\na film,awful\n")
     for words, told in (
-        (("predict", folder), "0 sentences, 0 second texts and no file were given"),
+        (("predict", folder), "sentences 0, second texts 0, file ''"),
         (("predict", str(tmp_path), "a film"), "There is no result.json"),
         (("predict", folder, "a film", "--pair", "a town"), "is text. Give 1 for each sample"),
         (("predict", folder, "--file", data), "The data have the columns 'words', 'verdict'"),

@@ -26,7 +26,7 @@ def predict(
 ) -> None:
     """Answer sentences by what a run has trained: the class and its probability, or the number."""
     if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
-        found = f"{len(texts or ())} sentences, {len(pair or ())} second texts and {'a' if file else 'no'} file were given."
+        found = f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'."
         raise ConfigError("A prediction was asked for.", found, "Give sentences, each with its --pair if there are pairs, or --file FILE.")
     from workbench.methods.common.result import load_result
 
@@ -84,16 +84,16 @@ def _prompted(
     from workbench.tasks.prompts import evaluate as score
     from workbench.tasks.prompts import load_prompt_task
 
-    trained = find_trained(model)
+    name, trained = model, find_trained(model)
     if trained is None:
         _require_generating(model)
-    limit: dict[str, Any] = {f"{split}_samples": samples}
-    found = load_prompt_task(task, data=data, columns=columns, **limit)
-    if trained is None:
-        loaded, name = load_causal_model(model, TrainableConfig()), model
     else:
         loaded, description = load_trained(trained)
         name = description.model
+    limit: dict[str, Any] = {f"{split}_samples": samples}
+    found = load_prompt_task(task, data=data, columns=columns, **limit)
+    if trained is None:
+        loaded = load_causal_model(model, TrainableConfig())
     facts, chosen = model_facts(name), getattr(found, split)
     say(f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}")
     settings: Any = {"is_causal": facts.is_causal, "max_length": min(max_length, facts.max_length), "calibration": calibration}

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.cli.show import summary
+from workbench.cli.show import next_steps, summary
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.notebooks import run_notebook
@@ -40,6 +40,7 @@ def main() -> int:
         print(f"{NOTEBOOK.name} ran, but left no report: {error}", file=sys.stderr)
         return 1
     print(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(report, figures=FOLDER)}")
+    print(next_steps(report, REPORT, program=".venv/bin/workbench"))
     return 0
 
 

@@ -89,19 +89,13 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
     if as_json and unwritten is None:
         print_json(report)
     else:
-        from workbench.cli.show import summary
+        from workbench.cli.show import next_steps, summary
 
         print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
         if unwritten is not None:
             kept = report.mode == "execute" and report.plan.inference is None
             raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
-        following = []
-        if "adapter" in report.artifacts:
-            following.append(f'workbench predict {report.artifacts["adapter"]} "A text of your own."')
         if path is not None:
             print(f"Report      {path}")
-            following += [f"workbench draw {path}", f"workbench compare {path} OTHER.json"]
-        elif report.mode == "execute":
-            following.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
-        for index, one in enumerate(following):
-            print(f"{'' if index else 'Next':<12}{one}")
+        if following := next_steps(report, path):
+            print(following)

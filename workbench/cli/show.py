@@ -99,6 +99,18 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
+def next_steps(report: Report, path: Path | None, *, program: str = "workbench") -> str:
+    """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the workbench."""
+    steps = []
+    if "adapter" in report.artifacts:
+        steps.append(f'{program} predict {report.artifacts["adapter"]} "A text of your own."')
+    if path is not None:
+        steps += [f"{program} draw {path}", f"{program} compare {path} OTHER.json"]
+    elif report.mode == "execute":
+        steps.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
+    return "\n".join(f"{'' if number else 'Next':<12}{step}" for number, step in enumerate(steps))
+
+
 def show_bench(name: str, result: Mapping[str, Any]) -> None:
     """Print a benchmark: what it says of itself, and its points, if it has several, as a table with one row each."""
     print(f"Benchmark {name}")

@@ -121,8 +121,9 @@ class Plan:
         """Return in words how many layers each stage has, and how many devices: 'layers [3, 3] on 2 and 1 devices'."""
         sizes = [str(len(stage.shares)) for stage in self.stages]
         *first, last = sizes
-        counts = f"{', '.join(first)} and {last}" if first else last
-        return f"layers {self.partition()} on {counts} device{'s' * (sizes != ['1'])}"
+        alike = len(set(sizes)) == 1
+        counts = last if alike else f"{', '.join(first)} and {last}"
+        return f"layers {self.partition()} on {counts} device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}"
 
     def told(self, names: Sequence[str]) -> str:
         """Return in words what each device computes.  names: of the devices by rank."""

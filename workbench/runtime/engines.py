@@ -167,7 +167,7 @@ class EngineCluster:
         if len(payloads) != self.cluster.world_size:
             raise ConfigError(
                 f"A job with {len(payloads)} payloads was asked for.",
-                f"The cluster has {self.cluster.world_size} devices.",
+                f"The cluster has {self.cluster.size_words}.",
                 "Give one each.",
             )
         if not self._busy.acquire(blocking=False):

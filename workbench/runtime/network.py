@@ -98,7 +98,7 @@ class EmulatedNetwork:
             with contextlib.suppress(BrokenPipeError):
                 holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
                 holder.stdin.flush()
-            asked = f"Emulated links for {cluster.world_size} devices in network namespaces were asked for."
+            asked = f"Emulated links for {cluster.size_words} in network namespaces were asked for."
             if not select.select([holder.stdout], [], [], timeout_s)[0]:
                 raise RuntimeSetupError(
                     asked, f"The process that holds them said nothing for {timeout_s:g} s.", "Try again, or use fidelity='paced'."

@@ -96,7 +96,7 @@ class TorchrunEngines:
         """
         if cluster.world_size != self.world_size:
             raise ConfigError(
-                f"Cluster '{cluster.name}' with {cluster.world_size} devices was asked for.",
+                f"Cluster '{cluster.name}' with {cluster.size_words} was asked for.",
                 f"torchrun started {self.world_size} processes.",
                 "Describe one device for each process (--nnodes times --nproc-per-node).",
             )

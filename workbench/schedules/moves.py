@@ -53,7 +53,7 @@ def moves(
     for name, ranks in (*wanted.items(), *held.items()):
         outside = [rank for rank in ranks if not 0 <= rank < cluster.world_size]
         if outside:
-            asked, found = f"Moving '{name}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.world_size} devices."
+            asked, found = f"Moving '{name}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.size_words}."
             raise ConfigError(asked, found, "Number the devices of this cluster.")
     require_holders(held, wanted)
     bundles: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}

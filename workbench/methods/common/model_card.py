@@ -113,6 +113,8 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
         filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
         elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
         told = f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
+        if {"precision", "backbone_dtype"} & set(about.job.options):
+            told += " It computes with the base model's own weights, not with those in few bits of the training."
         shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
         if shape == "TOKEN_CLS":
             filled["settings"] += f", num_labels={len(about.class_names) or 1}"

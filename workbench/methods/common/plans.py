@@ -22,7 +22,7 @@ def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, o
         ),
         (
             outside or len(ranks) > len(set(ranks)),
-            f"It uses ranks {ranks}; the cluster has {cluster.world_size} devices.",
+            f"It uses ranks {ranks}; the cluster has {cluster.size_words}.",
             "Use each device once.",
         ),
         *others,

@@ -243,9 +243,10 @@ class LoadedResult:
             raise ConfigError(asked, "Its answers are texts, not classes.", f"Give --data FOLDER with the files of '{about.job.task}'.")
         tables = read_tables(about.job.task, data)
         table = tables.get(split) or next(iter(tables.values()))
-        named = dict(part.strip().partition("=")[::2] for part in (about.job.columns if columns is None else columns).split(",") if part)
-        if not has_labels:
-            named.pop("label", None)
+        named = dict(
+            part.strip().partition("=")[::2] for part in (about.job.columns if columns is None else columns).split(",") if part.strip()
+        )
+        named = {role: name for role, name in named.items() if role != "source" and (has_labels or role != "label")}
         wanted = [named]
         if about.prompt is not None and set(about.texts) <= set(table.column_names):
             wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]

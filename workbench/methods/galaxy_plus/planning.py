@@ -153,7 +153,7 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
     if chosen is None:
         raise ConfigError(asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method.")
     if max(chosen.ranks) >= cluster.world_size:
-        raise ConfigError(asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.world_size} devices.", "Plan for this cluster.")
+        raise ConfigError(asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster.")
     stacks = inference_of(profile).stacks
     for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
         given = getattr(chosen, name)
