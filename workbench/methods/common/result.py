@@ -97,7 +97,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         names, words, texts = task.words, (), _fields_of(prompt)
     else:
         numbered = () if task.kind == "regression" else tuple(map(str, range(task.num_outputs)))
-        names, words = task.class_names or task.words or numbered, task.words
+        names, words = task.words or task.class_names or numbered, task.words
         texts = () if task.train.images is not None else ("text", "pair")[: 1 + (task.train.pairs is not None)]
     data = None if job.data is None else Path(job.data).expanduser()
     trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
