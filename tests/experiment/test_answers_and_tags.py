@@ -11,6 +11,7 @@ import pytest
 from tests.experiment.running import run
 from tests.tasks.test_question_answering import squad
 from workbench.core import Job
+from workbench.methods.common.result import load_result
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.models.technique_saving import load_trained
@@ -24,6 +25,11 @@ def test_pac_plus_answers_questions_from_the_cache_too(tmp_path: Path) -> None:
     assert [epoch.cached for epoch in report.epochs] == [False, True]
     assert {"answer_f1", "exact_match"} <= set(report.metrics) and 0 <= report.metrics["answer_f1"] <= 1
     assert report.steps[-1].loss is not None and 0 < report.steps[-1].loss < 6
+    model = load_result(tmp_path / "run")
+    assert model.about.texts == ("question", "context") and model.evaluate().metrics == pytest.approx(model.about.metrics)
+    [answer] = model.predict([("Who left Rouen?", "Emma left Rouen by ship. " * 40)])
+    assert answer.answer in "Emma left Rouen by ship. " * 40
+    assert model.evaluate(str(job.data)).samples > report.job.train_samples
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -42,3 +48,10 @@ def test_fine_tuning_learns_tags_and_says_which_words_were_cut(tmp_path: Path, m
     assert any("of 17 training samples have words beyond max_length tokens" in note for note in report.notes)
     model, about = load_trained(report.artifacts["adapter"])
     assert about.class_names == ("O", "B-LOC", "B-PER") and model.config.kind == "token_classification"
+    result = load_result(tmp_path / "run")
+    assert result.evaluate().metrics == pytest.approx(report.metrics)
+    tagged = result.predict(["Emma left Rouen", "Emma"])
+    assert [[pair.split("/")[0] for pair in str(one.answer).split()] for one in tagged] == [["Emma", "left", "Rouen"], ["Emma"]]
+    assert {pair.split("/")[1] for one in tagged for pair in str(one.answer).split()} <= set(about.class_names)
+    assert result.predict([row[0] for row in result.read(str(job.data))]) and result.evaluate(str(job.data)).samples == len(rows)
+    assert "pipeline_tag: token-classification" in (tmp_path / "run" / "adapter" / "README.md").read_text()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.core.errors import require_numbers
 from workbench.tasks.metrics import compute
-from workbench.tasks.task import Split, Task
+from workbench.tasks.task import Split
 from workbench.tasks.tokenize import TokenizedSplit
 
 if TYPE_CHECKING:
@@ -38,15 +38,39 @@ class PredictionsLike(Protocol):
         ...
 
 
-def score(task: Task, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
-    """Return the task's metrics of predictions on one of its splits, each from 0 to 1 (correlations from -1).
+class Scored(Protocol):
+    """A Task, or what else says what its answers are and how they are scored."""
+
+    @property
+    def kind(self) -> str:
+        """Return as Task.kind."""
+        ...
+
+    @property
+    def metrics(self) -> Collection[str]:
+        """Return as Task.metrics."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return as Task.class_names."""
+        ...
+
+    @property
+    def may_be_none(self) -> bool:
+        """Return as Task.may_be_none."""
+        ...
+
+
+def score(task: Scored, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
+    """Return a task's metrics of predictions on a split, each from 0 to 1 (correlations from -1).
 
     Raises DivergedError for predictions that are no numbers.
     """
     if split.spans is None:
         return compute(task.metrics, predictions.answers(task.kind), predictions.references())
     if task.kind == "question_answering":
-        found = answers(split, tokenized, predictions, may_be_none=0 in task.train.labels)
+        found = answers(split, tokenized, predictions, may_be_none=task.may_be_none)
         accepted = [[answer.text for answer in spans] for spans in split.spans]
         return {name: mean_of(QUESTION_FORMULAS[name], found, accepted) for name in task.metrics}
     names = task.class_names

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from workbench.core.errors import ConfigError
 
@@ -39,8 +39,7 @@ class Split:
     spans: tuple[tuple[Span, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.texts, self.labels, self.sample_ids, self.pairs, self.images, self.sources, self.spans)
-        sizes = {len(column) for column in columns if column is not None}
+        sizes = {len(column) for column in self._columns().values() if column is not None}
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
     def __len__(self) -> int:
@@ -48,15 +47,17 @@ class Split:
 
     def take(self, indices: range | list[int]) -> Split:
         """Return the samples at `indices`; each keeps its sample id."""
-        return Split(
-            texts=tuple(self.texts[index] for index in indices),
-            labels=tuple(self.labels[index] for index in indices),
-            sample_ids=tuple(self.sample_ids[index] for index in indices),
-            pairs=None if self.pairs is None else tuple(self.pairs[index] for index in indices),
-            images=None if self.images is None else tuple(self.images[index] for index in indices),
-            sources=None if self.sources is None else tuple(self.sources[index] for index in indices),
-            spans=None if self.spans is None else tuple(self.spans[index] for index in indices),
-        )
+        columns: Any = {name: own and tuple(own[index] for index in indices) for name, own in self._columns().items()}
+        return Split(**columns)
+
+    def __add__(self, other: Split) -> Split:
+        """Return the samples of both, which have the same columns."""
+        others = other._columns()
+        columns: Any = {name: own and own + others[name] for name, own in self._columns().items()}
+        return Split(**columns)
+
+    def _columns(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,11 @@ class Task:
                 raise ConfigError(
                     f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give data, or fewer conditions."
                 )
+
+    @property
+    def may_be_none(self) -> bool:
+        """Return whether a question may have no answer, as in SQuAD 2.0."""
+        return self.kind == "question_answering" and 0 in self.train.labels
 
     def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
         """Return the task with at most so many samples in each split, drawn by a fixed seed; None keeps all."""

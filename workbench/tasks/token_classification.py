@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,14 @@ def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str,
             sizes = f"{len(words)} words and {len(classes)} tags" if isinstance(words, list) and isinstance(classes, list) else "no lists"
             found = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
             raise ConfigError("Words with a tag each were asked for.", found, "Mend or remove that row.")
-        at, own = 0, []
-        for word, tag in zip(words, classes, strict=True):
-            own.append(Span(at, str(word), tag if isinstance(tag, int) else index[str(tag)]))
-            at += len(str(word)) + 1
-        texts.append(" ".join(map(str, words)))
-        spans.append(tuple(own))
+        text, own = joined([str(word) for word in words], [tag if isinstance(tag, int) else index[str(tag)] for tag in classes])
+        texts.append(text)
+        spans.append(own)
     ids = tuple(range(first_id, first_id + len(texts)))
     return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=ids, spans=tuple(spans))
+
+
+def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:
+    """Return a text of words with a class each, and where in it they stand."""
+    starts = itertools.accumulate((len(word) + 1 for word in words[:-1]), initial=0)
+    return " ".join(words), tuple(map(Span, starts, words, labels))

@@ -44,6 +44,8 @@ _WORDS = """\
 [-1]
     first = [tokenizer({read} + word).input_ids[inputs["input_ids"].shape[1]] for word in {words}]
     logits = logits[first]  # of the words that stand for the classes, behind the prompt"""
+_PIPELINES = {"question_answering": "question-answering", "token_classification": "token-classification"}
+_TOKENS = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}
 _HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M"}
 
 
@@ -52,7 +54,7 @@ def model_card(folder: Path, about: Result) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     job, (library, words, code) = about.job, _loading(folder, about)
-    kind = "text-classification" if about.texts else "image-classification"
+    kind = _PIPELINES.get(about.kind, "text-classification") if about.texts else "image-classification"
     told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
     data = ModelCardData(
@@ -66,6 +68,9 @@ def model_card(folder: Path, about: Result) -> str:
     )
     names = ", ".join(about.class_names)
     what = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
+    if about.kind == "token_classification":
+        what = f"one of the classes {names} for each word"
+    shell = '"a sentence"' + (f' --pair "its {about.texts[1]}"' if len(about.texts) > 1 else "")
     metrics = "\n".join(f"| {name} | {value:.4f} |" for name, value in about.metrics.items())
     options = "".join(f", {name} = {value}" for name, value in job.options.items())
     return f"""---
@@ -94,7 +99,7 @@ Measured {about.obtained}.
 {code.rstrip()}
 ```
 
-In the shell: `workbench predict FOLDER "a sentence"`, `workbench evaluate FOLDER --data FILE`. `result.json` holds all this for programs.
+In the shell: `workbench predict FOLDER {shell}`, `workbench evaluate FOLDER --data FILE`. `result.json` holds all this for programs.
 """
 
 
@@ -106,6 +111,11 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     read = ", ".join(names) if prompt is None else f"{prompt.text!r}.format({', '.join(f'{text}={text}' for text in about.texts)})"
     answer = "logits.item()" if about.kind == "regression" else f"dict(zip({list(about.class_names)}, logits.softmax(0).tolist()))"
     filled: dict[str, Any] = {"names": ", ".join(names), "example": example, "read": read, "answer": answer, "length": about.max_length}
+    ours = _OURS.format(sample=f"({example})" if len(names) > 1 else example)
+    if about.kind in _TOKENS and ((folder / WHOLE_MODEL).is_file() or ((folder / PEFT_CONFIG).is_file() and not is_tiny(name))):
+        library, maker = ("transformers", "Auto") if (folder / WHOLE_MODEL).is_file() else ("peft", "AutoPeft")
+        told = f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, too."
+        return library, told, ours
     if (folder / WHOLE_MODEL).is_file():
         filled |= {"library": "transformers", "maker": "AutoModelForTokenClassification", "settings": "", "logits": _MEAN}
         return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
@@ -123,4 +133,4 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
             logits = _WORDS.format(read=read, words=list(prompt.words))
             return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
     told = f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
-    return "edge-llm-workbench", told, _OURS.format(sample=f"({example})" if len(names) > 1 else example)
+    return "edge-llm-workbench", told, ours

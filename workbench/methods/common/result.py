@@ -27,8 +27,7 @@ from workbench.models.published import kept_name
 from workbench.models.quantization import quantize
 from workbench.models.zeroth_order import load_trained
 from workbench.tasks import Split, Task, load_task
-from workbench.tasks.metrics import compute
-from workbench.tasks.own import OWN, classes, find_columns, numbers, read_rows, read_tables
+from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables
 from workbench.tasks.prompts import (
     Calibration,
     Prompt,
@@ -41,8 +40,10 @@ from workbench.tasks.prompts import (
     load_prompt_task,
 )
 from workbench.tasks.prompts.scoring import choices
+from workbench.tasks.spans import answers, score, tags
 from workbench.tasks.text_to_text import as_text_to_text
-from workbench.tasks.tokenize import Batch, evaluation_batches, tokenize
+from workbench.tasks.token_classification import joined
+from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"
 Rows = list[tuple[str, ...]]
@@ -54,7 +55,7 @@ class Result:
 
     job: of the run, a local model or file by its whole path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
     kind: a Task's or a Prompt's.  texts: the names of a sample's texts, in order; none for pictures.  class_names: in the classes' order.
-    words: of text-to-text, one for each class.  max_length: tokens at which a sample is cut.
+    words: of text-to-text, one for each class.  max_length: tokens at which a sample is cut.  may_be_none: as Task's.
     metrics: of the test split, measured as `obtained` says.  plan, source: where it was trained and on what, in words.
     """
 
@@ -66,6 +67,7 @@ class Result:
     class_names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     prompt: Prompt | None = None
+    may_be_none: bool = False
     max_length: int
     metrics: dict[str, float]
     obtained: str
@@ -75,7 +77,10 @@ class Result:
 
 
 class Answer(NamedTuple):
-    """answer: a class's name, a number, or a text.  probabilities: of every class by its name, none where there are no classes."""
+    """answer: a class's name, a number, or a text; of tagged words 'word/TAG word/TAG'.
+
+    probabilities: of every class by its name, none where there are no classes.
+    """
 
     answer: str | float
     probabilities: dict[str, float]
@@ -96,9 +101,10 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
     if prompt is not None:
         names, words, texts = task.words, (), _fields_of(prompt)
     else:
-        numbered = () if task.kind == "regression" else tuple(map(str, range(task.num_outputs)))
+        numbered = () if task.kind in ("regression", "question_answering") else tuple(map(str, range(task.num_outputs)))
         names, words = task.words or task.class_names or numbered, task.words
-        texts = () if task.train.images is not None else ("text", "pair")[: 1 + (task.train.pairs is not None)]
+        named = ("question", "context") if task.kind == "question_answering" else ("text", "pair")
+        texts = () if task.train.images is not None else named[: 1 + (task.train.pairs is not None)]
     data = None if job.data is None else Path(job.data).expanduser()
     trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
     about = Result(
@@ -110,6 +116,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         class_names=names,
         words=words,
         prompt=prompt,
+        may_be_none=prompt is None and task.may_be_none,
         max_length=min(job.max_length, prepared.facts.max_length),
         metrics=report.metrics,
         obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation samples",
@@ -184,7 +191,14 @@ class LoadedResult:
             return []
         chosen = self._samples(rows, [0] * len(rows))
         if about.prompt is None:
-            scores = require_numbers(self._predictions(chosen).logits, "Predictions")
+            tokenized, made = self._predictions(chosen)
+            if about.kind == "question_answering":
+                return [Answer(text, {}) for text in answers(chosen, tokenized, made, may_be_none=about.may_be_none)]
+            if about.kind == "token_classification":
+                named = [[about.class_names[label] for label in own] for own in tags(chosen, tokenized, made, about.class_names)]
+                pairs = (zip(text.split(), own, strict=True) for text, own in zip(chosen.texts, named, strict=True))
+                return [Answer(" ".join(map("/".join, own)), {}) for own in pairs]
+            scores = require_numbers(made.logits, "Predictions")
         else:
             encoder = PromptEncoder(about.prompt, self._tokenizer, is_causal=self._is_causal, max_length=about.max_length)
             if about.kind == "question_answering":
@@ -199,6 +213,8 @@ class LoadedResult:
         """Return the samples of a file: the rows of a table by its columns (see load_own), the lines of a text."""
         if Path(path).suffix in ("", ".txt") and len(self.about.texts) == 1:
             return [(line,) for line in read_text(path, "the sentences").splitlines() if line.strip()]
+        if self.about.kind == "token_classification" and columns is None:
+            return [(text,) for text in joined_splits(load_task(self.about.job.task, data=path, columns=self.about.job.columns)).texts]
         return self._table(path, columns, "test", has_labels=False)[0]
 
     def evaluate(
@@ -221,6 +237,8 @@ class LoadedResult:
             load: Any = load_task if about.prompt is None else load_prompt_task
             task = load(job.task, data=data or job.data, columns=job.columns if columns is None else columns, **limits)
             chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
+        elif job.task in FROM_FILES and job.task not in OWN:
+            chosen, source = joined_splits(load_task(job.task, data=data, columns=columns or job.columns)), Path(data).name
         else:
             chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
         if samples is not None:
@@ -228,8 +246,7 @@ class LoadedResult:
         if about.prompt is None:
             if calibration != "none":
                 raise ConfigError(f"The calibration '{calibration}' was asked for.", "A head answers here, no prompt.", "Leave it out.")
-            made = self._predictions(chosen)
-            return Evaluation(compute(about.metrics, made.answers(about.kind), made.references()), len(chosen), source)
+            return Evaluation(score(about, chosen, *self._predictions(chosen)), len(chosen), source)
         whole = task or PromptTask(name=job.task, prompt=about.prompt, train=chosen, validation=chosen, test=chosen)
         settings: Any = {"is_causal": self._is_causal, "max_length": about.max_length, "calibration": calibration}
         scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, self._tokenizer, **settings)
@@ -248,7 +265,7 @@ class LoadedResult:
         )
         named = {role: name for role, name in named.items() if role != "source" and (has_labels or role != "label")}
         wanted = [named]
-        if about.prompt is not None and set(about.texts) <= set(table.column_names):
+        if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.column_names):
             wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]
         roles = [",".join(f"{role}={name}" for role, name in one.items()) for one in wanted]
         found = [find_columns(one, table, needs_label=has_labels) for one in roles]
@@ -267,14 +284,25 @@ class LoadedResult:
             fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
             return tuple(PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields))
         texts, *pairs = zip(*rows, strict=True)
-        return Split(texts=texts, pairs=pairs[0] if pairs else None, labels=tuple(labels), sample_ids=tuple(range(len(rows))))
+        spans: Any = None
+        if self.about.kind == "question_answering":
+            spans = ((),) * len(rows)
+        elif self.about.kind == "token_classification":
+            texts, spans = zip(*(joined(text.split(), [0] * len(text.split())) for text in texts), strict=True)
+        return Split(texts=texts, pairs=pairs[0] if pairs else None, labels=tuple(labels), sample_ids=tuple(range(len(rows))), spans=spans)
 
-    def _predictions(self, split: Split) -> evaluation.Predictions:
+    def _predictions(self, split: Split) -> tuple[TokenizedSplit, evaluation.Predictions]:
         about = self.about
         if about.words:
             splits: Any = dict.fromkeys(("train", "validation", "test"), split)
             split = as_text_to_text(Task(name=about.job.task, kind="classification", num_outputs=1, metrics=(), **splits)).test
-        return self._logits_of(evaluation_batches(tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)))
+        tokenized = tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)
+        return tokenized, self._logits_of(evaluation_batches(tokenized))
+
+
+def joined_splits(task: Task) -> Split:
+    """Return all samples of a task that was read of one file."""
+    return task.train + task.validation + task.test
 
 
 def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predictions]:

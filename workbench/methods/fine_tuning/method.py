@@ -60,7 +60,7 @@ class Trained:
     """The whole model with what was trained after any epoch."""
 
     def __init__(self, prepared: PreparedTechnique, stack: LayerStack, job: RankJob) -> None:
-        self._prepared, self._weights = prepared, job.trained
+        self._prepared, self._weights, self._quantization = prepared, job.trained, job.quantization
         self._model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
@@ -81,7 +81,7 @@ class Trained:
             task=job.task,
             max_length=job.max_length,
             class_names=task.class_names,
-            quantization=self._prepared.options.quantization,
+            quantization=self._quantization,
         )
         return save_trained(folder, self._model, about)
 
