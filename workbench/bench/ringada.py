@@ -20,10 +20,10 @@ from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.experiment import run
 
-MBIT_PER_S, ROUNDS = (1000, 125), 3
+MBIT_PER_S, ROUNDS = (1000, 125), 2
 SHARE = 0.3
 """Of a core: four devices at once leave the host time for their links."""
-JOB = Job(method="ringada", epochs=1, batch_size=32, micro_batches=4, max_length=32, validation_samples=32, test_samples=32)
+JOB = Job(method="ringada", epochs=1, batch_size=16, micro_batches=4, max_length=32, validation_samples=32, test_samples=32)
 MINI_BATCHES = 32
 """Of which a layer more is trained every four: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
 SIDES = {
