@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,13 @@ class Notebook:
         found += self.js(shown, ["Error displaying widget", "Error creating widget", "Loading widget"])
         return found
 
+    def barriers(self) -> list[str]:
+        """Return what axe-core calls serious or critical in the widgets, for readers with a screen reader or weak eyes."""
+        script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+        self.js(script)
+        found = self.driver.execute_async_script(_AXE)
+        return [f"{one['id']}: {html}" for one in found if one["impact"] in ("serious", "critical") for html in one["nodes"]]
+
     def named(self, css: str, tooltip: str) -> WebElement:
         """Return the element of the widget with this tooltip, scrolled into sight."""
         label = self.driver.find_element(By.CSS_SELECTOR, f'label[title="{tooltip}"]')
@@ -252,4 +260,9 @@ _READY = f"""
     const panel = window.jupyterapp && {_PANEL};
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
     return Boolean(kernel) && kernel.status === 'idle' && panel.content.widgets.length > 1;
+"""
+_AXE = """
+    const done = arguments[0];
+    axe.run({include: [[".jupyter-widgets"]]}).then(result => done(result.violations.map(
+        one => ({id: one.id, impact: one.impact, nodes: one.nodes.map(node => node.html.slice(0, 300))}))));
 """

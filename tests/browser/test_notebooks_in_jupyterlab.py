@@ -311,6 +311,7 @@ def test_notebook_runs_and_its_widgets_answer(name: str, lab: tuple[str, WebDriv
         if is_album:
             notebook.shoot_all()
         assert notebook.faults() == []
+        assert notebook.barriers() == []
         CLICKS[name](notebook)
         notebook.wait_idle()
         assert notebook.faults() == []

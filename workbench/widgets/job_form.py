@@ -70,7 +70,7 @@ TRAINING = {
     "model": _of_job("Model", "A name of the list, a folder, or a hub name", MODELS),
     "task": _of_job("Task", "What the model learns; sentiment needs no network", {name: name for name in TASKS}),
     "train_samples": _of_job("Train samples", "How many training samples; 0 takes all"),
-    "epochs": _of_job("Epochs", "Passes over the training samples; all but the first run from the cache"),
+    "epochs": _of_job("Epochs", "Passes over the training samples"),
     "batch_size": _of_job("Batch size", "Samples of one optimizer step, over all devices"),
     "micro_batches": _of_job("Micro-batches", "Into how many a mini-batch is cut for the pipeline"),
     "reduction": Field("Reduction r", "The side network is r times narrower than the backbone", default=8, needs={"method": ("pac_plus",)}),
