@@ -19,9 +19,8 @@ from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
-from workbench.profiler.host import HostProfile
-from workbench.profiler.links import LinkSample
-from workbench.runtime.paced_links import PacedLinks
+from workbench.profiler.host import HostProfile, LinkSample
+from workbench.runtime.pacing import PacedLinks
 from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, PacedGroup, alike, survey_devices, survey_layers, survey_links
 
 HOST = HostProfile(
@@ -140,7 +139,7 @@ def test_the_key_knows_the_models_shape_the_adapter_and_the_cache(measured: list
     assert layers(replace(prepared, facts=replace(prepared.facts, feed_forward_size=65))) == 2
     assert layers(replace(prepared, adapter=replace(prepared.adapter, reduction=4))) == 3
     assert layers(replace(prepared, options=replace(prepared.options, cache_dtype="float32"))) == 4
-    assert layers(replace(prepared, train=replace(prepared.train, ids=((5,) * 61, *prepared.train.ids[1:])))) == 5
+    assert layers(replace(prepared, train=replace(prepared.train, ids=((5,) * 65, *prepared.train.ids[1:])))) == 5
     assert layers(replace(prepared, adapter=replace(prepared.adapter, seed=7))) == 5
     fingerprint = {"torch": "0.0"}
     monkeypatch.setattr("workbench.profiler.cache.host_fingerprint", lambda: fingerprint)

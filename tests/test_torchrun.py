@@ -34,13 +34,12 @@ from workbench.core.serial import to_json
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.pac_plus.initial import initial_adapter
-from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.prepare import prepare
+from workbench.methods.pac_plus.redistribution import cached_steps, shard_owners
 from workbench.models.loading import load_stack
 from workbench.runtime.context import RankContext
-from workbench.runtime.messages import CallTable, decode, encode
+from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, StoreMail, decode, encode
 from workbench.runtime.network import child_environment
-from workbench.runtime.store_mail import AnswerMessage, CallMessage, StoreMail
 from workbench.runtime.torchrun import TorchrunEngines
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
@@ -314,8 +313,8 @@ PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "ma
 
 def test_a_rank_that_shows_no_sign_of_life_is_named(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 beats once and is frozen then; the one that leads does not wait for its answer without an end."""
-    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
-    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
+    monkeypatch.setattr("workbench.runtime.messages._PULSE_S", 0.02)
+    monkeypatch.setattr("workbench.runtime.messages.SILENT_S", 0.2)
     store.set("pulse/1", "1")
     engines = TorchrunEngines(0, 2, lambda: store, CALLS)
     engines.cluster = two_devices()
@@ -328,8 +327,8 @@ def test_a_rank_that_shows_no_sign_of_life_is_named(store: dist.Store, monkeypat
 
 
 def test_a_served_rank_does_not_wait_for_a_frozen_leader(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
-    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
+    monkeypatch.setattr("workbench.runtime.messages._PULSE_S", 0.02)
+    monkeypatch.setattr("workbench.runtime.messages.SILENT_S", 0.2)
     store.set("pulse/0", "1")
     with pytest.raises(DeviceLostError, match="Rank 0 showed no sign of life"):
         TorchrunEngines(1, 2, lambda: store, CALLS).serve()

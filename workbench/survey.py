@@ -14,11 +14,10 @@ from workbench.experiment import Fidelity, Mode, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts
-from workbench.profiler.host import HostProfile, measure_host
-from workbench.profiler.links import SIZES, LinkSample, fit_link, measure_links
+from workbench.profiler.host import SIZES, HostProfile, LinkSample, fit_link, measure_host, measure_links
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.pacing import PacedLinks
 from workbench.runtime.process_group import group
 
 LONGEST_MESSAGE_S = 0.3

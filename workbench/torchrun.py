@@ -38,7 +38,7 @@ CALLS = CallTable(
         "workbench.methods.fine_tuning.method:measure_rank": "",
         "workbench.methods.fine_tuning.method:run_rank": "",
         "workbench.methods.p_rge.method:measure_rank": "",
-        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.session:Logged",
+        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
         "workbench.methods.ringada.method:measure_rank": "",
         "workbench.methods.ringada.method:run_rank": "",
         "workbench.methods.galaxy_plus.method:measure_rank": "",
@@ -107,7 +107,7 @@ def lead(
     _require_shared(engines, cluster, folder)
     with RunProgress(job, cluster) as progress:
         report = run(job, cluster, "execute", progress=progress.update, workdir=folder, resume=resume, chosen_plan=plan, engines=engines)
-    if own and not job.options.get("keep_cache"):
+    if own:
         engines.run(remove_own_files, [None] * engines.world_size)
     return report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.bench.executor import LAYERS, SECONDS, STEPS, _cluster, _point, programs
-from workbench.core.unrolled import unrolled
+from workbench.core.program import unrolled
 from workbench.schedules import check
 from workbench.simulator import simulate
 

@@ -96,8 +96,6 @@ draw {report} {report} -> report.json
 bench nothing
 bench all --only minilm -> --only
 bench runtime --only minilm -> --only
-cache lisst
-cache clear everything -> everything
 fetch no-such-asset
 fetch all-MiniLM-L6
 reproduce -> paper
@@ -203,9 +201,6 @@ reduction=1000000000000
 reduction=[1
 reduction={brackets} -> reduction
 reduction=5 -> 5
-tap_every=0
-mix=best
-head_input=all
 target=both
 dropout=1
 dropout=-0.1
@@ -220,13 +215,7 @@ double_quantization=maybe
 embedding_dtype=int3
 quantization_engine=gpu
 cache_dtype=float8
-keep_cache=2
-disk_budget_bytes=x
-disk_budget_bytes=-1
-tap_every=99
-tap_every=1000000000
 reduction=1000000000
-distillation_text=nowhere
 order=best
 objective=fastest
 paradigm=best
@@ -264,7 +253,6 @@ generate=-1
 generate=x
 generate=4 -> generate
 warmup=-1
-exchange=pigeon
 compare=-1
 warmup=1000000000000
 tile_tokens=1000000000000

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from workbench.core.collector import paused_collector
+from workbench.core.schedule import paused_collector
 
 
 def test_it_comes_back_on_after_an_error() -> None:

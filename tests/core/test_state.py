@@ -6,7 +6,7 @@ import pytest
 
 from workbench.core import Plan, Share, Stage
 from workbench.core.errors import StateError
-from workbench.core.state import held_by, homes_of, last_whole_step, with_backups
+from workbench.core.plan import held_by, homes_of, last_whole_step, with_backups
 
 LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), "step": ()}
 

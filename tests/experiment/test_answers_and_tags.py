@@ -14,7 +14,7 @@ from workbench.core import Job
 from workbench.methods.common.result import load_result
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers
-from workbench.models.technique_saving import load_trained
+from workbench.models.saving import load_trained
 
 SETTINGS = {"model": "tiny-bert", "epochs": 2, "batch_size": 8, "micro_batches": 2}
 

@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_in_the_middle(
 ) -> None:
     """Before the cache is made, or once it is there and checkpoints are written; with room again the run goes on."""
     with monkeypatch.context() as patch:
-        patch.setattr(pac_plus, "require_fits", lambda *_: None)
+        patch.setattr(pac_plus, "require_disk", lambda *_: None)
         with pytest.raises(CacheError, match=r"(disk is full|No space left).*MB are free.*Free some space") as caught:
             run(job, small_disk / "run", progress=_fill_at_start(small_disk, leave_bytes))
         assert "\n" not in str(caught.value)

@@ -14,7 +14,6 @@ from tests.experiment.running import run
 from workbench import experiment
 from workbench.core import Cluster, Job, Plan, Share, Stage
 from workbench.core.errors import (
-    CacheError,
     ConfigError,
     PlanError,
     RuntimeSetupError,
@@ -83,15 +82,9 @@ def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
         run(job, tmp_path / "file" / "folder")
 
 
-@pytest.mark.usefixtures("nothing_starts")
-def test_a_disk_budget_is_kept_before_anything_starts(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match=r"needs \d\.\d MB .* The disk budget is 0\.0 MB\."):
-        run(replace(job, options={"disk_budget_bytes": 1000}), tmp_path)
-
-
 def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     simulated = made_up_report.report()
     outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
-    made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome)
+    made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {})
     assert made.metrics == {"accuracy": 0.5}
     assert made.notes == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))

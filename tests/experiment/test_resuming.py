@@ -17,7 +17,6 @@ from workbench.core.errors import CacheError
 from workbench.core.serial import from_json, to_json
 from workbench.methods.base import Event
 from workbench.runtime.activation_cache import CacheManifest
-from workbench.runtime.kept_caches import KeptCaches
 
 
 def copied(stopped: tuple[Path, bool], folder: Path) -> bool:
@@ -49,23 +48,6 @@ def test_a_finished_run_is_resumed_without_training(whole: tuple[Report, Path], 
     assert losses(again) == losses(report)
     assert again.metrics == report.metrics
     assert "all 3 epochs were finished" in again.notes[0]
-
-
-def test_kept_activations_serve_a_later_run_until_they_are_damaged(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    job = replace(job, epochs=2, options={"keep_cache": True, "cache_dtype": "int8"})
-    first = run(job, tmp_path / "first")
-    assert "kept for later runs" in first.notes[0]
-    second = run(replace(job, seed=1, options=job.options | {"reduction": 4}), tmp_path / "second")
-    assert [epoch.cached for epoch in second.epochs] == [True, True]
-    assert "the backbone is not run" in second.notes[0]
-    [kept] = KeptCaches().list()
-    data = KeptCaches().folder(kept.key) / "shard-0" / "taps.bin"
-    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
-    third = run(job, tmp_path / "third")
-    assert [epoch.cached for epoch in third.epochs] == [False, True]
-    assert "checksum" in third.notes[0]
-    assert losses(third) == losses(first)
 
 
 def _flip(cache: Path) -> None:

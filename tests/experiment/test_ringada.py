@@ -16,7 +16,7 @@ from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
-from workbench.models.technique_saving import load_trained
+from workbench.models.saving import load_trained
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
 from workbench.core.serving import ReschedulingSettings, StreamSettings
-from workbench.methods.galaxy_plus.serving.fig16 import VARIANTS, LoadSpike, LoadSpikeResult, cut
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.experiments import VARIANTS, LoadSpike, LoadSpikeResult, cut
+from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 
 

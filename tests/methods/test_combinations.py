@@ -32,17 +32,14 @@ from workbench.core import Job, Plan, Stage
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.methods import load_method
-from workbench.methods.fine_tuning.compute import StageCompute
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
-from workbench.methods.pac_plus.building import build_stage, make_adapter, save_initial
-from workbench.methods.pac_plus.cached_batches import CachedBatches
-from workbench.methods.pac_plus.compute import StageCompute as SideCompute
-from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
+from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
+from workbench.methods.pac_plus.initial import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.training.handlers import StepHandlers, share_of
+from workbench.methods.training.handlers import PAD_TO_MULTIPLE, StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
-from workbench.methods.training.steps import PAD_TO_MULTIPLE
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, set_learning_rate

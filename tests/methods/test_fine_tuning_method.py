@@ -18,12 +18,12 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.fine_tuning import method as fine_tuning
+from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
-from workbench.methods.fine_tuning.programs import Programs, SharedParameter, shared_parameters
-from workbench.methods.training.steps import planned_epoch
+from workbench.methods.training.handlers import planned_epoch
 from workbench.models.loading import load_stack, model_facts
+from workbench.models.saving import load_trained
 from workbench.models.stack import LayerStack
-from workbench.models.technique_saving import load_trained
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.techniques import predict as predict_split
 from workbench.planners import PARADIGMS, asteroid
@@ -96,7 +96,7 @@ def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("technique", ["lora", "adapters"])
 def test_a_family_without_named_projections(technique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = load_stack("tiny-bert")
-    monkeypatch.setattr("workbench.models.injection.layer_paths", lambda part, layer: {"up": "intermediate.dense"})
+    monkeypatch.setattr("workbench.models.lora.layer_paths", lambda part, layer: {"up": "intermediate.dense"})
     with pytest.raises(ConfigError, match=r"BertLayer.*names no projection in the role of.*families.py"):
         TechniqueStage(stack.stage(0, 2), TechniqueConfig(technique=technique, hidden_size=32, num_layers=6))
 

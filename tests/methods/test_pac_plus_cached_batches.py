@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.methods.pac_plus.cached_batches import CachedBatches
+from workbench.methods.pac_plus.handlers import CachedBatches
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 
 LENGTHS = (4, 2, 6, 3, 5, 1)

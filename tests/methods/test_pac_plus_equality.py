@@ -4,7 +4,6 @@ import copy
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from plain_training import reference_loss, train_reference
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
 from tests.methods.conftest import four_devices
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.layout import cached_steps, shard_owners
 from workbench.methods.pac_plus.method import run_rank
+from workbench.methods.pac_plus.redistribution import cached_steps, shard_owners
 from workbench.methods.training.interrupted import take_up
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
@@ -23,7 +22,6 @@ from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.kept_caches import KeptCaches, KeptDescription
 from workbench.runtime.state import State
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
@@ -203,22 +201,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_p
     results, losses = resume(without_its_end(whole[0], tmp_path / "run"), engines)
     assert losses == pytest.approx(whole[1], rel=1e-6)
     assert not [note for result in results for note in result.notes]
-
-
-def test_every_epoch_from_a_kept_cache_equals_one_process(engines: EngineCluster, tmp_path: Path) -> None:
-    """A second run reads the shards that the first one kept, under another plan, without the backbone."""
-    model, stack = "tiny-bert", load_stack("tiny-bert")
-    first = make_rank_job(stack, model, PLANS["[3, 3] on [2-2]"], four_devices(), tmp_path / "first", samples=SAMPLES, epochs=2)
-    engines.run(run_rank, [first] * 4)
-    kept = KeptCaches(tmp_path / "kept")
-    kept.keep(sorted((tmp_path / "first").glob("devices/*/cache")), KeptDescription(key="tiny", model=model, task="", created=""))
-    second = make_rank_job(stack, model, PLANS["[6] on [1]"], four_devices(), tmp_path / "second", samples=SAMPLES, epochs=2)
-    results = engines.run(run_rank, [replace(second, kept=(kept.root, "tiny"))] * 4)
-    assert not any("with the backbone" in name for result in results for name in result.nbytes)
-    expected_losses = train_reference(
-        stack, initial_adapter(stack, first.split), partial(cached_batches, first.split), 2, learning_rate=LEARNING_RATE
-    )
-    assert list(losses_of(results).values()) == pytest.approx([loss for _, loss in expected_losses], rel=1e-4)
 
 
 def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, tmp_path: Path, whole) -> None:

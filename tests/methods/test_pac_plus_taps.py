@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from workbench.methods.pac_plus.taps import StageTaps, stage_taps
+from workbench.methods.pac_plus.prepare import StageTaps, stage_taps
 
 
 def names(start: int, stop: int, border: int | None) -> list[str]:

@@ -19,11 +19,10 @@ from workbench.methods.p_rge import prepare as p_rge_prepare
 from workbench.methods.pac_plus import prepare as pac_plus_prepare
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import AdapterDescription, save_adapter
-from workbench.models.technique_saving import TrainedDescription, save_trained
+from workbench.models.saving import AdapterDescription, TrainedDescription, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
 from workbench.models.zeroth_order import TrainedDescription as PromptedDescription
-from workbench.models.zeroth_order import save_trained as save_prompted
+from workbench.models.zeroth_order.saving import save_trained as save_prompted
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workbench.models.dropout import keep_mask, stateless_dropout
+from workbench.models.side_layers import keep_mask, stateless_dropout
 
 IDS = torch.arange(2000)
 

@@ -92,9 +92,8 @@ def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, 
         torch.testing.assert_close(2 * packing.unpack(returned), side.grad * mask[:, :, None], rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("reads", ["sum", "side", "backbone"])
-def test_loss_and_head_equal_autograd(reads: str) -> None:
-    adapter = ParallelAdapterStage(config(head_input=reads), 0, 4).train()
+def test_loss_and_head_equal_autograd() -> None:
+    adapter = ParallelAdapterStage(config(), 0, 4).train()
     mask, taps, _ = inputs(adapter, RAGGED)
     labels, ids = torch.tensor([0, 1, 1, 0]), torch.tensor([7, 3, 9, 4])
     expected = task_loss(adapter.head(adapter(None, taps, mask), taps[-1], mask, ids, 2), labels, "classification")
@@ -112,9 +111,6 @@ def test_loss_and_head_equal_autograd(reads: str) -> None:
     fast.backward(context, fast.head_backward(head))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     ours = gradients(adapter)
-    if reads == "backbone":
-        assert not any(grad.any() for name, grad in ours.items() if name.startswith("layers"))
-        return
     close(
         {name: grad for name, grad in ours.items() if not name.endswith("query_key_value.bias")},
         {name: grad for name, grad in autograd.items() if not name.endswith("query_key_value.bias")},
@@ -182,8 +178,6 @@ def test_packing_goes_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mix": "fixed"}, "lambda"),
-        ({"tap_every": 2}, "lambda"),
         ({"num_encoder_layers": 2, "target_length": 1}, "encoder-decoder"),
     ],
 )

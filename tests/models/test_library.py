@@ -9,12 +9,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from workbench.core.errors import ConfigError
-from workbench.models.dropout import ids_of_texts
 from workbench.models.library import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
 from workbench.models.loading import load_stack, load_tokenizer, model_config
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
+from workbench.models.side_layers import ids_of_texts
 
 from .helpers import small_batch
 from .plain_training import train_reference

@@ -22,7 +22,7 @@ from workbench.models.quantization import (
     held_bytes,
     quantize,
 )
-from workbench.models.quantization.codes import quantize_blocks
+from workbench.models.quantization.config import quantize_blocks
 from workbench.models.quantization.engines import BITSANDBYTES_BLOCKS, dequantize, import_bitsandbytes, resolve_engine
 from workbench.models.quantization.stored import BlockWeight, store
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import ConfigError
-from workbench.models.quantization.codes import (
+from workbench.models.quantization.config import (
     NF4_VALUES,
     dequantize_blocks,
     dequantize_constants,

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from workbench.models.injection import SerialAdapter
 from workbench.models.loading import load_stack
+from workbench.models.lora import SerialAdapter
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 

@@ -54,9 +54,8 @@ def words_batch(stack):
 
 
 @pytest.mark.parametrize("bounds", [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"tap_every": 2, "mix": "fixed"}, {"head_input": "backbone"}], ids=str)
-def test_sequences_have_the_same_gradients_however_cut(stack, bounds, changes):
-    batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence", **changes)
+def test_sequences_have_the_same_gradients_however_cut(stack, bounds):
+    batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence")
     whole = ParallelAdapter(config).train()
     whole.attach(stack.language_model_head)
     set_statistics(whole, calibrate(stack, [batch]))
@@ -104,51 +103,6 @@ def test_a_class_is_read_off_the_decoders_first_state(stack):
     side = adapter(None, taps, batch.attention_mask)[:, batch.attention_mask.shape[1]]
     expected = adapter.last.output(adapter.last.up(adapter.last.norm(side)) + taps[-1][:, 0])
     torch.testing.assert_close(adapter.predict(taps, batch.attention_mask, batch.sample_ids), expected)
-
-
-def test_adapters_behind_every_second_layer():
-    config = ParallelAdapterConfig(hidden_size=32, num_layers=7, num_encoder_layers=3, target_length=1, tap_every=2)
-    assert config.tap_layers == (1, 2, 4, 6) and config.num_taps == 9
-    assert ParallelAdapterConfig(hidden_size=32, num_layers=5).tap_layers == (0, 1, 2, 3, 4)
-    stack = load_stack("tiny-bert")
-    batch, config = batch_for(stack), small_config(stack, tap_every=4)
-    adapter, empty = ParallelAdapter(config).eval(), ParallelAdapterStage(config, 1, 3)
-    assert config.tap_layers == (3, 5) and not list(empty.parameters())
-    _, taps = stack(batch.input_ids, batch.attention_mask)
-    side = torch.randn(8, 11, 8)
-    assert empty(side, taps[2:4], batch.attention_mask) is side
-    before = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
-    taps[2] = taps[2] + 1  # behind layer 1 stands no adapter
-    assert torch.equal(adapter.predict(taps, batch.attention_mask, batch.sample_ids), before)
-
-
-@pytest.mark.parametrize(("mix", "weights"), [("fixed", (0.5, 0.5)), ("sum", (1.0, 1.0))])
-def test_what_is_mixed(mix, weights):
-    stack = load_stack("tiny-llama")
-    batch = batch_for(stack)
-    adapter = ParallelAdapter(small_config(stack, mix=mix))
-    assert not any(name.endswith("mix") for name, _ in adapter.named_parameters())
-    layer = adapter.layers["1"]
-    with torch.no_grad():
-        layer.attention_output.weight.zero_()
-        layer.contract.weight.zero_()
-    _, taps = stack(batch.input_ids, batch.attention_mask)
-    side = torch.randn(8, 11, 8)
-    torch.testing.assert_close(layer(side, taps[2], None), weights[0] * layer.down(taps[2]) + weights[1] * side)
-
-
-@pytest.mark.parametrize("reads", ["sum", "side", "backbone"])
-def test_what_the_head_reads(reads):
-    config = ParallelAdapterConfig(hidden_size=16, num_layers=1, reduction=2, dropout=0.0, head_input=reads)
-    head = ParallelAdapter(config).last
-    side, last = torch.randn(3, 1, 8), torch.randn(3, 1, 16)
-    up, own = head.up(head.norm(side))[:, 0], last[:, 0]
-    expected = {"sum": up + own, "side": up, "backbone": own}[reads]
-    found = head(side, last, torch.ones(3, 1), torch.arange(3), 0)
-    torch.testing.assert_close(found, head.output(expected))
-    found.sum().backward()
-    assert head.up.weight.grad is not None  # a pipeline waits for gradients, of zeros if need be
-    assert head.up.weight.grad.any() == (reads != "backbone")
 
 
 def two_words(count=48):
@@ -200,7 +154,6 @@ def test_an_adapter_learns_digits():
         ({"num_encoder_layers": 2, "target_length": 1}, "2 of 2 layers"),
         ({"num_encoder_layers": 1}, "one at least"),
         ({"target_length": 1}, "has no decoder"),
-        ({"tap_every": 0}, "tap_every"),
     ],
 )
 def test_impossible_options(changes, message):

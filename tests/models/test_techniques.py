@@ -18,9 +18,9 @@ from workbench.core.errors import WorkbenchError
 from workbench.models.loading import load_model, load_stack
 from workbench.models.lora import require_peft
 from workbench.models.published import save_tokenizer
+from workbench.models.saving import TrainedDescription, load_trained, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.technique_saving import TrainedDescription, load_trained, save_trained, set_trained
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
 FAMILIES = ("bert", "distilbert", "gpt2", "llama", "opt", "vit", "t5", "bart")

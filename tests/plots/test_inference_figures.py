@@ -10,7 +10,7 @@ from made_up_serving import report
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread, ratios
-from workbench.plots import OverlapCell, latencies, layer_cut, overlap, request_latencies, scaling, serving, speedups, style
+from workbench.plots import OverlapCell, latencies, layer_cut, overlap, request_latencies, serving, speedups, style
 from workbench.plots.layer_cut import Arrow, Matrix, held_bytes, layer_parts, sent_bytes
 from workbench.plots.trade import TradePoint, trade
 
@@ -114,11 +114,11 @@ def test_latencies_show_medians_quartiles_and_predictions() -> None:
 
 def test_speedups_stand_beside_each_other_over_the_line_of_one() -> None:
     found = {"Megatron-LM": {125.0: Spread(2.5, 2.4, 2.6), 500.0: Spread(1.3, 1.2, 1.4)}, "EdgeShard": {500.0: Spread(3.0, 2.9, 3.1)}}
-    figure = speedups(found, title="t", label="emulated", floors={"Megatron-LM": 1.25})
+    figure = speedups(found, title="t", label="emulated")
     left, right = trace(figure, "Megatron-LM"), trace(figure, "EdgeShard")
     assert list(left.y) == [2.5, 1.3] and right.x[0] - left.x[1] == pytest.approx(0.4)
     assert "1.30" in texts(figure) and "3.00" in texts(figure)
-    assert [shape.y0 for shape in figure.layout.shapes] == [1.25, 1.25, 1.0]
+    assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
 
 
 def test_overlap_marks_the_longer_part_and_counts_who_keeps_the_bound() -> None:
@@ -129,15 +129,6 @@ def test_overlap_marks_the_longer_part_and_counts_who_keeps_the_bound() -> None:
     assert [y for y in trace(figure, "the longer of the two").y if y] == [2, 2, 1, 1]
     assert [y for y in trace(figure, "their sum (nothing hidden)").y if y] == [3, 3, 1.5, 1.5]
     assert "1 of 2 at most 1.10" in figure.layout.title.subtitle.text and "1.05" in texts(figure) and "1.30" in texts(figure)
-
-
-@pytest.mark.parametrize(("kind", "counts", "axis"), [("weak", (1, 2, 4), None), ("strong", (1, 8, 64), "log")])
-def test_scaling_stands_beside_the_straight_line(kind, counts, axis) -> None:
-    figure = scaling({"Galaxy+": {n: 0.5 * n + 0.5 for n in counts}}, kind=kind, title="t", label="simulated", paper={4: 3.3})
-    assert list(trace(figure, "linear").y) == list(counts) and figure.layout.xaxis.type == axis
-    ours, last = trace(figure, "Galaxy+"), counts[-1]
-    assert list(ours.text) == ["", "", f"{(0.5 * last + 0.5) / last:.0%}"]
-    assert list(trace(figure, "stated in the paper").y) == [3.3]
 
 
 def test_trade_shows_what_does_not_fit_hollow() -> None:

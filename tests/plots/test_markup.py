@@ -20,7 +20,7 @@ from workbench import plots
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
-from workbench.plots import export, layer_cut, zeroth_order_bowl, zeroth_order_error, zeroth_order_roofline, zeroth_order_training
+from workbench.plots import export, layer_cut, zeroth_order, zeroth_order_roofline
 from workbench.plots.bandwidths import latencies, speedups
 from workbench.plots.overlapping import OverlapCell, overlap
 from workbench.plots.style import empty
@@ -40,7 +40,7 @@ HYBRID = InferencePlan(method="galaxy_plus", paradigm="hybrid", ranks=(0,), unit
 POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NAME}
 
 FIGURES: dict[str, Callable[[], Any]] = {
-    "bowl": lambda: zeroth_order_bowl.bowl(lambda x, y: x, [(0, 0)], [], gradient=(1, 0), epsilon=1, **SAID),
+    "bowl": lambda: zeroth_order.bowl(lambda x, y: x, [(0, 0)], [], gradient=(1, 0), epsilon=1, **SAID),
     "breakdown": lambda: plots.breakdown(REPORT.timelines, note=NAME),
     "cluster": lambda: plots.cluster(REPORT.cluster),
     "compared_bars": lambda: plots.compared_bars({NAME: {NAME: (1.0, 0.1)}}, title=NAME, label=NAME, x_title=NAME, unit=NAME, note=NAME),
@@ -50,10 +50,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "empty": lambda: empty(title=NAME, label=NAME, why=NAME, note=NAME),
     "epoch_times": lambda: plots.epoch_times(REPORT),
     "gantt": lambda: plots.gantt(TIMELINE, note=NAME),
-    "gradient_error": lambda: zeroth_order_error.gradient_error([zeroth_order_error.GradientError(NAME, 9, ((1, 1.0),))], label=NAME),
+    "gradient_error": lambda: zeroth_order.gradient_error([zeroth_order.GradientError(NAME, 9, ((1, 1.0),))], label=NAME),
     "latencies": lambda: latencies({NAME: {125.0: POINT}}, predicted={NAME: {125.0: 1.0}}, note=NAME, **SAID),
     "layer_cut": lambda: layer_cut(HYBRID, SHAPE, [NAME], length=8),
-    "learning": lambda: zeroth_order_training.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, **SAID),
+    "learning": lambda: zeroth_order.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, **SAID),
     "memory": lambda: plots.memory(TIMELINE, note=NAME),
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
@@ -63,13 +63,12 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "roofline": lambda: zeroth_order_roofline.roofline(
         {NAME: [zeroth_order_roofline.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID
     ),
-    "scaling": lambda: plots.scaling({NAME: {1: 1.0}}, kind="weak", note=NAME, **SAID),
     "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME, note=NAME),
-    "slopes": lambda: zeroth_order_error.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
-    "speedups": lambda: speedups({NAME: {125.0: POINT}}, floors={NAME: 1.0}, note=NAME, **SAID),
+    "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
+    "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),
     "stacked_bars": lambda: plots.stacked_bars([NAME], {NAME: [1.0]}, x_title=NAME, **SAID),
     "trade": lambda: trade([TradePoint(0, 1.0, 0.5)], TradePoint(0, 1.0, 0.5), label=NAME, subtitle=NAME),
-    "traffic": lambda: zeroth_order_training.traffic({NAME: 10}, **SAID),
+    "traffic": lambda: zeroth_order.traffic({NAME: 10}, **SAID),
 }
 
 

@@ -6,10 +6,20 @@ import math
 
 import pytest
 
-from workbench.plots.zeroth_order_bowl import ARROW, MAX_PROBES, Probe, bowl
-from workbench.plots.zeroth_order_error import GradientError, angle_between, gradient_error, slopes
+from workbench.plots.zeroth_order import (
+    ARROW,
+    MAX_PROBES,
+    GradientError,
+    Probe,
+    angle_between,
+    bowl,
+    gradient_error,
+    learning,
+    running_mean,
+    slopes,
+    traffic,
+)
 from workbench.plots.zeroth_order_roofline import Pass, roofline
-from workbench.plots.zeroth_order_training import learning, running_mean, traffic
 
 
 def trace(figure, name):

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from workbench.core.errors import ConfigError
-from workbench.profiler.links import LinkSample, fit_link, measure_link, measure_links
+from workbench.profiler.host import LinkSample, fit_link, measure_link, measure_links
 
 SIZES = (1, 1 << 16)
 

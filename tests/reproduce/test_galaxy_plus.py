@@ -9,16 +9,15 @@ from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.serial import from_json, to_json
-from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.galaxy_plus import counted, environments, latency, scaling, speedups, straggler
 from workbench.reproduce.galaxy_plus.latency import sequence_s, timeline
-from workbench.reproduce.galaxy_plus.printed import printed_s
-from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, run_system
+from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, load_constants, profile
-from workbench.reproduce.values import lookup, paper_folder, paper_values
+from workbench.reproduce.result import lookup, paper_folder, paper_values
 
 CONSTANTS = load_constants()
 SENSITIVITY = Item.sensitivity

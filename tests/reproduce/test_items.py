@@ -6,7 +6,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.reproduce import OOM, Check, Comparison, Item, Result, Settings, Table, find_item, items_of
 from workbench.reproduce.items import canonical
-from workbench.reproduce.values import lookup, paper_values
+from workbench.reproduce.result import lookup, paper_values
 from workbench.reproduce.writing import comparison_table, number_text, write
 
 TABLES = sorted(path.stem for path in (data_folder() / "papers" / "pac_plus").glob("*.csv"))
@@ -65,7 +65,7 @@ def test_table_5_has_all_its_cells_and_table_6_its_own_means():
 
 
 def test_a_missing_or_malformed_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.reproduce.values.paper_folder", lambda paper: tmp_path)
+    monkeypatch.setattr("workbench.reproduce.result.paper_folder", lambda paper: tmp_path)
     with pytest.raises(MissingDataError, match="table99"):
         paper_values("pac_plus", "table99")
     with (tmp_path / "table1.csv").open("w", newline="") as file:

@@ -16,7 +16,7 @@ from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.items import median_deviation
 from workbench.reproduce.p_rge import memory, steps, tasks
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, TINY, load_constants
-from workbench.reproduce.values import lookup, paper_folder, paper_values
+from workbench.reproduce.result import lookup, paper_folder, paper_values
 
 CONSTANTS = load_constants()
 COMPUTED = [item for item in items_of("p_rge") if item.source != "executed"]

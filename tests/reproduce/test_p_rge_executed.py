@@ -12,7 +12,7 @@ from workbench.reproduce import Result, Settings, find_item
 from workbench.reproduce.p_rge import executed, executed_training
 from workbench.reproduce.p_rge.executed_training import Runner, Trial, TrialFolder
 from workbench.reproduce.p_rge.testbed import TINY
-from workbench.reproduce.values import lookup, paper_values
+from workbench.reproduce.result import lookup, paper_values
 
 SMALL = Trial(
     model="tiny-llama-2", method="P-RGE", queries=2, batch_size=2, steps=6, score_every=2, learning_rate=1e-2, samples=(24, 12, 12),

@@ -13,7 +13,7 @@ from workbench.reproduce.pac_plus import durations, epochs, grouping
 from workbench.reproduce.pac_plus.durations import contradictions
 from workbench.reproduce.pac_plus.steps import step
 from workbench.reproduce.pac_plus.testbed import MODELS, environment_b, load_constants, nanos, profile
-from workbench.reproduce.values import lookup, paper_values
+from workbench.reproduce.result import lookup, paper_values
 
 CONSTANTS = load_constants()
 SENSITIVITY = Item.sensitivity

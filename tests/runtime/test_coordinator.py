@@ -12,8 +12,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import Abort, Ended, Pause, Ping, Prepare, Slow, StepDone, Stop, Train
-from workbench.runtime.coordinator import Coordinator, Generation, Parts
+from workbench.runtime.commands import Abort, Ended, Generation, Parts, Pause, Ping, Prepare, Slow, StepDone, Stop, Train
+from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 

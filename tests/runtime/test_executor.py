@@ -15,11 +15,10 @@ from workbench.core.costs import Spec, TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
-from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.paced_links import PacedLinks
-from workbench.runtime.pacing import Pacer
+from workbench.runtime.pacing import PacedLinks, Pacer
+from workbench.runtime.process_group import require_one_program
 from workbench.runtime.step_values import nbytes
 from workbench.runtime.transport import Transport
 from workbench.schedules import insert_transfers, one_f_one_b

@@ -13,13 +13,12 @@ from gloo_pairs import on_executors, program
 
 from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
-from workbench.core.program import Program
+from workbench.core.program import Program, unrolled
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
-from workbench.core.unrolled import unrolled
 from workbench.runtime.executor import Execution, Executor
 from workbench.schedules import check
-from workbench.schedules.heads import split_heads
+from workbench.schedules.tensor import split_heads
 from workbench.simulator import simulate
 
 WIDTH = 4

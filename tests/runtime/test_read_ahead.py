@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from workbench.runtime.read_ahead import ReadAhead
+from workbench.methods.pac_plus.handlers import ReadAhead
 
 
 def alive() -> int:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from workbench.core import Cluster, Device, Link, Plan, Share, Stage
 from workbench.core.errors import StateError
+from workbench.core.plan import held_by, homes_of, last_whole_step, with_backups
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, Value
-from workbench.core.state import held_by, homes_of, last_whole_step, with_backups
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.state import Backups, State, spec_of
 from workbench.schedules.moves import moves

@@ -10,8 +10,8 @@ import torch
 from forked import run_script
 from torch import nn
 
+from workbench.methods.training.epoch_log import StepJournal, read_journal
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-from workbench.runtime.step_journal import StepJournal, read_journal
 
 
 def optimizer(seed: int = 0) -> FlatAdamW:

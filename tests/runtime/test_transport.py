@@ -16,7 +16,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.pacing import PacedLinks
 from workbench.schedules import check
 
 SIZE = 500

@@ -11,9 +11,9 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.costs import Spec
 from workbench.core.errors import ConfigError, StateError
+from workbench.core.plan import Homes
 from workbench.core.program import Program
 from workbench.core.schedule import SEND
-from workbench.core.state import Homes
 from workbench.schedules import check
 from workbench.schedules.moves import CHUNK_BYTES, ROUND_BYTES, Move, moves
 from workbench.simulator import simulate

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
 from workbench.models.loading import load_tokenizer
+from workbench.models.tokenizer import ImageTokenizer, image_tokenizer
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import collate, tokenize
 

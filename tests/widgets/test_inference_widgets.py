@@ -27,7 +27,7 @@ from workbench.widgets import (
     passages_folder,
     with_memory,
 )
-from workbench.widgets.exercises.inference import break_even
+from workbench.widgets.exercises.dividing import break_even
 
 
 @pytest.fixture(scope="module")

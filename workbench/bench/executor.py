@@ -16,12 +16,10 @@ import torch.distributed as dist
 from workbench.bench.frame import Progress, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
-from workbench.core.collective_times import ring_allreduce_s
-from workbench.core.costs import TOKEN, Spec
+from workbench.core.costs import TOKEN, Spec, ring_allreduce_s
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.program import Program
+from workbench.core.program import Program, unrolled
 from workbench.core.schedule import ALLREDUCE, COMMUNICATION, NONE, SEND, Op, Schedule, Value
-from workbench.core.unrolled import unrolled
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler

@@ -24,7 +24,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.timeline import Span
-from workbench.methods.galaxy_plus.measuring import measure_host
+from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer

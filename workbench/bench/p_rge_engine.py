@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.bench.frame import Progress, child_peak_bytes, reset_peak, threads
 from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
-from workbench.models.inference_engine.packages import bindings
+from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
 from workbench.models.zeroth_order import DualForwardingModel, StepLog, TrainableConfig, load_causal_model
 from workbench.runtime.memory import read_memory

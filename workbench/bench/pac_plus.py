@@ -20,8 +20,8 @@ from transformers.utils import logging
 
 from workbench.bench.frame import Progress, ratios, threads, turns
 from workbench.fetch import asset_path
-from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches
-from workbench.methods.training.steps import PAD_TO_MULTIPLE
+from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches
+from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import TapStatistics, calibrate, set_statistics
 from workbench.models.fast_side import FastSide

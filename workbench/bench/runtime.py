@@ -27,16 +27,13 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP
-from workbench.methods.common.layers import layers_seconds
-from workbench.methods.common.scaling import scale_to_cluster
+from workbench.methods.common.scaling import layers_seconds, scale_to_cluster
 from workbench.methods.common.session import RankSession
-from workbench.methods.pac_plus.building import build_stage, save_initial
-from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.handlers import PacPlusHandlers, StageCompute
+from workbench.methods.pac_plus.initial import build_stage, save_initial
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.training.handlers import share_of
-from workbench.methods.training.steps import PlannedStep, cut_mini_batch
+from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, share_of
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss

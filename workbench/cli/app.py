@@ -9,7 +9,6 @@ import typer
 
 from workbench import __version__
 from workbench.cli.bench import bench
-from workbench.cli.caches import cache
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
 from workbench.cli.job import JobCommand
@@ -84,7 +83,7 @@ GROUPS = {
     "Use what was trained": (predict, evaluate),
     "Look": (draw, compare, schedule),
     "Methods' own": (serve, export, train),
-    "The workbench itself": (reproduce, bench, cache),
+    "The workbench itself": (reproduce, bench),
 }
 FIRST_STEPS = """\
 Edge LLM Workbench: learn, try out and compare how language models are fine-tuned and served on small devices.

@@ -71,20 +71,6 @@ def _links() -> list[Check]:
     return [Check("emulated links", "degraded" if degraded else "ok", f"{support.fidelity}: {support.reason}", support.remedy)]
 
 
-def _cgroups() -> list[Check]:
-    from workbench.core.errors import RuntimeSetupError
-    from workbench.runtime.cgroups import MemoryCgroup
-
-    try:
-        cgroup = MemoryCgroup.create(f"workbench-doctor-{os.getpid()}")
-    except RuntimeSetupError as error:
-        todo = "Nothing must be done: budgets are enforced by the allocator's limit. As root, devices can also be killed like real ones."
-        return [Check("memory cgroups", "degraded", error.found.rstrip("."), todo)]
-    version_name = "2" if cgroup.unified else "1"
-    cgroup.remove()
-    return [Check("memory cgroups", "ok", f"version {version_name}: a device that exceeds its memory can be killed like a real one")]
-
-
 def _memory() -> list[Check]:
     import psutil
 
@@ -160,4 +146,4 @@ def _hub() -> list[Check]:
     return [Check("hub", "degraded", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)]
 
 
-PROBES = (_python, _packages, _privileges, _links, _cgroups, _memory, _cores, _chromium, _assets, _disk, _hub)
+PROBES = (_python, _packages, _privileges, _links, _memory, _cores, _chromium, _assets, _disk, _hub)

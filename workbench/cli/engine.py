@@ -100,7 +100,7 @@ def train(
 ) -> None:
     """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes on."""
     from workbench.models.inference_engine import EngineTrainer
-    from workbench.models.inference_engine.prompts import EnginePrompts
+    from workbench.models.inference_engine.config import EnginePrompts
 
     for path in (log, out):
         if path is not None:
@@ -171,7 +171,7 @@ def _tokenized(model: str, task: str, data: str | None, samples: int | None, len
 
 
 def _write_prompts(path: Path, encoded: EncodedPrompts, length: int) -> None:
-    from workbench.models.inference_engine.prompts import EnginePrompts
+    from workbench.models.inference_engine.config import EnginePrompts
     from workbench.tasks.prompts import collate_prompts
 
     whole = collate_prompts(encoded, range(len(encoded)), length=length)

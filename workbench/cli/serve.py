@@ -98,7 +98,7 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
 
     _require_length(model, stream.length)
     if mode is Mode.simulate:
-        from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+        from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 
         profile, lengths = _profile(model, cluster, stream.length)
         planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
@@ -207,7 +207,7 @@ def _summary(report: ServingReport) -> dict[str, Any]:
 
 
 def _soak(num_requests: int, seed: int, fidelity: Any, path: Path | None, out: Path | None, *, as_json: bool) -> None:
-    from workbench.methods.galaxy_plus.serving.soak import soak
+    from workbench.methods.galaxy_plus.serving.experiments import soak
 
     answered = 0
 

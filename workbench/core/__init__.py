@@ -1,36 +1,10 @@
 """The vocabulary that everything else speaks: devices, plans, schedules, costs, timelines, reports."""
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
-from workbench.core.costs import Costs, TableCosts
+from workbench.core.costs import Costs
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.report import EpochRecord, Report, StepRecord, SweepPoint
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import MemorySample, Span, Timeline
-
-__all__ = [
-    "Cluster",
-    "Costs",
-    "Device",
-    "EpochRecord",
-    "Grid",
-    "Job",
-    "LayerProfile",
-    "Link",
-    "MemorySample",
-    "Op",
-    "Plan",
-    "Processor",
-    "Profile",
-    "Report",
-    "Schedule",
-    "Share",
-    "Span",
-    "Stage",
-    "StepRecord",
-    "SweepPoint",
-    "TableCosts",
-    "Timeline",
-    "Value",
-]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core import faults
-from workbench.core.collector import paused_collector
-from workbench.core.schedule import COLLECTIVES, SEND, TRANSFERS, Schedule, Value
+from workbench.core.schedule import COLLECTIVES, SEND, TRANSFERS, Schedule, Value, paused_collector
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
 

@@ -8,8 +8,6 @@ from typing import Literal
 from workbench.core.errors import ConfigError
 
 Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
-Mix = Literal["learned", "fixed", "sum"]
-HeadInput = Literal["sum", "side", "backbone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +20,6 @@ class ParallelAdapterConfig:
     is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
     num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
     target_length: the decoder's tokens, one number for the whole job; 0 without a decoder.
-    tap_every: adapters stand behind every k-th layer of each stack, and behind its last; 1, as in the paper, is behind each.
-    mix: what an adapter reads: lambda_i W_down b + (1 - lambda_i) a with a 'learned' lambda_i that begins at 0.5 (the paper's), or
-    one 'fixed' at 0.5, or the 'sum' W_down b + a.
-    head_input: what the head reads: the 'sum' W_up a_L + b_L (the paper's), or the 'side' or the 'backbone' part alone.
     kind: 'sequence_to_sequence' needs an encoder-decoder, whose own language model head it reads.
     dropout: of the pooled features.  seed: of the initial weights and of the dropout.
     label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
@@ -41,9 +35,6 @@ class ParallelAdapterConfig:
     num_outputs: int = 2
     num_encoder_layers: int | None = None
     target_length: int = 0
-    tap_every: int = 1
-    mix: Mix = "learned"
-    head_input: HeadInput = "sum"
     dropout: float = 0.1
     seed: int = 0
     label_mean: float = 0.0
@@ -65,8 +56,6 @@ class ParallelAdapterConfig:
                 "The deviation must be above 0, and only a regression's labels are numbers.",
                 "Leave both out.",
             )
-        if self.tap_every < 1:
-            raise ConfigError(f"Adapters behind every {self.tap_every}th layer were asked for.", "That is none.", "Raise tap_every.")
         self._check_decoder()
 
     def _check_decoder(self) -> None:
@@ -109,17 +98,6 @@ class ParallelAdapterConfig:
     def num_taps(self) -> int:
         """Return how many activations the backbone gives: b_0, one for each layer, and a decoder's embedding."""
         return self.num_layers + 1 + (self.num_encoder_layers is not None)
-
-    @property
-    def tap_layers(self) -> tuple[int, ...]:
-        """Return the layers behind which an adapter stands."""
-        stacks = ((0, self.border), (self.border, self.num_layers))
-        return tuple(
-            index
-            for start, stop in stacks
-            for index in range(start, stop)
-            if (index - start + 1) % self.tap_every == 0 or index == stop - 1
-        )
 
     def tap_of(self, layer: int) -> int:
         """Return the position of a layer's output among the taps."""

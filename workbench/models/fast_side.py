@@ -77,8 +77,6 @@ def unsupported(adapter: ParallelAdapterStage) -> str:
     config = adapter.config
     if config.num_encoder_layers is not None:
         return "it is an encoder-decoder"
-    if config.mix != "learned" or len(adapter.layers) != adapter.stop - adapter.start:
-        return "it does not mix a tap of every layer with a lambda of its own"
     if adapter.last is not None and (not isinstance(adapter.last, SideHead) or config.kind in TOKEN_KINDS):
         return "its head does not pool"
     if any(parameter.device.type != "cpu" or parameter.dtype != torch.float32 for parameter in adapter.parameters()):
@@ -134,7 +132,7 @@ class FastSide:
         tokens = packing.num_tokens
         projected = (_project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True))
         side = next(projected) if side is None else side
-        mixes = torch.stack([layer.mix for layer in self._layers if layer.mix is not None]).tolist()
+        mixes = torch.stack([layer.mix for layer in self._layers]).tolist()
         contexts = []
         for layer, mix, down in zip(self._layers, mixes, projected, strict=True):
             side, context = self._layer_forward(layer, side, down.sub_(side), mix, packing)
@@ -151,7 +149,6 @@ class FastSide:
         for layer, mix, own in zip(reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True):
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
-            assert layer.mix is not None
             _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot: it adds up rounding errors one by one
             _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
             weight_sums[at] *= mix

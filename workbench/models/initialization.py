@@ -1,17 +1,148 @@
-"""Initial weights of Parallel Adapters: structural pruning of the backbone, Gaussian, fan-in or zero (PAC+, section IV-C)."""
+"""Initial weights of Parallel Adapters: the backbone pruned by magnitude, Gaussian, fan-in or zero (PAC+, section IV-C).
+
+Uniform slicing: one set of hidden channels for the whole model (the residual stream ties the layers together), and for each layer
+its own set of feed-forward neurons and attention channels.  Importance is the L2 norm of all weights that touch a channel.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.pruning import copy_pruned
+from workbench.models.quantization import dense_weight
 from workbench.models.side_layers import LAMBDA
-from workbench.models.stack import LayerStack
+from workbench.models.stack import LayerStack, part_of
+
+
+def copy_pruned(adapter: Any, stack: LayerStack) -> None:
+    """Overwrite an adapter's projections with slices of the backbone's; both must have the same L and d.
+
+    W_down of b_i picks the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows and columns.
+    Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their size.  Norms, biases and lambdas stay initial:
+    the side network normalises its own activations, whose scale is not the backbone's.
+    """
+    config = adapter.config
+    own = (config.num_layers, config.hidden_size, config.num_encoder_layers)
+    if own != (stack.num_layers, stack.hidden_size, stack.num_encoder_layers):
+        raise ConfigError(
+            f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be cut from a backbone.",
+            f"The backbone has {stack.num_layers} of {stack.hidden_size}.",
+            "Use its own backbone.",
+        )
+    parts = [layer_weights(stack, index) for index in range(stack.num_layers)]
+    hidden = top(sum(hidden_importance(part) for part in parts), config.width)
+
+    def copy_layer(side: Any, index: int) -> None:
+        _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
+
+    copy_kept(adapter, hidden, copy_layer)
+
+
+@torch.no_grad()
+def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
+    """Let every W_down pick the kept hidden channels and W_up put them back; copy_layer: writes a side layer's own projections."""
+    rows = torch.arange(len(hidden))
+    for index, side in adapter.layers.items():
+        copy_layer(side, int(index))
+    first = [] if adapter.first is None else [adapter.first]
+    for projection in (*first, *adapter.decoder_first.values(), *(side.down for side in adapter.layers.values())):
+        projection.weight.zero_()
+        projection.weight[rows, hidden] = 1.0
+    if adapter.last is not None:
+        adapter.last.up.weight.zero_()
+        adapter.last.up.weight[hidden, rows] = 1.0
+
+
+def num_heads(stack: LayerStack, index: int) -> int:
+    """Return the attention heads of a layer."""
+    heads = stack.config.num_attention_heads
+    return heads if part_of(stack, index) is stack.family else getattr(stack.config, "decoder_attention_heads", heads)
+
+
+def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
+    """Return one layer's matrices by role, (outputs, inputs) each: query, key, value, output, up, down, and a decoder's cross_query ...
+
+    Grouped key and value heads are repeated, so that all have as many rows as the queries.
+    """
+    layer = stack.layers[index]
+    paths = stack.layer_paths(index)
+    weights = {role: dense_weight(layer.get_submodule(path)).detach().float() for role, path in paths.items()}
+    if "query_key_value" in weights:
+        weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
+    rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
+    for role in ("key", "value"):
+        weight = weights[role]
+        if len(weight) < rows:
+            grouped = weight.view(-1, head_size, weight.shape[1])
+            weights[role] = grouped.repeat_interleave(rows // len(weight), dim=0).reshape(rows, -1)
+    return weights
+
+
+def hidden_importance(weights: dict[str, Tensor]) -> Tensor:
+    """Return the summed squares of all weights of a layer that touch each hidden channel, (d,)."""
+    reading = ("query", "key", "value", "up", "cross_query", "cross_key", "cross_value")
+    reads = sum(weights[role].square().sum(dim=0) for role in reading if role in weights)
+    writes = sum(weights[role].square().sum(dim=1) for role in ("output", "down", "cross_output") if role in weights)
+    return reads + writes
+
+
+def top(importance: Any, count: int) -> Tensor:
+    """Return the indices of the `count` largest, ascending."""
+    return torch.topk(importance, count).indices.sort().values
+
+
+def _copy_layer(side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, scales_attention: bool) -> None:
+    query, key, value, output = _attention(weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+    side.query_key_value.weight.copy_(torch.cat([query, key, value]))
+    side.attention_output.weight.copy_(output)
+    if side.cross is not None:
+        cross = {role.removeprefix("cross_"): weight for role, weight in weights.items() if role.startswith("cross_")}
+        query, key, value, output = _attention(cross, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+        side.cross.query.weight.copy_(query)
+        side.cross.key_value.weight.copy_(torch.cat([key, value]))
+        side.cross.output.weight.copy_(output)
+    size = scale(weights["up"].shape[1], len(hidden))
+    importance = weights["up"].square().sum(dim=1) + weights["down"].square().sum(dim=0)
+    neurons = top(importance, min(len(side.expand.weight), len(importance)))
+    side.expand.weight[: len(neurons)] = weights["up"][neurons][:, hidden] * size
+    side.contract.weight[:, : len(neurons)] = weights["down"][hidden][:, neurons] * scale(len(importance), len(neurons))
+
+
+def _attention(
+    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, scales_attention: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the slices of query, key, value and output."""
+    width = len(hidden)
+    size = scale(weights["query"].shape[1], width)
+    kept = attention_channels(weights, backbone_heads, heads, width)
+    query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
+    if not scales_attention:
+        query = query * (width // heads) ** 0.5  # the side network's attention will divide by it
+    return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
+
+
+def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:
+    """Return the kept attention channels, (width,): the best channels of the best heads, a side head from each.
+
+    A backbone whose heads are too few or too narrow for that gives its best channels wherever they are.
+    """
+    importance = sum(weights[role].square().sum(dim=1) for role in ("query", "key", "value")) + weights["output"].square().sum(dim=0)
+    by_head = importance.view(backbone_heads, -1)
+    if heads > backbone_heads or width // heads > by_head.shape[1]:
+        return top(importance, width)
+    best = top(by_head.sum(dim=1), heads).tolist()
+    return torch.cat([head * by_head.shape[1] + top(by_head[head], width // heads) for head in best])
+
+
+def scale(full: int, kept: int) -> float:
+    """Return sqrt(full / kept)."""
+    return (full / kept) ** 0.5
+
 
 How = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned"]
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.dropout import ids_of_texts
 from workbench.models.evaluation import attach_head
 from workbench.models.families import family_of
 from workbench.models.initialization import How, initialize
@@ -28,6 +27,7 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
+from workbench.models.side_layers import ids_of_texts
 from workbench.models.stack import LayerStack
 
 __all__ = ["ParallelAdapterConfig", "ParallelAdapterModel", "adapter_config", "get_parallel_adapter_model"]

@@ -16,13 +16,23 @@ from torch import nn
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.facts import ModelFacts, facts_of
 from workbench.models.families import FAMILIES, family_of
-from workbench.models.folder_checks import HEADS, in_one_line, refused, require_limits, require_sizes, require_whole
-from workbench.models.hub import from_hub, known_models, locate, snapshot_of, suggestion
-from workbench.models.image_tokenizer import ImageTokenizer, image_tokenizer
+from workbench.models.hub import (
+    HEADS,
+    from_hub,
+    in_one_line,
+    known_models,
+    locate,
+    refused,
+    require_limits,
+    require_sizes,
+    require_whole,
+    snapshot_of,
+    suggestion,
+)
 from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
 from workbench.models.partial_loading import StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
 from workbench.models.stack import BackboneStage, LayerStack
-from workbench.models.tokenizer import TextTokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
+from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """What transformers can make a fast tokenizer from where there is no tokenizer.json."""

@@ -39,9 +39,7 @@ class ParallelAdapterStage(nn.Module):
         self.config, self.start, self.stop = config, start, stop
         border = config.border
         self.first = TapProjection(config.hidden_size, config.width) if start == 0 else None
-        self.layers = nn.ModuleDict(
-            {str(index): SideLayer(config, in_decoder=index >= border) for index in config.tap_layers if start <= index < stop}
-        )
+        self.layers = nn.ModuleDict({str(index): SideLayer(config, in_decoder=index >= border) for index in range(start, stop)})
         # Named by its layer, so that a stage's parameters are told by their names here too.
         has_embedding = start <= border < stop
         self.decoder_first = nn.ModuleDict({str(border): TapProjection(config.hidden_size, config.width)} if has_embedding else {})
@@ -71,7 +69,7 @@ class ParallelAdapterStage(nn.Module):
 
         side: the stage before's side output, None in the first stage.  attention_mask: (n, t), 1 for real tokens.
         taps: as BackboneStage gives them, (n, t, d) each (or stacked): b_0 first in the first stage, then one for each layer; a
-        decoder's are (n, s, d), its embedding's before its first layer's.  Taps behind which no adapter stands are not read.
+        decoder's are (n, s, d), its embedding's before its first layer's.
         """
         if (side is None) != (self.first is not None) or len(taps) != self.num_taps:
             raise ValueError(f"stage [{self.start}, {self.stop}) got {len(taps)} taps and {'no' if side is None else 'a'} side input")
@@ -104,8 +102,7 @@ class ParallelAdapterStage(nn.Module):
         memory_mask: Tensor | None = None,
     ) -> Tensor:
         for index in range(start, stop):
-            if str(index) in self.layers:
-                side = self.layers[str(index)](side, taps[index - start], mask, memory, memory_mask)
+            side = self.layers[str(index)](side, taps[index - start], mask, memory, memory_mask)
         return side
 
     def head(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:

@@ -1,4 +1,8 @@
-"""The parts of a parallel adapter: projections of taps, narrow transformer layers, heads (PAC+, section IV-A, Fig. 6)."""
+"""The parts of a parallel adapter: projections of taps, narrow layers, heads, stateless dropout (PAC+, section IV-A, Fig. 6).
+
+Dropout without state: a mask is a function of seed, epoch, sample and feature, never of who computes it or when.
+However a mini-batch is divided among devices, and whether an epoch is resumed or runs from the cache, the masks are the same.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.dropout import stateless_dropout
+
+# Odd multipliers of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers: torch's int64 wraps around.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def keep_mask(sample_ids: Tensor, num_features: int, *, rate: float, seed: int, epoch: int) -> Tensor:
+    """Return (n, num_features) bool, False with probability `rate`; sample_ids: (n,) int64."""
+    stream = _mix(_mix(torch.tensor(seed) + _GOLDEN) + epoch)
+    samples = _mix(stream + sample_ids.long() * _GOLDEN)
+    features = torch.arange(1, num_features + 1, device=sample_ids.device) * _GOLDEN
+    bits = _mix(samples[:, None] + features) >> 40 & 0xFFFFFF
+    return bits >= round(rate * 0x1000000)
+
+
+def stateless_dropout(inputs: Tensor, sample_ids: Tensor, *, rate: float, seed: int, epoch: int) -> Tensor:
+    """Return inputs (n, ...) with features dropped at `rate` and the others scaled by 1 / (1 - rate)."""
+    if rate == 0:
+        return inputs
+    keep = keep_mask(sample_ids, inputs[0].numel(), rate=rate, seed=seed, epoch=epoch).view(inputs.shape)
+    return inputs * keep.to(inputs.dtype).mul_(1 / (1 - rate))
+
+
+def ids_of_texts(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return (n,) int64 sample numbers made of the tokens themselves, for data whose samples have no numbers.
+
+    input_ids, attention_mask: (n, t).  Padding does not count, nor do a sample's neighbours: the same text has the same number.
+    """
+    positions = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device) * _GOLDEN
+    return _mix((_mix(input_ids.long() + positions) * attention_mask.long()).sum(dim=1))
+
+
+def _mix(value: Tensor) -> Tensor:
+    # >> keeps the sign in torch, and a mixer needs zeros to come in from the left: mask them.
+    value = (value ^ (value >> 30 & 0x3FFFFFFFF)) * _FIRST
+    value = (value ^ (value >> 27 & 0x1FFFFFFFFF)) * _SECOND
+    return value ^ (value >> 31 & 0x1FFFFFFFF)
+
 
 TOKEN_KINDS = ("question_answering", "token_classification")
 """The kinds of tasks whose head reads every token: 2 outputs (first, last token of the answer), or one of each class."""
@@ -67,9 +109,9 @@ class SideLayer(nn.Module):
     def __init__(self, config: ParallelAdapterConfig, *, in_decoder: bool = False) -> None:
         super().__init__()
         width = config.width
-        self.heads, self.is_causal, self.mixing = config.heads, config.is_causal or in_decoder, config.mix
+        self.heads, self.is_causal = config.heads, config.is_causal or in_decoder
         self.down = TapProjection(config.hidden_size, width)
-        self.mix = nn.Parameter(torch.empty(())) if config.mix == "learned" else None  # lambda_i
+        self.mix = nn.Parameter(torch.empty(()))  # lambda_i
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.attention_output = nn.Linear(width, width)
@@ -85,7 +127,7 @@ class SideLayer(nn.Module):
 
         mask: as from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
         """
-        hidden = self._mixed(side, self.down(tap))
+        hidden = torch.lerp(side, self.down(tap), self.mix)
         count, length, width = hidden.shape
         fused = self.query_key_value(self.attention_norm(hidden))
         query, key, value = fused.view(count, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -95,11 +137,6 @@ class SideLayer(nn.Module):
             assert memory is not None, "an adapter of a decoder got no memory"
             hidden = hidden + self.cross(hidden, memory, memory_mask)
         return hidden + self.contract(F.gelu(self.expand(self.feed_forward_norm(hidden))))
-
-    def _mixed(self, side: Tensor, down: Tensor) -> Tensor:
-        if self.mix is not None:
-            return torch.lerp(side, down, self.mix)
-        return side + down if self.mixing == "sum" else torch.lerp(side, down, LAMBDA)
 
 
 class SideHead(nn.Module):
@@ -113,7 +150,7 @@ class SideHead(nn.Module):
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
         super().__init__()
-        self.rate, self.seed, self.reads, self.kind = config.dropout, config.seed, config.head_input, config.kind
+        self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
@@ -135,7 +172,7 @@ class SideHead(nn.Module):
 
     def finish(self, pooled: Tensor, last: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
         """Return (n, num_outputs) of what is pooled already: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...) of each."""
-        features = joined(self.up(pooled), last, self.reads)
+        features = self.up(pooled) + last
         if self.training:
             features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
         return self.output(features) * self.label_std + self.label_mean
@@ -149,26 +186,16 @@ class SequenceHead(nn.Module):
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
         super().__init__()
-        self.rate, self.seed, self.reads = config.dropout, config.seed, config.head_input
+        self.rate, self.seed = config.dropout, config.seed
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
 
     def forward(self, side: Tensor, last_hidden: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
         """Return (n, s, d): a_L (n, s, d / r), b_L (n, s, d), sample ids (n,) int64 for the dropout."""
-        hidden = joined(self.up(self.norm(side)), last_hidden.to(side.dtype), self.reads)
+        hidden = self.up(self.norm(side)) + last_hidden.to(side.dtype)
         if self.training:
             hidden = stateless_dropout(hidden, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
         return hidden
-
-
-def joined(side: Tensor, last: Tensor, reads: str) -> Tensor:
-    """Return what a head reads of W_up a_L and b_L (see ParallelAdapterConfig.head_input).
-
-    A part that is left out still gets its gradient, of zeros: pipeline stages wait for one.
-    """
-    if reads == "sum":
-        return side + last
-    return side if reads == "side" else last + 0.0 * side
 
 
 def token_logits(logits: Tensor, attention_mask: Tensor, kind: str) -> Tensor:

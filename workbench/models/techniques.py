@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.calibration import BatchLike
-from workbench.models.dropout import stateless_dropout
 from workbench.models.evaluation import Predictions
 from workbench.models.initialization import seeded_generator
-from workbench.models.injection import DEVIATION, inject_adapters, inject_serial_adapters
-from workbench.models.lora import inject_lora
-from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, token_logits
+from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
+from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
 Technique = Literal["full", "lora", "adapters", "serial"]

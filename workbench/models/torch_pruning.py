@@ -1,7 +1,7 @@
 """A narrow copy of a backbone by Torch-Pruning, the toolkit that the paper takes (PAC+, section IV-C; Fang et al., CVPR 2023).
 
 The toolkit traces the model, finds which channels hang together and removes those of the smallest norm; what is left is the side
-network's initial weights.  `workbench.models.pruning` does the same for every family by one rule of our own.
+network's initial weights.  `workbench.models.initialization` does the same for every family by one rule of our own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.pruning import copy_kept, scale
+from workbench.models.initialization import copy_kept, scale
 from workbench.models.stack import LayerStack
 
 SUPPORTED = ("bert", "llama")

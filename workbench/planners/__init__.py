@@ -3,29 +3,7 @@
 from workbench.planners.cached import cached_step_s, plan_cached
 from workbench.planners.fixed import data_parallel, fixed_plan, pipeline_parallel, standalone
 from workbench.planners.hetpipe import hetpipe
-from workbench.planners.order_study import OrderRow, OrderStudy, order_study
+from workbench.planners.order_study import OrderStudy, order_study
 from workbench.planners.pac_plus import candidates, plan
 from workbench.planners.refine import refine
-from workbench.planners.systems import PARADIGMS, SYSTEMS, Planner, System, asteroid, homogeneous
-
-__all__ = [
-    "PARADIGMS",
-    "SYSTEMS",
-    "OrderRow",
-    "OrderStudy",
-    "Planner",
-    "System",
-    "asteroid",
-    "cached_step_s",
-    "candidates",
-    "data_parallel",
-    "fixed_plan",
-    "hetpipe",
-    "homogeneous",
-    "order_study",
-    "pipeline_parallel",
-    "plan",
-    "plan_cached",
-    "refine",
-    "standalone",
-]
+from workbench.planners.systems import PARADIGMS, SYSTEMS, asteroid, homogeneous

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import ring_allreduce_s
+from workbench.core.costs import ring_allreduce_s
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile
 

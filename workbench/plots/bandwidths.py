@@ -97,12 +97,10 @@ def latencies(
     return finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460, **below)
 
 
-def speedups(
-    found: Found, *, title: str, label: str, subtitle: str = "", floors: Mapping[str, float] | None = None, note: str = ""
-) -> go.Figure:
+def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: str = "") -> go.Figure:
     """Return, for each bandwidth, how many times longer each baseline takes than ours, the middle half of the rounds as bars.
 
-    found: baseline -> Mbit/s -> ratio of its latency to ours.  floors: ratios that are aimed at, drawn as ticks in the bars' colour.
+    found: baseline -> Mbit/s -> ratio of its latency to ours.
     """
     marked = sorted({rate for points in found.values() for rate in points})
     if not marked:
@@ -137,19 +135,13 @@ def speedups(
                 borderpad=0,
                 font={"size": 10.5, "color": BLACK},
             )
-        if floors and name in floors:
-            for x in at:
-                ends = {"x0": x - width * 0.47, "x1": x + width * 0.47, "y0": floors[name], "y1": floors[name]}
-                figure.add_shape(type="line", line={"color": BLACK, "width": 2, "dash": "dot"}, **ends)
     figure.add_hline(y=1.0, line={"color": BLACK, "width": 1.5})
     figure.update_xaxes(
         title="links (Mbit/s)", tickvals=list(places.values()), ticktext=[f"{rate:,g}" for rate in places], showgrid=False, zeroline=False
     )
     figure.update_yaxes(title="latency over ours", rangemode="tozero", zeroline=False)
     spreads = any(spread.high > spread.low for points in found.values() for spread in points.values())
-    said = "; ".join(
-        filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else "", "dotted: what is aimed at" if floors else ""])
-    )
+    said = "; ".join(filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else ""]))
     bars = {"barmode": "overlay", "bargap": 0, "legend": LEGEND_BELOW, "margin": {"b": 105}}
     return finish(figure, title=title, label=label, subtitle=said, note=note, height=460, **bars)
 

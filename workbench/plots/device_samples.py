@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.plots.stacked import COLOURS, stacked_bars
+from workbench.plots.breakdown import PART_COLOURS, stacked_bars
 
 NUM_RANGES = 5  # of numbers that are no classes
 OTHERS = "others"
@@ -30,8 +30,8 @@ def device_samples(
     named = _ranges(labels) if isinstance(labels[0], float) else [str(class_names[int(one)] if class_names else one) for one in labels]
     order = list(dict.fromkeys(named)) if isinstance(labels[0], str) else [name for _, name in sorted(set(zip(labels, named, strict=True)))]
     counts = Counter(named)
-    if len(counts) > len(COLOURS):
-        kept = {name for name, _ in counts.most_common(len(COLOURS) - 1)}
+    if len(counts) > len(PART_COLOURS):
+        kept = {name for name, _ in counts.most_common(len(PART_COLOURS) - 1)}
         named = [name if name in kept else OTHERS for name in named]
         order = [name for name in order if name in kept] + [OTHERS]
     by_device = [Counter(named[index] for index in share) for share in shares]

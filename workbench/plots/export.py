@@ -16,9 +16,8 @@ from workbench.core.files import make_folder
 from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.plots.breakdown import breakdown
-from workbench.plots.devices import cluster
 from workbench.plots.gantt import gantt
-from workbench.plots.memory import memory
+from workbench.plots.memory import cluster, memory
 from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.style import all_notes, busy_note, metrics_text
 from workbench.plots.training import curves, epoch_times

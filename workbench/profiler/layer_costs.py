@@ -1,7 +1,7 @@
 """Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section IV-A).
 
 Backward: a product costs its forward once for the gradient of its input and once for that of its weight, if that is trained.
-What one layer's shape gives is in layer_shapes.py.
+What one layer's shape gives is in descriptions.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from workbench.core.errors import ConfigError
-from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
-from workbench.profiler.layer_shapes import Bytes, LayerShape
+from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
 

@@ -2,5 +2,3 @@
 
 from workbench.reproduce.items import PAPERS, Item, find_item, items_of
 from workbench.reproduce.result import OOM, Check, Comparison, Result, Settings, Table
-
-__all__ = ["OOM", "PAPERS", "Check", "Comparison", "Item", "Result", "Settings", "Table", "find_item", "items_of"]

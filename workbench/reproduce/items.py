@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
-from workbench.reproduce.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table
-from workbench.reproduce.values import paper_folder, paper_values
+from workbench.reproduce.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table, paper_folder, paper_values
 
 if TYPE_CHECKING:  # plotly takes long to import, and a list of items needs none
     from workbench.plots.export import Captioned

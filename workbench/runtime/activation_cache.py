@@ -21,8 +21,7 @@ from torch import Tensor
 
 from workbench.core.errors import CacheError, ConfigError, WriteError
 from workbench.core.serial import from_json, to_json, write_text
-from workbench.runtime.activation_records import RecordLayout, decoded_dtype
-from workbench.runtime.mapped_file import allocate, as_array, map_file
+from workbench.runtime.activation_records import RecordLayout, allocate, as_array, decoded_dtype, map_file
 
 cache_dtype = decoded_dtype
 DATA, MANIFEST, WRITTEN = "taps.bin", "manifest.json", "written.bin"
@@ -101,17 +100,14 @@ class ActivationCache:
 
     @classmethod
     def open(cls, folder: Path, *, fingerprint: str, verify: bool = True) -> ActivationCache:
-        """Open a finished cache.  Raises CacheError if it is missing, unfinished, stale, truncated or corrupted.
-
-        verify: False leaves reading every byte to `check`.
-        """
+        """Open a finished cache.  Raises CacheError if it is missing, unfinished, stale, truncated or (with verify) corrupted."""
         manifest = _read_manifest(folder, fingerprint)
         if manifest.checksums is None:
             raise _unusable(folder, "It is missing or unfinished.")
         cache = cls(folder, manifest)
         cache._checksums = np.asarray(manifest.checksums, dtype=np.int64)
-        if verify:
-            cache.check(manifest.samples)
+        if verify and cache._damaged(range(len(manifest.samples))):
+            raise _unusable(folder, "Its bytes were changed (checksum differs).")
         return cache
 
     @classmethod
@@ -196,21 +192,28 @@ class ActivationCache:
         They are views of one tensor, zero-padded.  padded_length: None packs the samples' tokens, (tokens, width) each.
         buffer: bytes to put them in (see `batch_bytes`); None takes new ones.
         """
-        return read_batch([(self, sample) for sample in samples], self.layout, padded_length, buffer)
+        layout, places = self.layout, [self._place_of(sample) for sample in samples]
+        self._will_need(places)
+        rows, padding = layout.batch_rows([start for start, _ in places], [length for _, length in places], padded_length)
+        raw = layout.raw_part(buffer, len(rows))
+        if len(rows):
+            # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
+            np.take(self.rows, rows, axis=0, out=raw.numpy(), mode="clip")
+        raw.numpy()[padding] = 0
+        taps = layout.split(layout.decode(raw, layout.decoded_part(buffer, len(rows))), len(samples))
+        if padded_length is None:
+            return taps
+        shapes = [padded_length] * layout.num_taps + [layout.target_length] * layout.num_target_taps
+        return [tap.view(len(samples), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
     def batch_bytes(self, num_samples: int, padded_length: int) -> int:
         """Return how large a buffer `batch` needs for so many samples."""
         return self.layout.batch_bytes(num_samples, padded_length)
 
-    def place(self, sample: int) -> tuple[int, int]:
+    def _place_of(self, sample: int) -> tuple[int, int]:
         """Return where a sample's record begins, in rows of the file, and its length in tokens."""
         place = self._place[sample]
         return self._starts[place], self.manifest.lengths[place]
-
-    def check(self, samples: Iterable[int]) -> None:
-        """Raise CacheError if the record of one of these samples differs from its checksum."""
-        if self._damaged(self._place[sample] for sample in samples):
-            raise _unusable(self.folder, "Its bytes were changed (checksum differs).")
 
     def write_batch(self, samples: Sequence[int], taps: Sequence[Tensor]) -> None:
         """Store the taps of some samples, of any float type: (n, padded_length, width) each, then (n, target_length, width) each."""
@@ -224,12 +227,11 @@ class ActivationCache:
             self.layout.encode(torch.cat(own), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
-    def will_need(self, samples: Iterable[int]) -> None:
-        """Have the system fetch the records of some samples from the disk, all at once and in the background."""
+    def _will_need(self, places: Iterable[tuple[int, int]]) -> None:
+        """Have the system fetch records from the disk, all at once and in the background."""
         if self._memory is None or not hasattr(self._memory, "madvise"):
             return
-        for sample in samples:
-            start, length = self.place(sample)
+        for start, length in places:
             first = start * self.layout.row_bytes
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
             self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.layout.nbytes(length))
@@ -246,33 +248,6 @@ class ActivationCache:
         """Return which records differ from the checksum they should have; one without a checksum does not."""
         known = self._checksums.tolist()
         return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
-
-
-def read_batch(
-    sources: Sequence[tuple[ActivationCache, int]], layout: RecordLayout, padded_length: int | None, buffer: Tensor | None
-) -> list[Tensor]:
-    """Return the taps of samples that lie in several caches of one layout (see ActivationCache.batch)."""
-    for cache, sample in sources:
-        cache.will_need([sample])
-    places = [cache.place(sample) for cache, sample in sources]
-    lengths = [length for _, length in places]
-    rows, padding = layout.batch_rows([start for start, _ in places], lengths, padded_length)
-    raw = layout.raw_part(buffer, len(rows))
-    files = {id(cache): cache.rows for cache, _ in sources}
-    if len(files) == 1:
-        # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
-        np.take(*files.values(), rows, axis=0, out=raw.numpy(), mode="clip")
-    elif files:
-        owner = layout.spread([list(files).index(id(cache)) for cache, _ in sources], lengths, padded_length)
-        for index, file in enumerate(files.values()):
-            own = np.flatnonzero(owner == index)
-            raw.numpy()[own] = file[rows[own]]
-    raw.numpy()[padding] = 0
-    taps = layout.split(layout.decode(raw, layout.decoded_part(buffer, len(rows))), len(sources))
-    if padded_length is None:
-        return taps
-    shapes = [padded_length] * layout.num_taps + [layout.target_length] * layout.num_target_taps
-    return [tap.view(len(sources), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
 
 def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:

@@ -7,14 +7,44 @@ copied, sent and checked without knowing what is in it.
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+
+
+def allocate(file: BinaryIO, nbytes: int) -> None:
+    """Take a file's space on the disk.  Raises OSError if there is none."""
+    # A memory map of a sparse file ends in SIGBUS when the disk is full; taking the space now gives ENOSPC instead.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        return
+    block = bytes(1 << 20)
+    for _ in range(nbytes // len(block)):
+        file.write(block)
+    file.write(block[: nbytes % len(block)])
+
+
+def map_file(path: Path, nbytes: int) -> mmap.mmap | None:
+    """Return a file as shared, writable memory; an empty file cannot be mapped."""
+    if nbytes == 0:
+        return None
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), nbytes)
+
+
+def as_array(memory: mmap.mmap | None, dtype: type[np.generic], shape: tuple[int, ...]) -> np.ndarray:
+    """Return mapped memory, or for None nothing, as an array that may be written."""
+    return np.empty(shape, dtype=dtype) if memory is None else np.frombuffer(memory, dtype=dtype).reshape(shape)
+
 
 # What a storage type is decoded to: the type in which the side network reads its taps.
 _DECODED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
@@ -126,12 +156,6 @@ class RecordLayout:
         target = np.repeat(start + self.num_taps * length, self.target_length) + np.tile(np.arange(self.target_length), len(start))
         targets = target + np.arange(self.num_target_taps)[:, None] * self.target_length
         return np.concatenate([rows.reshape(-1), targets.reshape(-1)]), np.flatnonzero(np.tile(is_padding, self.num_taps))
-
-    def spread(self, per_record: Sequence[int], lengths: Sequence[int], padded_length: int | None) -> np.ndarray:
-        """Return a number of each record repeated for all its rows, in the order of `batch_rows`."""
-        number = np.asarray(per_record, dtype=np.int64)
-        rows = np.repeat(number, lengths if padded_length is None else padded_length)
-        return np.concatenate([np.tile(rows, self.num_taps), np.tile(np.repeat(number, self.target_length), self.num_target_taps)])
 
     def batch_bytes(self, count: int, padded_length: int) -> int:
         """Return how large a buffer a batch of `count` records needs: its bytes, and behind them what int8 is decoded to."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from workbench.core.collective_times import sent_bytes
+from workbench.core.costs import sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op
 from workbench.core.timeline import Span
-from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.pacing import PacedLinks
 
 _TAG = (1 << 30) + 1
 """Of the messages of rings: above those of a Transport."""

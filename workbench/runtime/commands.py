@@ -1,8 +1,13 @@
-"""What a coordinator tells devices, and what they tell it, whatever the method."""
+"""What a coordinator, the devices and a method's policy tell each other, whatever the method."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from workbench.core.plan import Plan
+from workbench.core.report import Recovery
 
 End = Literal["finished", "paused", "lost"]
 """How a device's part of a generation ended: all work is done; it paused as it was told; or another device was lost."""
@@ -104,3 +109,122 @@ class Ended(NamedTuple):
     generation: int
     end: End
     part: Any = None
+
+
+class Predictor(Protocol):
+    """What the steps of one plan are expected to take."""
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        ...
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step in which a member computes, as slow as it was planned with."""
+        ...
+
+
+def whole(job: Any, place: int) -> Any:
+    """Return all of a job, whichever member gets it."""
+    return job
+
+
+class Generation(NamedTuple):
+    """Steps that the same devices do under the same plan.
+
+    members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
+    job: what the members are sent.  own(job, place): what of it the member at a place gets.
+    timeout_s: after so long members give up one that is silent.
+    prepares: where it follows another at the policy's wish, its members make ready for it while the other still works.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    plan: Plan
+    job: Any
+    predictor: Predictor
+    timeout_s: float = 20.0
+    prepares: bool = False
+    own: Callable[[Any, int], Any] = whole
+
+
+Parts = Mapping[int, Ended]
+"""By rank in the cluster, how each member that was not lost ended its generation."""
+
+
+class Policy(Protocol):
+    """What is particular to a method: how the work is divided, what a loss costs, what is known of a step."""
+
+    @property
+    def step(self) -> int:
+        """Return how many steps are done; it may fall when a generation has ended with a loss."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        ...
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the steps that are left as a job of some of the devices that are ready.
+
+        number: of the generation, the first is 1.  factors: how many times slower than its profile each device was found to be.
+        Raises PlanError if the work does not fit on them.
+        """
+        ...
+
+    def begun(self, generation: Generation) -> Generation:
+        """Take note that a generation begins, and return it with what it goes on from; not every one that was planned begins."""
+        ...
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Take what a member says of a step; of one step every member may say it."""
+        ...
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Take another event of a device, such as its progress."""
+        ...
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Settle what is done, and what is repeated, after all members have ended or were lost."""
+        ...
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' pace asks for another plan than a generation's."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Change:
+    """Something that befalls a device, and what follows, in seconds of the devices' clock.
+
+    what: such as 'kill beta'.  step: how many were done; known: how many by the time it was noticed.  begun_s: of the generation that it
+    led to; resumed_s: of the end of its first step.  The rest: see core.report.Recovery.
+    """
+
+    what: str
+    step: int
+    since_s: float
+    noticed_s: float | None = None
+    begun_s: float | None = None
+    resumed_s: float | None = None
+    step_s: float = 0.0
+    stood_still_s: float = 0.0
+    known: int = 0
+    repeated: int = 0
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """Return what it cost; None if no step followed."""
+        if self.noticed_s is None or self.begun_s is None or self.resumed_s is None:
+            return None
+        return Recovery(
+            what=self.what,
+            step=self.step,
+            noticed_s=self.noticed_s - self.since_s,
+            planned_s=self.begun_s - self.noticed_s,
+            resumed_s=self.resumed_s - self.begun_s,
+            step_s=self.step_s,
+            stood_still_s=self.stood_still_s,
+            repeated=self.repeated,
+            noticed_steps=max(0, self.known - self.step),
+        )

@@ -16,7 +16,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import CommandListener
 from workbench.runtime.executor import Executor
-from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 

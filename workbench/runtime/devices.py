@@ -12,7 +12,7 @@ from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import EngineService, News
-from workbench.runtime.failures import error_of
+from workbench.runtime.jobs import error_of
 
 
 class Devices(Protocol):

@@ -23,14 +23,13 @@ _STACK_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What all engines of a run folder are told.  endpoints, cgroups: one per rank, or none at all."""
+    """What all engines of a run folder are told.  endpoints: one per rank, or none at all."""
 
     owner_pid: int
     owner_started: float
     profile: str
     connection_file: str
     endpoints: tuple[Endpoint, ...] = ()
-    cgroups: tuple[str, ...] = ()
 
 
 def main() -> None:
@@ -43,9 +42,7 @@ def main() -> None:
 
 
 def become_engine(settings: EngineSettings, rank: int) -> None:
-    """Be an engine until it is stopped; the order matters: cgroup and namespaces before any thread, torch's threads after."""
-    if settings.cgroups:
-        Path(settings.cgroups[rank]).write_text(str(os.getpid()))
+    """Be an engine until it is stopped; the order matters: namespaces before any thread, torch's threads after."""
     if settings.endpoints:
         settings.endpoints[rank].enter()
     # A budget counts what threads may use of their stacks; the usual 8 MB for each of ten would be a small device's tenth.

@@ -12,17 +12,18 @@ import ipyparallel
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_session import EngineSession
-from workbench.runtime.failures import (
+from workbench.runtime.jobs import (
+    DONE,
+    Outcome,
     error_of,
     frozen_device,
     lost_device,
-    memory_killed,
     only_peers_blamed,
     root_cause,
+    run_job,
     silent_device,
     unfinished,
 )
-from workbench.runtime.jobs import DONE, Outcome, run_job
 
 _POLL_S = 0.05
 # After the first failure the other ranks get this long to end by themselves (and to tell a better cause).
@@ -187,8 +188,4 @@ class EngineRun:
             elif not alive:
                 self.died.add(rank)
                 self._take_events(0.001)  # its last events may lie waiting
-                last = self.last_events.get(rank)
-                if rank < len(self.session.cgroups) and self.session.cgroups[rank].oom_kills:
-                    self.failures[rank] = memory_killed(device.name, rank, device.memory_bytes, last)
-                else:
-                    self.failures[rank] = lost_device(device.name, rank, engine.pid, self.name, last)
+                self.failures[rank] = lost_device(device.name, rank, engine.pid, self.name, self.last_events.get(rank))

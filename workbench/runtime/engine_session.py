@@ -1,4 +1,4 @@
-"""One living set of engines: controller, an engine per device, links, cgroups, event channel, janitor; started and ended whole."""
+"""One living set of engines: controller, an engine per device, links, event channel, janitor; started and ended whole."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from traitlets.config import Config
 from workbench.core.cluster import Cluster as DeviceCluster
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json, write_text
-from workbench.runtime.cgroups import MemoryCgroup
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, engine_environment
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
 from workbench.runtime.processes import ProcessId, note_process
-from workbench.runtime.run_folder import make_run_folder, note_cgroups, remove_run_folder, start_janitor
+from workbench.runtime.run_folder import make_run_folder, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
 
 _LOG_TAIL_LINES = 15
@@ -34,16 +33,14 @@ _LOG_TAIL_LINES = 15
 class EngineSession:
     """Everything that runs for a cluster of emulated devices.  `close` ends all of it, also after a failed `open`."""
 
-    def __init__(self, cluster: DeviceCluster, fidelity: Fidelity, *, hard_memory: bool = False) -> None:
+    def __init__(self, cluster: DeviceCluster, fidelity: Fidelity) -> None:
         self.cluster = cluster
         self.fidelity = fidelity
         self.endpoints: tuple[Endpoint, ...] = ()
         self.engines: tuple[ProcessId, ...] = ()
         self.starter: EngineStarter | None = None
-        self.cgroups: list[MemoryCgroup] = []
         self.client: ipyparallel.Client | None = None
         self.events_address = ""
-        self._hard_memory = hard_memory
         self._owner_pid = os.getpid()
         self._timeout_s = START_TIMEOUT_S
         self._folder: Path | None = None
@@ -107,20 +104,10 @@ class EngineSession:
             self._network = EmulatedNetwork.create(self.cluster, folder)
             note_process(folder, ProcessId.of(self._network.holder_pid))
             self.endpoints = self._network.endpoints
-        if self._hard_memory:
-            self._make_cgroups()
         self._open_events()
         self._start_controller(environment)
         self._start_engines(deadline_s)
         self._connect(deadline_s)
-        for device, cgroup in zip(self.cluster.devices, self.cgroups, strict=False):
-            cgroup.limit(cgroup.used_bytes + device.memory_bytes)
-
-    def _make_cgroups(self) -> None:
-        name = self.folder.name
-        for rank in range(self.cluster.world_size):
-            self.cgroups.append(MemoryCgroup.create(f"{name}-{rank}"))
-            note_cgroups(self.folder, [cgroup.path for cgroup in self.cgroups])
 
     def _open_events(self) -> None:
         self._zmq = zmq.Context()
@@ -170,7 +157,6 @@ class EngineSession:
             profile=self._ipp.profile_dir,
             connection_file=self._ipp.controller.connection_files["engine"],
             endpoints=self.endpoints,
-            cgroups=tuple(str(cgroup.processes_file) for cgroup in self.cgroups),
         )
         write_text(self.folder / SETTINGS_FILE, to_json(settings))
         for rank in range(self.cluster.world_size):

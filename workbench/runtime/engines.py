@@ -46,12 +46,11 @@ class EngineCluster:
     `run` may be called any number of times.  Engines that died or had to be killed are started anew by the next `run`.
     """
 
-    def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str, *, hard_memory: bool = False) -> None:
+    def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str) -> None:
         self.cluster = cluster
         self.fidelity: Fidelity = fidelity
         self.fidelity_reason = reason
         self._dilation = 1.0
-        self._hard_memory = hard_memory
         self._session: EngineSession | None = None
         self._generation = 0
         self._rendezvous: Path | None = None
@@ -61,11 +60,11 @@ class EngineCluster:
         self._is_looked_into = False
 
     @classmethod
-    def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto", hard_memory: bool = False) -> EngineCluster:
+    def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
         """Start an engine for each device.
 
         fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' the better of what works.
-        hard_memory: a memory cgroup per device, with a real out-of-memory kill.  Raises RuntimeSetupError.
+        Raises RuntimeSetupError.
         """
         real = [device.name for device in cluster.devices if device.address]
         if real:
@@ -80,7 +79,7 @@ class EngineCluster:
         if fidelity == "auto":
             support = probe()
             fidelity, reason = support.fidelity, support.reason
-        engines = cls(cluster, fidelity, reason, hard_memory=hard_memory)
+        engines = cls(cluster, fidelity, reason)
         engines.open()
         return engines
 
@@ -293,11 +292,11 @@ class EngineCluster:
             if self._session is None:
                 cluster = self.cluster.with_slower_links(self._dilation)
                 try:
-                    session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
+                    session = EngineSession(cluster, self.fidelity)
                     session.open(FIRST_TRY_S)
                 except EnginesLate:
                     # Seen once in some hundred starts: the controller never finished one engine's registration.
-                    session = EngineSession(cluster, self.fidelity, hard_memory=self._hard_memory)
+                    session = EngineSession(cluster, self.fidelity)
                     session.open()
                 atexit.register(session.close)
                 self._session = session

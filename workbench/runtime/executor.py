@@ -16,8 +16,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.runtime.collectives import run_collective
-from workbench.runtime.rank_part import RankPart
-from workbench.runtime.step_values import StepValues
+from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
 
 COMPUTE = "compute"

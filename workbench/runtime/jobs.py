@@ -1,4 +1,4 @@
-"""Run one job function on an engine and bring its result, or its error, back whole (runs inside the engine)."""
+"""Run one job function on an engine and bring its result or its error back whole; of several ranks' errors, choose the cause."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
 from workbench.runtime.context import EventChannel, RankContext
 from workbench.runtime.memory import lift_all_budgets
 
@@ -72,3 +73,96 @@ def pickled_error(rank: int, error: BaseException) -> bytes:
     except Exception:
         stand_in = RuntimeError(f"{type(error).__name__}: {error}")
         return pickle.dumps(Outcome(rank=rank, error=stand_in, text=text))
+
+
+_PEERS_FAULT = 3
+
+
+def where(event: Any) -> str:
+    """Return 'epoch 1, step 7' from a rank's last dict event that says so, else an empty text.  Both count from 1, as progress does."""
+    if not isinstance(event, Mapping):
+        return ""
+    return ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
+
+
+def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> DeviceLostError:
+    """Return the error for an engine whose process ended in the middle of a job."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
+        f"Its engine (process {pid}) was killed or crashed.",
+        "The other devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
+def frozen_device(name: str, rank: int, job: str, last_event: Any, seconds: float) -> DeviceLostError:
+    """Return the error for an engine that was stopped by a signal and not continued."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
+        f"Its engine has been frozen for {seconds:g} s.",
+        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
+def silent_device(name: str, rank: int, job: str, last_event: Any) -> DeviceLostError:
+    """Return the error for an engine that lives but no longer answers, so that its peers gave up on it."""
+    place = where(last_event)
+    return DeviceLostError(
+        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ''}.",
+        "It fell silent: its peers waited for it until the group's timeout.",
+        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+    )
+
+
+def unfinished(names: list[str], job: str, timeout_s: float) -> RuntimeSetupError:
+    """Return the error for a job that did not end in time."""
+    return RuntimeSetupError(
+        f"The job {job} was given {timeout_s:g} s.",
+        f"It had not ended on {', '.join(repr(name) for name in names)}.",
+        "Raise timeout_s, or look for what these devices wait for.",
+    )
+
+
+def root_cause(failures: Mapping[int, BaseException], died: frozenset[int] = frozenset()) -> int:
+    """Return the rank whose error explains the others.
+
+    A process that died comes first, then what a device says of itself, then what it says of its peers.
+    """
+    return min(failures, key=lambda rank: (rank not in died, _remoteness(failures[rank]), rank))
+
+
+def only_peers_blamed(failures: Mapping[int, BaseException]) -> bool:
+    """Return whether every error tells of a peer that did not answer, and none of a fault of the device's own."""
+    return all(_remoteness(error) == _PEERS_FAULT for error in failures.values())
+
+
+def error_of(outcome: Outcome, name: str) -> BaseException:
+    """Return a rank's error with the device named: in a WorkbenchError's first part, otherwise in a note."""
+    error = outcome.error
+    assert error is not None
+    if isinstance(error, WorkbenchError):
+        if f"'{name}'" not in str(error):
+            named = type(error)(f"On device '{name}': {error.asked}", error.found, error.todo)
+            named.add_note(outcome.text)
+            return named
+        error.add_note(outcome.text)
+        return error
+    error.add_note(f"On device '{name}' (rank {outcome.rank}):\n{outcome.text}")
+    return error
+
+
+def tells_of_peer(error: BaseException) -> bool:
+    """Return whether an error says that another device has gone: ours, or gloo's own."""
+    if isinstance(error, DeviceLostError):
+        return True
+    text = f"{type(error).__name__}: {error}".lower()
+    from_gloo = any(mark in text for mark in ("gloo", "connection", "peer", "timed out"))
+    return not isinstance(error, WorkbenchError) and (from_gloo or text.startswith(("dist", "runtimeerror: dist")))
+
+
+def _remoteness(error: BaseException) -> int:
+    """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
+    if tells_of_peer(error):
+        return _PEERS_FAULT
+    return 1 if isinstance(error, WorkbenchError) else 2

@@ -1,4 +1,4 @@
-"""Hold a device to its memory: RLIMIT_DATA for a clean error, a memory cgroup for a real out-of-memory kill."""
+"""Hold a device to its memory by RLIMIT_DATA: what does not fit is a clean error."""
 
 from __future__ import annotations
 

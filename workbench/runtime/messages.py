@@ -1,10 +1,16 @@
-"""Encode what travels between machines: msgpack of typed values, tensors and arrays in it as safetensors.  Decoding runs no code."""
+"""What travels between machines: sealed msgpack messages, tensors in them as safetensors, by torchrun's store.  Decoding runs no code."""
 
 from __future__ import annotations
 
+import hmac
 import importlib
+import os
+import threading
+import traceback
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -13,9 +19,13 @@ import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
+import torch.distributed as dist
 
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core import errors
+from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
 from workbench.core.serial import shown
+from workbench.runtime.context import RankContext
+from workbench.runtime.jobs import Outcome
 
 
 def encode(value: Any) -> bytes:
@@ -102,3 +112,178 @@ def _decode_other(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     raise TypeError(f"a {kind.__name__} does not travel")
+
+
+SILENT_S = 60.0
+"""A process that has shown no sign of life for so long is given up."""
+
+_PULSE_S = 1.0
+_LISTEN_S = 0.1
+_ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, WorkbenchError)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallMessage:
+    """What a rank is asked to do, by default to end.  function: a name in the table.  payload: encoded."""
+
+    function: str = ""
+    context: RankContext | None = None
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerMessage:
+    """What became of it.  result: encoded.  text: the traceback, '' if the function returned.
+
+    error: the class of a WorkbenchError that is made of `parts`; '' for another error, of which the first part is the text.
+    """
+
+    result: bytes = b""
+    error: str = ""
+    parts: tuple[str, str, str] = ("", "", "")
+    text: str = ""
+
+    @classmethod
+    def of_error(cls, error: BaseException) -> AnswerMessage:
+        """Return the message of an exception."""
+        text = "".join(traceback.format_exception(error))
+        if isinstance(error, WorkbenchError):
+            name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
+            return cls(error=name, parts=(error.asked, error.found, error.todo), text=text)
+        return cls(parts=(f"{type(error).__name__}: {error}", "", ""), text=text)
+
+    def outcome(self, rank: int, call: Call, device: str) -> Outcome:
+        """Return it with the result or the error as they were.  Raises RuntimeSetupError for a result of another type."""
+        if not self.text:
+            result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
+            return Outcome(rank=rank, result=result)
+        error = _ERRORS[self.error](*self.parts) if self.error in _ERRORS else RuntimeError(self.parts[0])
+        return Outcome(rank=rank, error=error, text=self.text)
+
+
+class StoreMail:
+    """The messages of one call in the store, each under a key and sealed for that key."""
+
+    def __init__(self, store: dist.Store, generation: int) -> None:
+        self._store, self._generation = store, generation
+        self._secret = os.environ.get("WORKBENCH_SECRET", "").encode()
+
+    def put(self, key: str, message: Any) -> None:
+        """Leave a message.  Raises ConfigError for one that cannot be encoded."""
+        data, name = encode(message), f"{self._generation}/{key}"
+        self._store.set(name, self._seal(name, data) + data)
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a message."""
+        return self._store.check([f"{self._generation}/{key}"])
+
+    def take(self, key: str, kind: Any, what: str) -> Any:
+        """Take a message of the type `kind` out.  Raises RuntimeSetupError, naming `what` was expected, for anything else."""
+        name = f"{self._generation}/{key}"
+        data = self._store.get(name)
+        self._store.delete_key(name)
+        size = len(self._seal(name, b""))
+        if not hmac.compare_digest(self._seal(name, data[size:]), data[:size]):
+            raise RuntimeSetupError(
+                f"{what} was expected.", "What came does not carry this run's seal.", "Set the same WORKBENCH_SECRET on every device."
+            )
+        return decode(data[size:], kind, what)
+
+    def _seal(self, name: str, data: bytes) -> bytes:
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        return hmac.digest(self._secret, f"{run}/{name}/".encode() + data, "sha256")
+
+
+class StoreChannel:
+    """A rank's end of the live events: each is a message of its own, which rank 0 takes away."""
+
+    def __init__(self, mail: StoreMail, rank: int, silent: Callable[[], list[int]]) -> None:
+        self._mail, self._rank, self._count, self._silent = mail, rank, 0, silent
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, event: Any) -> None:
+        """Send an event."""
+        with self._lock:
+            self._mail.put(_event_key(self._rank, self._count), event)
+            self._count += 1
+
+    def silent_peers(self) -> list[int]:
+        """Return the ranks that show no sign of life."""
+        return self._silent()
+
+
+class Pulse:
+    """Shows that this process lives and watches whether the others do, in a thread with a connection of its own."""
+
+    def __init__(self, connect: Callable[[], dist.Store], rank: int, world_size: int) -> None:
+        self._connect, self._rank, self._peers = connect, rank, [other for other in range(world_size) if other != rank]
+        self._beats: dict[int, bytes] = {}
+        self._missed = dict.fromkeys(self._peers, 0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)  # it may hang in a store that has gone
+
+    def silent(self) -> list[int]:
+        """Return the ranks that were seen alive and have shown nothing for SILENT_S."""
+        return [rank for rank, missed in self._missed.items() if missed * _PULSE_S >= SILENT_S]
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):  # a store that has gone; the caller finds out by itself
+            store, count = self._connect(), 0
+            while not self._over.wait(_PULSE_S):
+                count += 1
+                store.set(f"pulse/{self._rank}", str(count))
+                for rank in self._peers:
+                    if not store.check([f"pulse/{rank}"]):
+                        continue  # it has not begun
+                    beat = store.get(f"pulse/{rank}")
+                    # Rounds are counted, not seconds: if this process was frozen itself, the others were not.
+                    self._missed[rank] = self._missed[rank] + 1 if beat == self._beats.get(rank) else 0
+                    self._beats[rank] = beat
+
+
+class Listener:
+    """Takes the ranks' events out of the store, in a thread with a connection of its own.  failure: a message that was no event."""
+
+    def __init__(self, mail: StoreMail, world_size: int, call: Call, on_event: Callable[[int, Any], None]) -> None:
+        self._mail, self._call, self._on_event = mail, call, on_event
+        self.failure: WorkbenchError | None = None
+        self._next = [0] * world_size
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="torchrun events", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Take what is left and end."""
+        self._over.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        try:
+            while not self._over.wait(_LISTEN_S):
+                self._take()
+            self._take()
+        except WorkbenchError as error:
+            self.failure = error
+        except RuntimeError:
+            pass  # a store that has gone; the caller finds out by itself
+
+    def _take(self) -> None:
+        for rank in range(len(self._next)):
+            while self._mail.has(key := _event_key(rank, self._next[rank])):
+                event = self._mail.take(key, self._call.event, f"An event of rank {rank} in {self._call.name}")
+                self._next[rank] += 1
+                self._on_event(rank, event)
+
+
+def _event_key(rank: int, number: int) -> str:
+    return f"event/{rank}/{number}"

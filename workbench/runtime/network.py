@@ -22,7 +22,7 @@ import psutil
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import from_json, to_json
-from workbench.runtime.namespaces import CLONE_NEWNET, CLONE_NEWUSER, enter
+from workbench.runtime.processes import CLONE_NEWNET, CLONE_NEWUSER, enter
 
 Fidelity = Literal["kernel", "paced"]
 
@@ -193,7 +193,7 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 def _hold() -> None:
     """Body of the holder: read a cluster, set its links up, say where they are; shape them again for each further one, until stdin ends."""
-    from workbench.runtime.namespaces import become_root_of_new_user_namespace, has_network_privilege
+    from workbench.runtime.processes import become_root_of_new_user_namespace, has_network_privilege
     from workbench.runtime.veth import build_links, shape_links
 
     cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")

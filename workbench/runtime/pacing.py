@@ -1,14 +1,35 @@
-"""Slow a fast host down to an emulated device: deadline pacing of compute, and all devices together where the host is too slow."""
+"""Slow a fast host down to an emulated device: deadline pacing of compute, and of messages where the kernel does not shape links."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from workbench.core.cluster import Cluster
+from workbench.core.costs import broadcast_s, ring_s
 from workbench.core.errors import ConfigError
+from workbench.core.schedule import BROADCAST
 from workbench.core.serial import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedLinks:
+    """The links of one rank."""
+
+    cluster: Cluster
+    rank: int
+
+    def transfer_s(self, destination: int, nbytes: int) -> float:
+        """Return latency plus bytes over the link's rate, in seconds."""
+        return self.cluster.link(self.rank, destination).transfer_s(nbytes)
+
+    def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
+        """Return the seconds of a collective on a tensor of so many bytes."""
+        return broadcast_s(self.cluster, ranks, nbytes) if kind == BROADCAST else ring_s(self.cluster, kind, ranks, nbytes)
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""The folder of one set of engines: made with its owner's name in it, swept when the owner has died."""
+"""The folder of one set of engines: made with its owner's name in it, swept when the owner has died.
+
+A janitor (python -m workbench.runtime.run_folder FOLDER) waits for that.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,13 +19,11 @@ from pathlib import Path
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
-from workbench.runtime.cgroups import remove_cgroup
 from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, kill_processes_of, note_process
 
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
-_CGROUPS = "cgroups"
 _MAX_BASE_LENGTH = 60
 
 
@@ -65,7 +67,7 @@ def make_run_folder() -> Path:
 def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
     """Start a process that waits for this one's death and then removes the folder and what goes with it."""
     janitor = subprocess.Popen(
-        [sys.executable, "-m", "workbench.runtime.janitor", str(folder)],
+        [sys.executable, "-m", "workbench.runtime.run_folder", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -89,17 +91,9 @@ def scratch_folder() -> Iterator[Path]:
         remove_run_folder(folder)
 
 
-def note_cgroups(folder: Path, paths: list[Path]) -> None:
-    """Write down which cgroups go with the folder, for whoever cleans up."""
-    write_text(folder / _CGROUPS, "".join(f"{path}\n" for path in paths))
-
-
 def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
-    """End every process of the folder (but `spare`), remove its cgroups and the folder itself."""
+    """End every process of the folder (but `spare`) and remove the folder itself."""
     kill_processes_of(folder, spare=spare)
-    with contextlib.suppress(OSError):
-        for line in (folder / _CGROUPS).read_text().splitlines():
-            remove_cgroup(Path(line))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -131,3 +125,17 @@ def _base() -> Path:
     """Return where run folders are made: the temporary folder, or /tmp when its path is too long for sockets."""
     usual = Path(tempfile.gettempdir())
     return usual if len(str(usual)) <= _MAX_BASE_LENGTH or os.name != "posix" else Path("/tmp")
+
+
+def main(folder: Path) -> None:
+    """Return when the owner has removed the folder itself, or after having done so for a dead owner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder)).process
+    while not owner.wait(1.0):
+        if not folder.exists():
+            return
+    remove_run_folder(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

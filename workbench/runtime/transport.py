@@ -18,7 +18,7 @@ import torch
 from workbench.core.costs import Spec
 from workbench.core.schedule import Op, Value
 from workbench.core.timeline import Span
-from workbench.runtime.paced_links import PacedLinks
+from workbench.runtime.pacing import PacedLinks
 from workbench.runtime.step_values import StepValues, nbytes
 
 WINDOW = 16

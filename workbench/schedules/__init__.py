@@ -1,37 +1,9 @@
 """Plan -> Schedule: the orders of the five papers and their baselines, lowering passes, checks."""
 
-from workbench.schedules.asynchronous import asynchronous_1f1b
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
-from workbench.schedules.heads import split_heads
-from workbench.schedules.hetpipe import hetpipe
+from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import check, insert_allreduce, insert_transfers
-from workbench.schedules.pieces import Piece, boundary_pieces
 from workbench.schedules.pipeline import backpropagation, gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.plan_costs import PlanCosts, VirtualWorkerCosts
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
-from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
-
-__all__ = [
-    "Piece",
-    "PlanCosts",
-    "VirtualWorkerCosts",
-    "adapter_broadcast",
-    "asynchronous_1f1b",
-    "backpropagation",
-    "boundary_pieces",
-    "cached_step",
-    "check",
-    "gpipe",
-    "hetpipe",
-    "hybrid_1f1b",
-    "insert_allreduce",
-    "insert_transfers",
-    "one_f_one_b",
-    "query_groups",
-    "query_step",
-    "redistribution",
-    "ring_allgather_gemm",
-    "ring_gemm_reducescatter",
-    "split_heads",
-    "staged_query_step",
-]
+from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads

@@ -10,15 +10,24 @@ virtual worker is at most D + 1 waves ahead, and until then nobody waits; after 
 Stages are numbered through all virtual workers (the second one's begin where the first one's end), mini-batches through the data: number p
 of virtual worker v is batch p V + v.  MERGE runs on a stream of its own, "server", and is listed just before its rank's own PULL of it: so
 late that a server that runs its list from top to bottom does not wait for others before it must.
-Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous.py; push:k.c.v the sum of virtual worker v's updates of
+Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous_1f1b; push:k.c.v the sum of virtual worker v's updates of
 shard k in wave c; global:k._.c the shard's global weights after c waves.
+
+Confidant: asynchronous 1F1B with weight stashing (section 2.3, Fig. 2; PipeDream, Narayanan et al., 2019).
+Every batch updates the weights as soon as its backward is done, and nobody waits for a flush.  F reads weight:s._.v, the newest
+version v then; B of the same batch reads the same version, however many updates came between.  STEP makes version v + 1 of stage s
+from the newest.  How many versions a stage stashes is stated nowhere: it follows from the values' lifetimes (N - i - 1 extra ones on
+stage i of N, as in the paper's M_pipe).
+Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
 """
 
 from __future__ import annotations
 
+from workbench.core.errors import ScheduleError
+from workbench.core.plan import Plan
 from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, Schedule, Value
 from workbench.core.virtual_workers import Shard, VirtualWorkers
-from workbench.schedules.pieces import enclosing_world
+from workbench.schedules.pieces import enclosing_world, world_size_of
 from workbench.schedules.pipeline import FORWARD, Slot
 
 PUSH = "PUSH"
@@ -139,3 +148,15 @@ class _Listing:
         before = self._weight()
         self._version += 1
         self._listed.append(Op(kind, self._stage, microbatch, NONE, (*reads, before), (self._weight(),)))
+
+
+def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = None) -> Schedule:
+    """Return `num_batches` optimizer steps, without their transfers: HetPipe with one virtual worker.
+
+    Raises ScheduleError if a stage has several ranks.
+    """
+    for stage in plan.stages:
+        if len(stage.shares) != 1:
+            raise ScheduleError("Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one.")
+    size = world_size_of(plan, world_size, (1,) * num_batches)
+    return mini_batches(VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)), num_batches, world_size=size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.activities import activities, require_progress
-from workbench.core.collector import paused_collector
-from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, recv, send
+from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, paused_collector, recv, send
 
 GRADIENT = "gacc"
 SUMMED = "gsum"

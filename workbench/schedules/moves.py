@@ -9,9 +9,9 @@ from typing import NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec
 from workbench.core.errors import ConfigError
+from workbench.core.plan import Homes, require_holders
 from workbench.core.program import Program
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
-from workbench.core.state import Homes, require_holders
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a message, at most: tensors are packed together, and larger ones are cut."""

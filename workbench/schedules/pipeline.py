@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from workbench.core.collector import paused_collector
 from workbench.core.plan import Plan
-from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.core.schedule import NONE, STEP, Op, Schedule, Value, paused_collector
 from workbench.schedules.lowering import insert_allreduce
 from workbench.schedules.pieces import Portion, divide, world_size_of
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import ring_allreduce_s
-from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, MERGE, NONE, PULL, SEND, STEP, Op, Value

@@ -9,15 +9,13 @@ from workbench.core.errors import ScheduleError, did_you_mean
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.schedules.asynchronous import asynchronous_1f1b
 from workbench.schedules.cached import cached_step
-from workbench.schedules.heads import split_heads
-from workbench.schedules.hetpipe import hetpipe
+from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
 from workbench.schedules.ringada import Iteration, ring_round
-from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter
+from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads
 
 Sizes = Mapping[str, int]
 

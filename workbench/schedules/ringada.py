@@ -20,12 +20,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.collector import paused_collector
 from workbench.core.costs import TOKEN, Spec, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.schedule import NONE, SEND, STEP, Op, Schedule, Value, send
+from workbench.core.schedule import NONE, SEND, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
 from workbench.schedules.plan_costs import Crossing, resident_bytes

@@ -1,6 +1,3 @@
 """Schedule x Costs -> Timeline: replay in virtual time, memory from liveness."""
 
-from workbench.simulator.memory import live_counts, memory_over_time
-from workbench.simulator.simulate import simulate
-
-__all__ = ["live_counts", "memory_over_time", "simulate"]
+from workbench.simulator.simulate import live_counts, simulate

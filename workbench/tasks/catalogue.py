@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
-from workbench.tasks.digits import load_digits
-from workbench.tasks.embedded import load_sentiment, load_sentiment_rating
+from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
 from workbench.tasks.glue import GLUE, load_glue
 from workbench.tasks.own import FROM_FILES, OWN, load_own
-from workbench.tasks.prompts.as_task import PROMPTED, load_prompted
+from workbench.tasks.prompts.loading import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
 from workbench.tasks.question_answering import load_question_answering, load_questions
 from workbench.tasks.task import Task

@@ -1,6 +1,8 @@
 """The embedded tasks: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a package's data.
 
 The movie reviews are Pang and Lee's sentences: other published sets overlap them, so never train on one and test on another.
+
+The embedded task of pictures: handwritten digits (Alpaydin and Kaynak, UCI repository, 1998), as scikit-learn ships them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import html
 import random
 from pathlib import Path
 
-from workbench.core.errors import MissingDataError
+from workbench.core.errors import ConfigError, MissingDataError
 from workbench.fetch import asset_path
 from workbench.tasks.task import Split, Task
 
@@ -119,4 +121,51 @@ def _join(splits: list[Split]) -> Split:
         labels=tuple(float(label) for split in splits for label in split.labels),
         sample_ids=tuple(index for split in splits for index in split.sample_ids),
         sources=tuple(source for split in splits for source in split.sources or ()),
+    )
+
+
+def load_unlabelled() -> tuple[str, ...]:
+    """Return texts, each once, in a fixed order.
+
+    They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), less whatever also stands
+    in a validation or test split.
+    """
+    task = load_sentiment_rating()
+    held_out = {*task.validation.texts, *task.test.texts}
+    return tuple(dict.fromkeys(text for text in task.train.texts if text not in held_out))
+
+
+TEST, VALIDATION = 360, 180
+HIGHEST_GREY = 16
+
+
+def load_digits(folder: Path | None = None) -> Task:
+    """Return the task: which of ten digits is it?  1,797 pictures of 8 x 8 grey values, 360 test, 180 validation.
+
+    Raises ConfigError if a folder is given: there is one source only.
+    """
+    if folder is not None:
+        raise ConfigError(f"The task 'digits' was asked for from '{folder}'.", "It comes with scikit-learn.", "Leave --data out.")
+    from sklearn import datasets
+
+    found = datasets.load_digits()
+    grey = (found.images * (255 / HIGHEST_GREY)).round().astype("uint8")
+    samples = Split(
+        texts=("",) * len(grey),
+        images=tuple(picture.tobytes() for picture in grey),
+        labels=tuple(int(label) for label in found.target),
+        sample_ids=tuple(range(len(grey))),
+    )
+    order = list(range(len(grey)))
+    random.Random("digits").shuffle(order)
+    test, validation, train = order[:TEST], order[TEST : TEST + VALIDATION], order[TEST + VALIDATION :]
+    return Task(
+        name="digits",
+        kind="classification",
+        num_outputs=10,
+        metrics=("accuracy",),
+        source="scikit-learn's copy of the UCI handwritten digits",
+        train=samples.take(sorted(train)),
+        validation=samples.take(sorted(validation)),
+        test=samples.take(sorted(test)),
     )

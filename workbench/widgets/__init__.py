@@ -1,7 +1,6 @@
 """What the notebooks show and bind to their parameters: forms, live progress, a schedule player, the planner to play with."""
 
-from workbench.widgets.bowl import Bowl, descents
-from workbench.widgets.bowl_lab import BowlLab
+from workbench.widgets.bowl import Bowl, BowlLab, descents
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
@@ -14,26 +13,26 @@ from workbench.widgets.inference_problem import (
     overlap_cells,
     runnable,
 )
-from workbench.widgets.inference_tables import inference_plan_table, inference_table
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.lines import lines
-from workbench.widgets.planner_explorer import PlannerExplorer
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
 from workbench.widgets.progress import LiveProgress
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
 from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
-from workbench.widgets.rooflines import Choice, HostRoofline, RooflineExplorer, measure_roofline, one_by_one, paper_machines
+from workbench.widgets.rooflines import Choice, RooflineExplorer, measure_roofline, one_by_one, paper_machines
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.scheme_editor import SchemeEditor
 from workbench.widgets.settings import output_folder, passages_folder, tiny
-from workbench.widgets.split_editor import SplitEditor
+from workbench.widgets.split_editor import PlannerExplorer, SplitEditor
 from workbench.widgets.straggler_lab import StragglerLab, serve_here, settings_for
 from workbench.widgets.tables import (
     Table,
     comparison_table,
     grouping_table,
+    inference_plan_table,
+    inference_table,
     orders_table,
     phases_table,
     plan_table,
@@ -41,72 +40,3 @@ from workbench.widgets.tables import (
     sweep_table,
 )
 from workbench.widgets.training_panel import TrainingPanel, figure_of
-
-__all__ = [
-    "Bowl",
-    "BowlLab",
-    "Choice",
-    "ClusterForm",
-    "EngineRun",
-    "HostRoofline",
-    "InferenceExplorer",
-    "InferenceProblem",
-    "JobForm",
-    "LayerCutter",
-    "LiveProgress",
-    "PlannerExplorer",
-    "PlanningProblem",
-    "QueryDivider",
-    "QueryProblem",
-    "QueryTraining",
-    "RingLab",
-    "RooflineExplorer",
-    "RunPanel",
-    "SchedulePlayer",
-    "SchemeEditor",
-    "SplitEditor",
-    "StragglerLab",
-    "Table",
-    "TrainingPanel",
-    "TrainingSettings",
-    "compare",
-    "compare_inference",
-    "comparison_table",
-    "continue_in_engine",
-    "descents",
-    "described_problem",
-    "epsilon_curve",
-    "exact_gradient",
-    "figure_of",
-    "frozen_and_trained",
-    "grouping_table",
-    "inference_plan_table",
-    "inference_table",
-    "lines",
-    "measure_roofline",
-    "measured_problem",
-    "one_by_one",
-    "orders_table",
-    "output_folder",
-    "overlap_cells",
-    "paper_machines",
-    "paper_problem",
-    "passages_folder",
-    "phases_table",
-    "plan_table",
-    "plane_error",
-    "policy_seconds",
-    "query_problem",
-    "report_table",
-    "ring_table",
-    "ring_timeline",
-    "runnable",
-    "scaling",
-    "serve_here",
-    "settings_for",
-    "study_slopes",
-    "sweep_table",
-    "tiny",
-    "with_bandwidth",
-    "with_memory",
-]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
-from workbench.plots.zeroth_order_error import GradientError
+from workbench.plots.zeroth_order import GradientError
 
 AT_ONCE = 4
 """Queries of a model in one pass: what is measured is the error, not the time."""

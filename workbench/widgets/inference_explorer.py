@@ -18,7 +18,7 @@ from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import BIG_FIRST, Html, described
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem, compare_inference
-from workbench.widgets.inference_tables import inference_table
+from workbench.widgets.tables import inference_table
 
 SHOWN = ("Galaxy+", "Algorithm 1", "Megatron-LM", "sequence parallel", "EdgeShard")
 

@@ -17,7 +17,7 @@ from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import StepSize, whole
-from workbench.plots.stacked import stacked_bars
+from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.widgets.controls import BIG_FIRST, button, described
 from workbench.widgets.explorer import Explorer

@@ -17,8 +17,7 @@ from workbench.experiment import Fidelity
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.profiles import host_profile
-from workbench.methods.galaxy_plus.serving.serve import calibrate, serve
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.serve import calibrate, planner_of, serve, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
 from workbench.runtime.engines import default_pool

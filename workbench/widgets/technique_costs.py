@@ -15,7 +15,8 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.plots.stacked import stacked_bars
+from workbench.plots.breakdown import stacked_bars
+from workbench.profiler.timing import saved_by_autograd
 from workbench.tasks.tokenize import Batch
 
 TECHNIQUES = {
@@ -118,16 +119,6 @@ def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfi
 
 def _saved_bytes(module: nn.Module, run: Callable[[], Tensor]) -> int:
     """Return the bytes of all tensors that one forward pass leaves for the backward pass, each storage once."""
-    own = {one.untyped_storage().data_ptr() for one in module.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = run()
+    loss, nbytes = saved_by_autograd(run, module.parameters())
     loss.backward()
-    return sum(kept.values())
+    return nbytes

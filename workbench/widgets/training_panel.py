@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.plots.zeroth_order_training import learning
+from workbench.plots.zeroth_order import learning
 from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described, number
 from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 

@@ -14,7 +14,6 @@ from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.models.sharding import ModelLayout
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
-from workbench.schedules.inference import Exchange
 
 LENGTH, TARGET = 13, 5
 
@@ -35,12 +34,11 @@ class Cases:
     model: str
     cluster: Cluster
     cases: tuple[Case, ...]
-    exchange: Exchange = "direct"
 
 
 def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None]:
     """Return this rank's answers: a tensor where it is the plan's first device."""
-    setup = SessionSetup(model=asked.model, cluster=asked.cluster, exchange=asked.exchange)
+    setup = SessionSetup(model=asked.model, cluster=asked.cluster)
     answers: list[torch.Tensor | None] = []
     with group(context, 20.0) as process_group, InferenceSession(context, setup, process_group) as session:
         holding: Holding | None = None

@@ -7,7 +7,7 @@ import torch
 
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import Case, Cases, answer_cases, plans_for, request_for
-from workbench.methods.galaxy_plus.local import local_hidden, local_texts
+from workbench.methods.galaxy_plus.requests import local_hidden, local_texts
 from workbench.models.sharding import model_layout
 from workbench.runtime.engines import EngineCluster
 
@@ -47,7 +47,6 @@ def test_texts_are_the_local_models(model: str, engines: EngineCluster) -> None:
     names = ("overlapped tiles", "scheme 2 on four", "two", "alone", "Megatron-LM", "EdgeShard")
     cases = tuple(Case(plan=plans[name], request=request, tokens=NEW_TOKENS) for name in names)
     (expected,) = local_texts(model, [request], NEW_TOKENS)
-    for exchange in ("direct", "star", "allreduce") if model == "tiny-gpt2-2" else ("direct",):
-        answers = answers_of(engines, Cases(model=model, cluster=four_devices(), cases=cases, exchange=exchange))
-        for name, answer in zip(names, answers, strict=True):
-            assert answer.tolist() == expected.tolist(), (name, exchange)
+    answers = answers_of(engines, Cases(model=model, cluster=four_devices(), cases=cases))
+    for name, answer in zip(names, answers, strict=True):
+        assert answer.tolist() == expected.tolist(), name

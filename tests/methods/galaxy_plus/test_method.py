@@ -21,10 +21,10 @@ from workbench.fetch import asset_path
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.launch import rank_job
-from workbench.methods.galaxy_plus.measuring import measure_host
 from workbench.methods.galaxy_plus.method import GalaxyPlus
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.predict import Predictor
+from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.worker import RankJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
 from workbench.planners.galaxy_plus.planner import is_split

@@ -6,8 +6,8 @@ import pytest
 from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import load_cluster
-from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, LoadSpikeResult
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult
+from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.profiler.inference import analytic_inference
 
 

@@ -13,12 +13,11 @@ from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.detector import StragglerDetector, Verdict, compare, means
+from workbench.methods.galaxy_plus.serving.experiments import SOAK_MODEL, soak_cluster
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
-from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
-from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
-from workbench.methods.galaxy_plus.serving.soak import SOAK_MODEL, soak_cluster
 from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ServiceJob, ServingWorker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec

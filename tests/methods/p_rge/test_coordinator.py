@@ -13,11 +13,10 @@ from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, wi
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
-from workbench.methods.common.layers import layers_seconds
-from workbench.methods.p_rge.compute import record_of
-from workbench.methods.p_rge.history import History
+from workbench.methods.common.scaling import layers_seconds
+from workbench.methods.p_rge.compute import RankJob, RankPart, record_of
 from workbench.methods.p_rge.policy import Done, Run
-from workbench.methods.p_rge.session import RankJob, RankPart
+from workbench.methods.p_rge.predict import History
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices

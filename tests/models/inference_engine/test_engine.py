@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
-from workbench.models.inference_engine.modules import TrainStep
-from workbench.models.inference_engine.prompts import EnginePrompts
-from workbench.models.inference_engine.rewriting import engine_attention, exportable
+from workbench.models.inference_engine.config import EnginePrompts
+from workbench.models.inference_engine.modules import TrainStep, engine_attention, exportable
 from workbench.models.zeroth_order import TrainableConfig, TrainedDescription, load_causal_model, load_trained, read_log
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 
@@ -349,7 +348,7 @@ def test_settings_that_cannot_be_meant(changes, found: str) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr("workbench.models.inference_engine.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench.models.inference_engine.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="Install the extra 'executorch'"):
         require_executorch()
 

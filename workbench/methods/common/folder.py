@@ -1,17 +1,31 @@
-"""The folder of a run: what it holds and whose it is."""
+"""The folder of a run: what it holds and whose it is; and what tells one model from another."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.job import Job
 from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
 from workbench.runtime.context import DEVICES
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return a digest of a module's parameters and buffers: names, types and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
 
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
 CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN = "checkpoints", "steps", "journals", "adapter", "plan.json"

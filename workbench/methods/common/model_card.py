@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.models.loading import is_tiny
 from workbench.models.lora import PEFT_CONFIG
-from workbench.models.technique_saving import WHOLE_MODEL
+from workbench.models.saving import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from workbench.methods.common.result import Result

@@ -1,4 +1,4 @@
-"""Refuse a plan that was made for another model, cluster or batch."""
+"""Refuse a plan that was made for another model, cluster or batch; time-outs, and how long a plan is refined."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections.abc import Iterable
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
+
+SILENT_AFTER_STEPS = 10
+"""A peer counts as silent when it takes so many times longer than a step should."""
+
+REAL_TIMEOUT_S = 300.0
+"""How long a real device waits for a silent one: another may take so long to load its layers.  A lost connection is noticed at once."""
+
+MAX_SIMULATIONS = 200
+"""Steps that the refinement of a plan may simulate: a second or two."""
 
 
 def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()) -> None:

@@ -20,27 +20,20 @@ from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text, shown, to_json, write_text
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, model_card
-from workbench.models import evaluation, saving, technique_saving, techniques
+from workbench.models import evaluation, saving, techniques
 from workbench.models.hub import locate, snapshot_of
 from workbench.models.loading import is_tiny, load_stack, load_tokenizer, model_facts
 from workbench.models.published import kept_name
 from workbench.models.quantization import quantize
 from workbench.models.zeroth_order import load_trained
-from workbench.tasks import Split, Task, load_task
+from workbench.tasks import load_task
 from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables
-from workbench.tasks.prompts import (
-    Calibration,
-    Prompt,
-    PromptEncoder,
-    PromptSample,
-    PromptTask,
-    evaluate,
-    generate_answers,
-    label_log_likelihoods,
-    load_prompt_task,
-)
-from workbench.tasks.prompts.scoring import choices
+from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
+from workbench.tasks.prompts.encoding import PromptEncoder
+from workbench.tasks.prompts.scoring import Calibration, choices, generate_answers
+from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.spans import answers, score, tags
+from workbench.tasks.task import Split, Task
 from workbench.tasks.text_to_text import as_text_to_text
 from workbench.tasks.token_classification import joined
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
@@ -157,7 +150,7 @@ def load_result(place: Path | str) -> LoadedResult:
     if folder is None:
         raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
     about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
-    if not (folder / technique_saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
+    if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
         found = f"The weights of its base model '{about.job.model}' have changed since."
         raise ConfigError(asked, found, "Give back the model's files, or train again.")
     return LoadedResult(folder, about)
@@ -168,7 +161,7 @@ class LoadedResult:
 
     def __init__(self, folder: Path, about: Result) -> None:
         self.about = about
-        name = str(folder) if (folder / technique_saving.WHOLE_MODEL).is_file() else about.job.model
+        name = str(folder) if (folder / saving.WHOLE_MODEL).is_file() else about.job.model
         self._tokenizer: Any = load_tokenizer(name)
         self._logits_of: Any
         if about.prompt is None:
@@ -313,7 +306,7 @@ def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predicti
         if about.quantization is not None:
             quantize(stack, about.quantization)
         return lambda batches: evaluation.predict(stack, [adapter], batches)[0]
-    model, _ = technique_saving.load_trained(folder)
+    model, _ = saving.load_trained(folder)
     return lambda batches: techniques.predict(model, batches)
 
 

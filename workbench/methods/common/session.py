@@ -22,13 +22,11 @@ from workbench.core.schedule import Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DeviceReporter
 from workbench.models.loading import import_family
-from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
-from workbench.runtime.paced_links import PacedLinks
-from workbench.runtime.pacing import Pacer
-from workbench.runtime.process_group import Meeting
+from workbench.runtime.pacing import PacedLinks, Pacer
+from workbench.runtime.process_group import Meeting, require_one_program
 from workbench.runtime.transport import Transport
 
 

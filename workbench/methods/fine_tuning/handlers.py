@@ -1,19 +1,143 @@
-"""What each operation kind of fine-tuning does on one rank: the runtime's dispatch table."""
+"""The programs of a fine-tuning run, what a rank computes (PAC+, section II), and the handler of each operation kind."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from workbench.core.schedule import Op, Value
-from workbench.methods.fine_tuning.compute import StageContext
-from workbench.methods.fine_tuning.programs import SharedParameter
-from workbench.methods.training.handlers import StepHandlers, joined, named
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.program import Program
+from workbench.core.schedule import Op, Schedule, Value
+from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
+from workbench.models.facts import ModelFacts
+from workbench.models.families import FAMILIES
+from workbench.models.parallel_adapter import task_loss
+from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
-from workbench.schedules.pipeline import SHARE
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
+from workbench.schedules.plan_costs import Crossing, PlanCosts
+
+TARGET_LENGTH = 1
+"""Tokens of a decoder: classification and regression need the first alone."""
+FP32_BYTES = 4
+
+
+class SharedParameter(NamedTuple):
+    """A parameter of which several stages hold copies (BackboneStage.shared_parameters).  numel: its values."""
+
+    name: str
+    stages: tuple[int, ...]
+    numel: int
+
+
+def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[SharedParameter, ...]:
+    """Return the trained parameters that more than one stage of a plan holds: an encoder-decoder's in full fine-tuning, no others."""
+    border = facts.num_encoder_layers
+    if technique != "full" or border is None:
+        return ()
+    words = facts.vocabulary_size * facts.hidden_size
+    holders = {
+        "words": (lambda start, stop: start == 0 or start <= border < stop, words),
+        "position bias": (lambda start, stop: start < border, facts.embedding_parameters - words),
+        "decoder position bias": (lambda start, stop: stop > border, facts.decoder_embedding_parameters),
+    }
+    if not facts.shares_words:
+        del holders["words"]
+    if not FAMILIES[facts.family].position_bias:
+        del holders["position bias"], holders["decoder position bias"]
+    found = []
+    for name, (holds, numel) in holders.items():
+        stages = tuple(number for number, stage in enumerate(plan.stages) if holds(stage.start, stage.stop))
+        if len(stages) > 1:
+            found.append(SharedParameter(name, stages, numel))
+    return tuple(found)
+
+
+class Programs:
+    """Programs of one plan on one cluster; schedules are built once for each shape.
+
+    facts: None for a model that is only priced.  schedule: the order of the micro-batches.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        facts: ModelFacts | None,
+        shared: tuple[SharedParameter, ...] = (),
+        schedule: OrderName = "1f1b",
+    ) -> None:
+        self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
+        self._order = ORDERS[schedule]
+        self._crossing = None
+        if facts is not None:
+            self._crossing = Crossing(
+                hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH
+            )
+        self._schedules: dict[tuple[int, ...], Schedule] = {}
+
+    def step(self, shape: StepShape) -> Program:
+        """Return one optimizer step over pipeline stages and device groups."""
+        if shape.sizes not in self._schedules:
+            stages = [parameter.stages for parameter in self._shared]
+            schedule = backpropagation(self._plan, shape.sizes, shared=stages, world_size=self._cluster.world_size, order=self._order)
+            self._schedules[shape.sizes] = insert_transfers(schedule)
+        costs = PlanCosts(
+            self._profile,
+            self._cluster,
+            self._plan,
+            sizes=shape.sizes,
+            lengths=shape.lengths,
+            shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
+            crossing=self._crossing,
+        )
+        return Program.on(self._cluster, self._schedules[shape.sizes], costs)
+
+
+@dataclass(slots=True)
+class StageContext:
+    """What the backward pass needs of the forward pass: one autograd graph.
+
+    hidden: the stage's input (n, t, d), a leaf; None in the first stage.  output: the stage's, or the loss in the last.
+    nbytes: as profiled, because autograd does not tell.
+    """
+
+    hidden: Tensor | None
+    output: Tensor
+    nbytes: int = 0
+
+
+class StageCompute:
+    """The layers of one pipeline stage."""
+
+    def __init__(self, model: TechniqueStage) -> None:
+        self.model = model
+
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> StageContext:
+        """Run the layers; with `targets` (last stage) also head and loss, the sum over samples divided by the mini-batch's.
+
+        hidden_or_ids: (n, t, d) float, or (n, t) int64 in the first stage.  attention_mask: (n, t).
+        """
+        is_first = self.model.backbone.start == 0
+        source = hidden_or_ids if is_first else hidden_or_ids.detach().requires_grad_()
+        output, last_hidden = self.model(source, attention_mask)
+        if targets is not None:
+            logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch)
+            config = self.model.config
+            output = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+        return StageContext(None if is_first else source, output)
+
+    def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
+        """Accumulate the trained parameters' gradients; return that of the stage's input, (n, t, d), None in the first stage."""
+        torch.autograd.backward(context.output, gradient)
+        return None if context.hidden is None else context.hidden.grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
-from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
-from workbench.methods.fine_tuning.compute import StageCompute, StageContext
-from workbench.methods.fine_tuning.programs import TARGET_LENGTH
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, StageContext
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
-from workbench.profiler.timing import Call, time_grids
+from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 

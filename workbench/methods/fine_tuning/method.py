@@ -1,38 +1,87 @@
-"""Fine-tuning through the backbone as a Method: what is particular to it."""
+"""Fine-tuning through the backbone as a Method: what is particular to it, and its plan in each paradigm (PAC+, section VI-A)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Notify, ignore
+from workbench.methods.common.plans import MAX_SIMULATIONS
 from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.planning import plan_job, rank_job
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import with_room
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import RankJob
+from workbench.methods.training.predict import Predictor
 from workbench.methods.training.prepare import PreparedTechnique
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.quantization import quantize
+from workbench.models.saving import TrainedDescription, save_trained, set_trained
 from workbench.models.stack import LayerStack
-from workbench.models.technique_saving import TrainedDescription, save_trained, set_trained
 from workbench.models.techniques import TechniqueStage
 from workbench.models.techniques import predict as predict_split
+from workbench.planners import PARADIGMS, asteroid, refine
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
+    """Return what every rank is told of a run under a plan."""
+    return FineTuningRankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        profile=profile,
+        split=prepared.train,
+        config=prepared.config,
+        facts=prepared.facts,
+        quantization=prepared.options.quantization,
+        schedule=prepared.options.schedule,
+    )
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
+
+    'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
+    """
+    job, paradigm = prepared.job, prepared.options.paradigm
+    profile = with_room(profile, job)
+    typical, longest = prepared.typical_length, prepared.longest
+    typical_step = cache(prepared.typical_step)
+
+    def made_by(planner: Callable[..., Plan]) -> Plan:
+        sizes = {"batch_size": job.batch_size, "micro_batches": job.micro_batches}
+        return planner(profile, cluster, **sizes, sequence_length=typical, memory_length=longest)
+
+    def simulated_s(plan: Plan) -> float:
+        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(typical_step(plan.num_micro_batches))
+
+    if paradigm != "hybrid":
+        return made_by(PARADIGMS[paradigm])
+    hybrid = refine(
+        [made_by(asteroid)], profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
+    )
+    plans = [hybrid]
+    for name in ("standalone", "data_parallel"):
+        with contextlib.suppress(PlanError):  # one that does not fit
+            plans.append(made_by(PARADIGMS[name]))
+    return min(plans, key=simulated_s)
 
 
 def run_rank(context: RankContext, rank_job: FineTuningRankJob) -> RankResult:
@@ -100,7 +149,6 @@ class FineTuning(TrainingMethod[PreparedJob]):
     measure_rank = staticmethod(measure_rank)
     trained = Trained
     begin = staticmethod(begin)
-    keep = staticmethod(nothing)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""

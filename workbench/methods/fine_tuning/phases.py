@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.fine_tuning.compute import StageCompute
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
-from workbench.methods.fine_tuning.programs import Programs, SharedParameter, shared_parameters
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankJob, StagePhase, make_optimizer
-from workbench.methods.training.steps import PlannedStep
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage

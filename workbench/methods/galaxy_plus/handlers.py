@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op
 from workbench.models.sharding import ModelShard
-from workbench.models.sharding.ends import What
+from workbench.models.sharding.held import What
 from workbench.models.sharding.run import Run, Step
 from workbench.runtime.executor import Handler
 from workbench.schedules.inference import InferenceLayout

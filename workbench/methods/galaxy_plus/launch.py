@@ -29,7 +29,7 @@ def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: Inferenc
     assert plan.inference is not None
     options = prepared.options
     return RankJob(
-        setup=SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, exchange=options.exchange),
+        setup=SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s),
         plan=plan.inference,
         requests=prepared.test,
         generate=options.generate,

@@ -15,7 +15,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
-from workbench.methods.common.limits import REAL_TIMEOUT_S
+from workbench.methods.common.plans import REAL_TIMEOUT_S
 from workbench.methods.common.scaling import HOST_MODELS, forward_costs
 from workbench.methods.galaxy_plus.launch import (
     Progress,
@@ -25,11 +25,11 @@ from workbench.methods.galaxy_plus.launch import (
     measured_timelines,
     rank_job,
 )
-from workbench.methods.galaxy_plus.local import local_hidden, local_texts
 from workbench.methods.galaxy_plus.planning import check_memory, check_plan, inference_of, plan_job
 from workbench.methods.galaxy_plus.predict import predict, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile
+from workbench.methods.galaxy_plus.requests import local_hidden, local_texts
 from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
 from workbench.models.loading import load_tokenizer
 from workbench.profiler.analytic import LayerCost

@@ -1,19 +1,76 @@
-"""Simulate every request of a job, with the length that it really has; equal lengths are simulated once."""
+"""The programs of a plan, one for each sequence length, and the simulated time of every request of a job."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.report import StepRecord
+from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prepare import PreparedJob
-from workbench.methods.galaxy_plus.programs import Programs
-from workbench.schedules.inference import Exchange
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
 from workbench.simulator import simulate
+
+KEPT_PROGRAMS = 128
+"""Programs that a rank keeps, the least used go first: a task's lengths, or the steps of a text."""
+
+
+class Prepared(NamedTuple):
+    """A program, and which tokens, heads and columns its operations compute."""
+
+    layout: InferenceLayout
+    program: Program
+
+
+class Programs:
+    """The programs of one cluster, by plan and lengths.  profile: what its devices cost; None: they run as fast as they can."""
+
+    def __init__(self, cluster: Cluster, stacks: tuple[StackShape, ...], profile: InferenceProfile | None) -> None:
+        self.cluster, self.stacks = cluster, stacks
+        self._profile = profile or InferenceProfile(
+            model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size
+        )
+        self._kept: OrderedDict[tuple, Prepared] = OrderedDict()
+
+    def sequence(self, plan: InferencePlan, lengths: tuple[int, ...]) -> Prepared:
+        """Return the program of one sequence (one length for each stack)."""
+        return self._program(
+            (plan, lengths),
+            lambda: InferenceLayout.build(plan, self.stacks, lengths),
+            lambda layout: inference_schedule(layout, self.cluster.world_size),
+        )
+
+    def token(self, plan: InferencePlan, *, past: int, memory_length: int) -> Prepared:
+        """Return the program of one more token behind `past`."""
+        return self._program(
+            (plan, past, memory_length),
+            lambda: InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length),
+            lambda layout: decode_schedule(layout, self.cluster.world_size),
+        )
+
+    def _program(
+        self, key: tuple, layout_of: Callable[[], InferenceLayout], schedule_of: Callable[[InferenceLayout], Schedule]
+    ) -> Prepared:
+        found = self._kept.get(key)
+        if found is None:
+            layout = layout_of()
+            costs = InferenceCosts(self._profile, self.cluster, layout)
+            found = Prepared(layout, Program.on(self.cluster, schedule_of(layout), costs))
+            self._kept[key] = found
+            if len(self._kept) > KEPT_PROGRAMS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found
+
 
 REQUEST, TOKEN = "request", "next token"
 """Names of the timelines."""
@@ -22,8 +79,8 @@ REQUEST, TOKEN = "request", "next token"
 class Predictor:
     """Prices requests of one plan on one cluster."""
 
-    def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan, *, exchange: Exchange = "direct") -> None:
-        self._programs, self._plan, self._exchange = Programs(cluster, profile.stacks, profile), plan, exchange
+    def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan) -> None:
+        self._programs, self._plan = Programs(cluster, profile.stacks, profile), plan
         self._seconds: dict[tuple[int, ...], float] = {}
 
     def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
@@ -40,7 +97,7 @@ class Predictor:
 
     def token_timeline(self, past: int, memory_length: int, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of one more token."""
-        token = self._programs.token(self._plan, past=past, memory_length=memory_length, exchange=self._exchange)
+        token = self._programs.token(self._plan, past=past, memory_length=memory_length)
         return simulate(token.program, title=title, memory=memory)
 
     def tokens_s(self, lengths: tuple[int, ...], count: int) -> float:
@@ -64,7 +121,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
     assert plan.inference is not None
     generate = prepared.options.generate
-    predictor = Predictor(inference_of(profile), cluster, plan.inference, exchange=prepared.options.exchange)
+    predictor = Predictor(inference_of(profile), cluster, plan.inference)
     shown = shown_request(prepared)
     lengths = prepared.lengths(shown)
     timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=f"Request {shown + 1}, {lengths[0]} tokens")}

@@ -16,7 +16,6 @@ from workbench.models.facts import ModelFacts
 from workbench.models.loading import load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.sharding import ModelLayout, model_layout
-from workbench.schedules.inference import Exchange
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, tokenize
@@ -33,8 +32,8 @@ class InferenceOptions:
     'edgeshard' (a pipeline) and 'local' (the fastest device) are what it is compared with (section IV-A).
     planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; left out, the planner decides.
     tile_tokens: of the ring's tiles, left out the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all layers.
-    generate: new tokens to each request, 0 asks for hidden states.  warmup: unmeasured requests in front.  exchange: how the sums of a
-    single token travel.  compare: how many answers are compared with the local model's.
+    generate: new tokens to each request, 0 asks for hidden states.  warmup: unmeasured requests in front.
+    compare: how many answers are compared with the local model's.
     """
 
     system: System = "galaxy_plus"
@@ -45,7 +44,6 @@ class InferenceOptions:
     scheme: Literal[1, 2] | None = None
     generate: Tokens = 0
     warmup: Tokens = 2
-    exchange: Exchange = "direct"
     compare: Tokens = 4
 
 

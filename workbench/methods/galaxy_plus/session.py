@@ -17,7 +17,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.control import ControlChannel
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
-from workbench.methods.galaxy_plus.programs import Prepared, Programs
+from workbench.methods.galaxy_plus.predict import Prepared, Programs
 from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
@@ -34,28 +34,21 @@ from workbench.models.sharding import (
     shard_spec,
 )
 from workbench.profiler.inference import scaled_to
-from workbench.runtime.agreement import require_one_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
-from workbench.runtime.paced_links import PacedLinks
-from workbench.runtime.pacing import Pacer
-from workbench.runtime.process_group import Meeting
+from workbench.runtime.pacing import PacedLinks, Pacer
+from workbench.runtime.process_group import Meeting, require_one_program
 from workbench.runtime.transport import Transport
-from workbench.schedules.inference import Exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """What every rank is told.  host: the profile of one unslowed core, for pacing; None runs as fast as it can, and so do real devices.
-
-    exchange: how the products of a single token are summed.
-    """
+    """What every rank is told.  host: the profile of one unslowed core, for pacing; None runs as fast as it can, and so do real devices."""
 
     model: str
     cluster: Cluster
     host: InferenceProfile | None = None
     timeout_s: float = 20.0
-    exchange: Exchange = "direct"
 
     def paced_by(self, context: RankContext) -> InferenceProfile | None:
         """Return what the devices cost, by which they are slowed down; None if they are not."""
@@ -224,7 +217,7 @@ class InferenceSession:
 
     def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
         memory_length = request.length if request.decoder_length else 0
-        prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length, exchange=self.setup.exchange)
+        prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():
             step: Step = shard.step(cache)
             handlers = InferenceHandlers(shard, prepared.layout, None, what="last", step=step)

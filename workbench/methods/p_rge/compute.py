@@ -1,22 +1,23 @@
-"""A device's layers with their trainable values, which a log of steps makes, and what each operation of a step does with them."""
+"""A device's part of a P-RGE run: its job and its answers, its layers with trainable values, and what each operation does with them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.core.errors import DivergedError
+from workbench.core.program import Program
 from workbench.core.schedule import STEP, Op
 from workbench.core.seeds import query_seed
-from workbench.methods.p_rge.layout import QueryStep
+from workbench.methods.common.session import RankResult, SessionJob
+from workbench.methods.p_rge.layout import Change, QueryStep, Shape, samples_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
-from workbench.methods.p_rge.session import RankJob
 from workbench.models.quantization import FloatType, QuantizationConfig
 from workbench.models.zeroth_order import (
     CausalModel,
@@ -32,9 +33,77 @@ from workbench.models.zeroth_order import (
 )
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import Passing
+from workbench.runtime.commands import End
 from workbench.runtime.executor import Handler
 from workbench.runtime.memory import release_free_memory
-from workbench.tasks.prompts import PromptBatch
+from workbench.tasks.prompts import PromptBatch, collate_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob(SessionJob):
+    """Some steps of a run, under one plan and one setting; the same on every rank.
+
+    cluster, plan, passings, profile: of the devices that take part, as fast as they are when nothing slows them down.
+    prepared: without the task's samples.  change: the setting, from which step and sample on.
+    records: the steps that are done; theta is made from them.
+    """
+
+    prepared: PreparedJob
+    passings: Mapping[int, Passing]
+    change: Change
+    records: tuple[StepLog, ...]
+
+    @property
+    def first_step(self) -> int:
+        """Return the step with which this job begins."""
+        return len(self.records)
+
+    @property
+    def last_step(self) -> int:
+        """Return the first step that is not to be done."""
+        return self.prepared.num_steps
+
+    @property
+    def estimator(self) -> ZerothOrderConfig:
+        """Return how a step estimates its gradient."""
+        return self.prepared.zeroth_order(self.change.setting)
+
+    def query_step(self) -> QueryStep:
+        """Return what every step is to every device."""
+        return QueryStep.build(self.plan, self.passings, self.cluster.world_size)
+
+    def shape(self, step: int) -> Shape:
+        """Return the shape of a step's batch."""
+        return self.prepared.shape(self.change, step)
+
+    def program(self, query_step: QueryStep, step: int) -> Program:
+        """Return the program of a step, the same on every rank."""
+        return query_step.program(self.profile, self.cluster, self.shape(step), self.prepared.crossing(self.change.setting))
+
+    def batch(self, step: int) -> PromptBatch:
+        """Return the batch of a step."""
+        train = self.prepared.train
+        return collate_prompts(train, samples_of(len(train), self.job.seed, self.change, step))
+
+
+class Logged(NamedTuple):
+    """What a rank of torchrun tells of a step that is made."""
+
+    record: StepLog
+
+
+@dataclass(kw_only=True)
+class RankPart(RankResult):
+    """What a device has done of a RankJob.
+
+    end: all steps; or it paused since that was asked for; or another device was lost in the middle of a step.
+    losses: of a lost step, the parts that this device knows.  nbytes: what it sent, in all, and memory readings, by name.
+    """
+
+    end: End = "finished"
+    records: list[StepLog] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    error: str = ""
 
 
 def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:

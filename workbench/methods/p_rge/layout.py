@@ -13,7 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op, Schedule, Value
-from workbench.methods.common.layers import layers_seconds
+from workbench.methods.common.scaling import layers_seconds
 from workbench.planners.adaptive import Setting
 from workbench.planners.query_costs import Passing
 from workbench.schedules import insert_transfers, query_groups, staged_query_step

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from workbench.core.cluster import Cluster
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.layers import profiled_length
-from workbench.methods.common.scaling import describe_facts
+from workbench.methods.common.scaling import describe_facts, profiled_length
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.facts import ModelFacts
@@ -21,8 +20,7 @@ from workbench.models.zeroth_order import CausalModel, Prompts, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.stacks import Span, Stacks
-from workbench.profiler.timing import Call, time_grids
+from workbench.profiler.timing import Call, Span, Stacks, time_grids
 
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)

@@ -13,9 +13,8 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
-from workbench.methods.common.layers import profiled_length
 from workbench.methods.common.records import WARM_UP_STEPS, sweep_point
-from workbench.methods.common.scaling import forward_costs, kept_layers, scale_to_cluster
+from workbench.methods.common.scaling import forward_costs, kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.outcome import outcome_of, results_of
 from workbench.methods.p_rge.policy import ProfileOf, Run, fitted_setting

@@ -15,8 +15,8 @@ from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import epoch_records, measured_steps, measured_timelines, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.compute import load_model, stored_as
-from workbench.methods.p_rge.history import notes_of
 from workbench.methods.p_rge.policy import Done, Run
+from workbench.methods.p_rge.predict import notes_of
 from workbench.methods.p_rge.prepare import activation_type
 from workbench.models.loading import load_tokenizer
 from workbench.models.published import kept_name, save_tokenizer

@@ -20,22 +20,19 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
 from workbench.methods.base import Engines, Notify
-from workbench.methods.common.limits import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.common.plans import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress
-from workbench.methods.p_rge.compute import load_model, record_of
-from workbench.methods.p_rge.history import History, words
+from workbench.methods.p_rge.compute import Logged, RankJob, RankPart, load_model, record_of
 from workbench.methods.p_rge.layout import Change, Shape
-from workbench.methods.p_rge.predict import Predictor
+from workbench.methods.p_rge.predict import History, Predictor, words
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.session import Logged, RankJob, RankPart
 from workbench.methods.p_rge.worker import run_rank, serve_rank
 from workbench.methods.training.policy import ToldPolicy, served, shares_of
 from workbench.models.zeroth_order import warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
-from workbench.runtime.commands import StepDone
-from workbench.runtime.coordinator import Generation, Parts
+from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.devices import Devices
 from workbench.runtime.engines import EngineCluster
 

@@ -9,18 +9,17 @@ import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import SEND, STEP
-from workbench.methods.common.layers import layers_seconds
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
+from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.common.session import RankSession, trace_of
-from workbench.methods.p_rge.compute import QueryHandlers, StageCompute
-from workbench.methods.p_rge.session import Logged, RankJob, RankPart
+from workbench.methods.p_rge.compute import Logged, QueryHandlers, RankJob, RankPart, StageCompute
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
 from workbench.models.zeroth_order import StepLog
 from workbench.planners.query_costs import Passing
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
-from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.pacing import Pacer
 
 TRAINING = "training"

@@ -12,20 +12,17 @@ from torch import Tensor
 from workbench.core.errors import CacheError
 from workbench.methods.common.reporting import CACHED_EPOCH, WAITING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.pac_plus.building import make_adapter
-from workbench.methods.pac_plus.cached_batches import READ_AHEAD, CachedBatches, TapSource
-from workbench.methods.pac_plus.compute import StageCompute
 from workbench.methods.pac_plus.first_epoch import FirstEpoch
-from workbench.methods.pac_plus.handlers import PacPlusHandlers
+from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
+from workbench.methods.pac_plus.initial import make_adapter
+from workbench.methods.pac_plus.prepare import rank_taps, whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.pac_plus.redistribution import parts_of, taped
-from workbench.methods.pac_plus.taps import rank_taps, whole_taps
+from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, make_optimizer
-from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.runtime.kept_caches import KeptCaches
 from workbench.runtime.memory import read_memory
 from workbench.runtime.state import carry_out
 from workbench.schedules.moves import Move
@@ -33,7 +30,7 @@ from workbench.tasks.tokenize import collate
 
 
 class CachedEpochs(RankPhase[PacPlusRankJob]):
-    """The whole adapter and this rank's shard of the activations, which the first epoch has taped or an earlier run has kept."""
+    """The whole adapter and this rank's shard of the activations, which the first epoch has taped."""
 
     label = CACHED_EPOCH
 
@@ -42,13 +39,13 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         assert self.rank_job.plan.cached is not None
         self._first, self._ranks = first, self.rank_job.plan.cached.ranks
         self.is_writer = session.rank == self._ranks[0]
-        self._cache: TapSource | None = None
+        self._cache: ActivationCache | None = None
         self._batches: CachedBatches | None = None
 
     def load(self, epoch: int) -> None:
         """Get the shard, and make the adapter as it is before an epoch (see RankPhase)."""
         rank_job = self.rank_job
-        self._cache = self._kept() or self._shard()
+        self._cache = self._shard()
         self.result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
         has_share = self.session.rank in self._ranks
         if has_share:
@@ -89,16 +86,6 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             epoch=epoch,
             layers=self.rank_job.layers,
         ).table()
-
-    def _kept(self) -> TapSource | None:
-        """Return the activations that an earlier run kept."""
-        if self.rank_job.kept is None:
-            return None
-        root, key = self.rank_job.kept
-        kept = KeptCaches(root).find(key)
-        if kept is None:
-            raise CacheError("A kept activation cache was to be used.", "It was removed since the run began.", "Start the run again.")
-        return kept
 
     def _shard(self) -> ActivationCache:
         """Return this rank's own shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""

@@ -11,13 +11,13 @@ import torch
 from workbench.core.errors import CacheError
 from workbench.methods.common.reporting import FIRST_EPOCH, LOADING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.pac_plus.building import build_stage
 from workbench.methods.pac_plus.handlers import PacPlusHandlers
-from workbench.methods.pac_plus.layout import taped_samples
+from workbench.methods.pac_plus.initial import build_stage
+from workbench.methods.pac_plus.prepare import stage_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.pac_plus.taps import stage_taps
+from workbench.methods.pac_plus.redistribution import taped_samples
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, StagePhase
-from workbench.methods.training.steps import PlannedStep
 from workbench.methods.training.worker import run_steps
 from workbench.models.quantization import held_bytes
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest

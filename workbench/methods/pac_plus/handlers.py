@@ -1,16 +1,224 @@
-"""What each operation kind of PAC+ does on one rank: the runtime's dispatch table."""
+"""A PAC+ stage: what it computes, the taps that it reads ahead from the cache, and the handler of each operation (PAC+, IV and V)."""
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
 
 from workbench.core.schedule import Op
-from workbench.methods.pac_plus.cached_batches import CachedBatches
-from workbench.methods.pac_plus.compute import SideContext
-from workbench.methods.training.handlers import StepHandlers, joined, named
+from workbench.methods.training.handlers import StepHandlers, Targets, joined, named
+from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
+from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
+from workbench.models.stack import BackboneStage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.executor import Handler
+
+
+@dataclass(slots=True)
+class SideContext:
+    """What the side network's backward pass needs of its forward pass: one autograd graph, or what FastSide keeps.
+
+    side_input: (n, t, d/r) leaf, None on the first stage.  output: side output, or the loss on the last stage.
+    nbytes: as profiled, because autograd does not tell.  fast, head: of layers and head that ran without autograd.
+    """
+
+    side_input: Tensor | None
+    output: Tensor
+    nbytes: int = 0
+    fast: FastContext | None = None
+    head: HeadContext | None = None
+
+
+class StageCompute:
+    """The layers of one pipeline stage, or, for cached epochs, the whole adapter without a backbone."""
+
+    def __init__(
+        self,
+        adapter: ParallelAdapterStage,
+        backbone: BackboneStage | None,
+        *,
+        tap_dtype: torch.dtype,
+        hidden_dtype: torch.dtype = torch.float32,
+        is_fast: bool = True,
+    ) -> None:
+        """hidden_dtype: in which the backbone computes (section IV-D) and its output travels.
+
+        is_fast: the side network by FastSide, where it has a path for it, instead of autograd.
+        """
+        self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
+        self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype
+
+    @torch.no_grad()
+    def backbone_forward(
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's type.
+
+        hidden_or_ids: (n, t, d) float, or (n, t) int64 on the first stage.  attention_mask: (n, t).
+        decoder_ids: (n, target_length) of an encoder-decoder's targets; behind its encoder t counts both (see BackboneStage).
+        """
+        assert self.backbone is not None, "the backbone was released"
+        output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
+        return output, [tap.to(self._tap_dtype) for tap in taps]
+
+    def side_forward(self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None) -> SideContext:
+        """Run the side network; with `targets` (last stage) also head and loss, the sum over samples divided by the mini-batch's.
+
+        side: (n, t, d/r), None on the first stage.  taps: (n, t, d) each, as cached, or (tokens, d) if `packs`.
+        """
+        if self._fast is not None:
+            return self._fast_forward(self._fast, side, taps, attention_mask, targets)
+        side_input = None if side is None else side.detach().requires_grad_()
+        output = self.adapter(side_input, taps, attention_mask)
+        if targets is None:
+            return SideContext(side_input, output)
+        logits = self.adapter.head(output, taps[-1], attention_mask, targets.sample_ids, targets.epoch)
+        loss = self._loss(logits, targets)
+        return SideContext(side_input, loss)
+
+    def side_backward(self, context: SideContext, gradient: Tensor | None) -> Tensor | None:
+        """Accumulate the adapter's gradients; return that of the side input, (n, t, d/r), None on the first stage."""
+        if self._fast is not None and context.fast is not None:
+            return self._fast_backward(self._fast, context.fast, context, gradient)
+        torch.autograd.backward(context.output, gradient)
+        return None if context.side_input is None else context.side_input.grad
+
+    @property
+    def packs(self) -> bool:
+        """Return whether side_forward takes taps without padding."""
+        return self._fast is not None
+
+    def _loss(self, logits: Tensor, targets: Targets) -> Tensor:
+        config = self.adapter.config
+        return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+
+    def _fast_forward(
+        self, fast: FastSide, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None
+    ) -> SideContext:
+        packing = fast.packing(attention_mask)
+        packed = [packing.pack(tap) if tap.ndim == 3 else tap for tap in taps]
+        output, own = fast.forward(None if side is None else packing.pack(side), packed, packing)
+        if targets is None:
+            return SideContext(None, packing.unpack(output), fast=own)
+        logits, head = fast.head(output, packed[-1], packing, targets.sample_ids, targets.epoch)
+        loss = self._loss(logits, targets)
+        return SideContext(None, loss, fast=own, head=head)
+
+    def _fast_backward(self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None) -> Tensor | None:
+        if context.head is not None:
+            torch.autograd.backward(context.output, gradient)
+            packed = fast.head_backward(context.head)
+        else:
+            assert gradient is not None
+            packed = own.packing.pack(gradient)
+        returned = fast.backward(own, packed)
+        return None if returned is None else own.packing.unpack(returned)
+
+
+READ_AHEAD = 2
+"""Batches that wait at most: one would do if all loads took the same time."""
+
+
+class CachedBatches:
+    """Gives each step's taps when the step asks; use it as a context manager.
+
+    steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next one asks.
+    depth: how many steps to read ahead, 0 to read when asked.  packs: without padding, (tokens, width) each, as FastSide reads them.
+    """
+
+    def __init__(
+        self, cache: ActivationCache, steps: Sequence[tuple[Sequence[int], int]], *, depth: int = READ_AHEAD, packs: bool = False
+    ) -> None:
+        self._cache, self._steps, self._taken, self._packs = cache, steps, 0, packs
+        self._ahead = ReadAhead(self._load, len(steps), depth=depth)
+        size = max((cache.batch_bytes(len(samples), length) for samples, length in steps), default=0)
+        # Allocated once: fresh pages for megabytes in every step cost as much as filling them.
+        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(self._ahead.num_buffers)]
+
+    def __enter__(self) -> CachedBatches:
+        self._ahead.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ahead.__exit__(*exc)
+        self._buffers.clear()  # now, not when a collection finds the circle through self._load
+
+    def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
+        """Return the taps of the next step, which must be this one."""
+        expected, length = self._steps[self._taken]
+        assert list(samples) == list(expected) and padded_length == length, "steps must ask in the order that was announced"
+        self._taken += 1
+        return self._ahead.take()
+
+    def _load(self, step: int) -> list[Tensor]:
+        samples, padded_length = self._steps[step]
+        return self._cache.batch(samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)])
+
+
+T = TypeVar("T")
+
+
+class ReadAhead(Generic[T]):
+    """Calls load(0), load(1), ... in a thread up to `depth` steps ahead of `take`; use it as a context manager.
+
+    It hides the wait for a disk, and copying where a core is free.  An emulated device reads nothing ahead: its one core has its own pace.
+    depth: prepared results that may wait; 0 loads when asked, without a thread.  Result s may use the buffer of result
+    s - num_buffers again: whoever takes a result is done with the one before.
+    """
+
+    def __init__(self, load: Callable[[int], T], count: int, *, depth: int = 2) -> None:
+        self._load, self._count, self._depth = load, count, depth
+        self._next = 0
+        self._ready: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._room = threading.Semaphore(depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True) if depth > 0 and count > 0 else None
+
+    @property
+    def num_buffers(self) -> int:
+        """Return how many results are alive at most: those that wait, and the one that was taken."""
+        return self._depth + 1
+
+    def __enter__(self) -> ReadAhead[T]:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._room.release()
+        if self._thread is not None:
+            self._thread.join()
+
+    def take(self) -> T:
+        """Return the next result; wait for it if it is not ready.  Raises what `load` raised for it."""
+        if self._next >= self._count:
+            raise IndexError(f"all {self._count} results were taken")
+        self._next += 1
+        if self._thread is None:
+            return self._load(self._next - 1)
+        self._room.release()
+        result, error = self._ready.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def _run(self) -> None:
+        for step in range(self._count):
+            self._room.acquire()
+            if self._stop.is_set():
+                return
+            try:
+                self._ready.put((self._load(step), None))
+            except BaseException as error:
+                self._ready.put((None, error))
+                return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

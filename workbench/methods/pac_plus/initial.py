@@ -1,27 +1,67 @@
-"""The adapter with which a run begins: initialised, and calibrated on some training samples (PAC+, section IV-C)."""
+"""What a rank begins with: a stage of the initial adapter, initialized and then calibrated on training samples (PAC+, section IV-C)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from workbench.core.errors import ConfigError
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event, Notify, ignore
-from workbench.methods.common.digest import weights_digest
-from workbench.methods.pac_plus.building import save_initial
+from workbench.methods.common.folder import INITIAL, weights_digest
+from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import PreparedJob
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.training.phases import make_optimizer
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.initialization import initialize
-from workbench.models.loading import load_tokenizer
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.loading import load_language_model_head, load_tokenizer
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
+from workbench.models.tensor_files import save_tensors
+from workbench.runtime.activation_cache import cache_dtype
+from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.batching import epoch_batches
+from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Split
 from workbench.tasks.tokenize import Batch, collate, tokenize
-from workbench.tasks.unlabelled import load_unlabelled
+
+
+def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:
+    """Return a stage's layers and their optimizer.  is_fast: see StageCompute."""
+    stage = rank_job.plan.stages[index]
+    adapter = make_adapter(rank_job, stage.start, stage.stop)
+    backbone = rank_job.load_backbone(stage.start, stage.stop)
+    optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
+    compute = StageCompute(
+        adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype, is_fast=is_fast
+    )
+    return compute, optimizer
+
+
+def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
+    """Return the adapters of layers [start, stop) as the job began with them, ready to train."""
+    adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
+    load_initial(adapter, rank_job.folder)
+    if rank_job.adapter.kind == "sequence_to_sequence" and stop == rank_job.adapter.num_layers:
+        adapter.attach(load_language_model_head(rank_job.job.model))
+    return adapter.train()
+
+
+def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
+    """Write the adapter with which every rank begins."""
+    save_tensors(folder / INITIAL, adapter.state_dict())
+
+
+def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
+    """Take over the initial weights and the calibration constants that the job began with."""
+    tensors = load_file(folder / INITIAL)
+    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
+
 
 CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
@@ -66,7 +106,7 @@ def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -
             "It reads images, and the unlabelled data is text.",
             "Choose another initialization.",
         )
-    texts, settings = load_unlabelled(prepared.options.distillation_text), Distillation()
+    texts, settings = load_unlabelled(), Distillation()
     fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, settings, texts)
     split = Split(texts=texts, labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
     tokens = tokenize(split, load_tokenizer(prepared.job.model), max_length=min(prepared.job.max_length, prepared.facts.max_length))

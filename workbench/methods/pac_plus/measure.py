@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
-from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
-from workbench.methods.pac_plus.compute import StageCompute
-from workbench.methods.pac_plus.taps import boundary_tokens, record_layout, stage_taps
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.pac_plus.handlers import StageCompute
+from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_labels
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
-from workbench.profiler.stacks import Stacks, kept_bytes, saved_by_autograd
-from workbench.profiler.timing import Call, time_grids
+from workbench.profiler.timing import Call, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
@@ -97,7 +96,6 @@ class _Bench:
         self._backbone = stack.stage(start, stop)
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype, is_fast=is_fast)
         self._hidden_dtype = hidden_dtype
-        # A stage without adapters of its own (tap_every) has nothing to step.
         self._optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
         self._config, self._dtype, self._stop = config, dtype, stop
         self._is_first, self._is_last = start == 0, stop == config.num_layers

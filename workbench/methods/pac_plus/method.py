@@ -1,4 +1,4 @@
-"""PAC+ as a Method: what is particular to it."""
+"""PAC+ as a Method: what is particular to it, and its plan (section V)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from safetensors.torch import load_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
+from workbench.methods.common.plans import MAX_SIMULATIONS
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.cached_epochs import phases_on
 from workbench.methods.pac_plus.initial import begin
-from workbench.methods.pac_plus.kept import keep, prepare_from_kept
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.planning import plan_job
-from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, require_known
+from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.predict import Predictor
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
@@ -34,14 +34,65 @@ from workbench.models.published import kept_name, save_tokenizer
 from workbench.models.quantization import quantize
 from workbench.models.saving import AdapterDescription, save_adapter
 from workbench.models.stack import LayerStack
+from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory
 from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
-from workbench.runtime.kept_caches import require_fits
+from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
+
+PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the plan of all epochs.  Raises PlanError if nothing fits."""
+    job = prepared.job
+    profile = with_room(profile, job)
+    chosen = _first_epoch(prepared, profile, cluster)
+    if job.epochs == 1:
+        return chosen
+    if prepared.options.paradigm == "standalone":
+        (rank,) = chosen.stages[0].ranks
+        cached = Stage(start=0, stop=chosen.num_layers, shares=(Share(rank=rank, samples=job.batch_size),))
+    else:
+        cached = plan_cached(
+            profile,
+            cluster,
+            batch_size=job.batch_size,
+            sequence_length=prepared.typical_length,
+            memory_length=prepared.longest,
+        )
+    return replace(chosen, cached=cached)
+
+
+def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the plan whose simulated step is shortest."""
+    job, options = prepared.job, prepared.options
+    typical, longest = prepared.typical_length, prepared.longest
+    if options.paradigm != "hybrid":
+        planner: Callable[..., Plan] = PARADIGMS[options.paradigm]
+        return planner(profile, cluster, batch_size=job.batch_size, sequence_length=typical, micro_batches=job.micro_batches)
+    found = candidates(
+        profile,
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        order="all" if options.order == "all" else None,
+        objective="bottleneck" if options.objective == "simulated" else options.objective,
+        sequence_length=typical,
+        memory_length=longest,
+    )
+    if options.objective != "simulated":
+        return found[0]
+    step = prepared.typical_step(job.micro_batches)
+
+    def simulated_s(plan: Plan) -> float:
+        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(step)
+
+    return refine(found, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)
 
 
 def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:
@@ -94,7 +145,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
     name = "pac_plus"
     known = staticmethod(require_known)
-    prepared = staticmethod(prepare_from_kept)
+    prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
@@ -103,7 +154,6 @@ class PacPlus(TrainingMethod[PreparedJob]):
     measure_rank = staticmethod(measure_rank)
     trained = Trained
     begin = staticmethod(begin)
-    keep = staticmethod(keep)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
@@ -141,7 +191,6 @@ class PacPlus(TrainingMethod[PreparedJob]):
         check_memory(profile, cluster, plan, sequence_length=longest, order=prepared.options.schedule)
         if plan.cached is not None:
             check_cached(profile, cluster, plan.cached, sequence_length=longest)
-        if plan.cached is not None and not prepared.from_kept:
+        if plan.cached is not None:
             # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
-            needed = 2 * prepared.cache_bytes - disk_bytes(folder / DEVICES)
-            require_fits(needed, prepared.options.disk_budget_bytes, folder)
+            require_disk(folder, 2 * prepared.cache_bytes - disk_bytes(folder / DEVICES))

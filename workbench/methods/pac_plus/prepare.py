@@ -1,27 +1,80 @@
-"""Find a job's model and data, and settle PAC+'s options."""
+"""Find a job's model and data, and settle PAC+'s options; where a stage's taps lie among the backbone's (PAC+, section IV-A)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, NumBytes, Width
+from workbench.core.ranges import Dropout, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options
-from workbench.methods.pac_plus.taps import record_layout
 from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
-from workbench.models.adapter_config import HeadInput, Mix, ParallelAdapterConfig
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import model_facts
 from workbench.models.quantization import resolve_engine
 from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.text_to_text import as_text_to_text
+
+
+class StageTaps(NamedTuple):
+    """first: position in a whole record.  num_taps: with the input's tokens.  num_target_taps: of the decoder, with the target's tokens."""
+
+    first: int
+    num_taps: int
+    num_target_taps: int
+
+    @property
+    def total(self) -> int:
+        """Return all taps of the stage."""
+        return self.num_taps + self.num_target_taps
+
+
+def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> StageTaps:
+    """Return the taps of layers [start, stop): b_0 in the first stage, one a layer, and the decoder's embedding before its first layer.
+
+    num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
+    """
+    border = stop if num_encoder_layers is None else num_encoder_layers
+    has_embedding = num_encoder_layers is not None and start <= border < stop
+    return StageTaps(
+        first=0 if start == 0 else start + 1 + (start > border),
+        num_taps=max(0, min(stop, border) - start) + (start == 0),
+        num_target_taps=max(0, stop - max(start, border)) + has_embedding,
+    )
+
+
+def rank_taps(plan: Plan, num_encoder_layers: int | None = None) -> dict[int, StageTaps]:
+    """Return the taps that each rank of a plan sees; a rank without a stage is left out."""
+    return {rank: stage_taps(stage.start, stage.stop, num_encoder_layers) for stage in plan.stages for rank in stage.ranks}
+
+
+def whole_taps(config: ParallelAdapterConfig) -> StageTaps:
+    """Return all taps of a sample's record."""
+    return stage_taps(0, config.num_layers, config.num_encoder_layers)
+
+
+def record_layout(config: ParallelAdapterConfig, dtype: str) -> RecordLayout:
+    """Return the shape of a sample's whole record: every tap that the adapter reads, stored as `dtype`."""
+    taps = whole_taps(config)
+    return RecordLayout(
+        dtype=dtype,
+        width=config.hidden_size,
+        num_taps=taps.num_taps,
+        num_target_taps=taps.num_target_taps,
+        target_length=config.target_length,
+    )
+
+
+def boundary_tokens(config: ParallelAdapterConfig, layers: int, length: int) -> int:
+    """Return the tokens of a hidden state that `layers` layers have made: in the decoder the encoder's output goes on beside its own."""
+    in_decoder = config.num_encoder_layers is not None and layers > config.num_encoder_layers
+    return length + config.target_length * in_decoder
+
 
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
@@ -30,29 +83,21 @@ Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "to
 class PacPlusOptions(PipelineOptions):
     """PAC+'s own settings, given in Job.options besides PipelineOptions.
 
-    reduction: r.  tap_every, mix, head_input: see ParallelAdapterConfig.  target: 'text' lets an encoder-decoder write the label's word.
-    initialization: of the side network (section IV-C).  distillation_text: a folder of text files; None takes the embedded sentences.
+    reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
+    initialization: of the side network (section IV-C).
     compute_dtype: in which the backbone is computed with; embedding_dtype, quantization_engine: see QuantizationConfig.
-    cache_dtype: float32, bfloat16 or int8.
-    keep_cache: keep the activations after the run, and use those that an earlier run kept.  disk_budget_bytes: for the cache while
-    the run lasts.  order: of the devices, 'given' or 'all' tried.
+    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'given' or 'all' tried.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
     """
 
     reduction: Width = 8
-    tap_every: Width = 1
-    mix: Mix = "learned"
-    head_input: HeadInput = "sum"
     target: Literal["label", "text"] = "label"
     dropout: Dropout = 0.1
     initialization: Initialization = "fan_in"
-    distillation_text: str | None = None
     compute_dtype: FloatType = "float32"
     embedding_dtype: EmbeddingStorage | None = None
     quantization_engine: Engine = "auto"
     cache_dtype: str = "bfloat16"
-    keep_cache: bool = False
-    disk_budget_bytes: NumBytes | None = None
     order: Literal["given", "all"] = "given"
     objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
 
@@ -71,16 +116,10 @@ class PacPlusOptions(PipelineOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTraining):
-    """A PAC+ job with everything that is known before a plan.
-
-    activation_key: under which the activations are kept after the run, '' if they are not.  from_kept: an earlier run kept them, so
-    that no epoch needs the backbone.
-    """
+    """A PAC+ job with everything that is known before a plan."""
 
     options: PacPlusOptions
     adapter: ParallelAdapterConfig
-    activation_key: str = ""
-    from_kept: bool = False
 
     @property
     def record_layout(self) -> RecordLayout:
@@ -95,10 +134,7 @@ class PreparedJob(PreparedTraining):
 
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an option, task or model that does not exist, before anything large is loaded."""
-    folder = _options(job).distillation_text
-    if folder is not None and not Path(folder).expanduser().is_dir():
-        asked = f"The option distillation_text = '{folder}' of pac_plus was asked for."
-        raise MissingDataError(asked, "There is no such folder.", "Name a folder of text files, or leave it out.")
+    _options(job)
     require_task_and_model(job)
 
 
@@ -117,9 +153,6 @@ def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = _options(job)
     facts = model_facts(job.model)
-    if options.tap_every > facts.num_layers:
-        asked = f"The option tap_every = {options.tap_every} of pac_plus was asked for."
-        raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
     samples = load_samples(job, facts, as_text_to_text if options.target == "text" else None)
     task, train = samples["task"], samples["train"]
     adapter = ParallelAdapterConfig(
@@ -131,9 +164,6 @@ def prepare(job: Job) -> PreparedJob:
         num_outputs=task.num_outputs,
         num_encoder_layers=facts.num_encoder_layers,
         target_length=train.target_length,
-        tap_every=options.tap_every,
-        mix=options.mix,
-        head_input=options.head_input,
         dropout=options.dropout,
         seed=job.seed,
         **label_scale(task, train),

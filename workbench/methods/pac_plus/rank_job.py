@@ -1,4 +1,4 @@
-"""What a rank is told of a PAC+ run, and its two phases: the pipeline that fills the activation cache, and the epochs that run from it."""
+"""What a rank of a PAC+ run gets, its programs, and its two phases: the pipeline that fills the cache, and the cached epochs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,124 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
+from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
+from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
-from workbench.methods.pac_plus.layout import cached_steps, shard_owners
-from workbench.methods.pac_plus.prepare import PreparedJob
-from workbench.methods.pac_plus.programs import Programs
-from workbench.methods.pac_plus.redistribution import adapter_moves, shard_moves, tape_moves
-from workbench.methods.pac_plus.taps import record_layout
+from workbench.methods.common.scaling import layers_seconds
+from workbench.methods.pac_plus.prepare import PreparedJob, record_layout
+from workbench.methods.pac_plus.redistribution import adapter_moves, cached_steps, shard_moves, shard_owners, tape_moves
+from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.methods.training.steps import PlannedStep, cut_mini_batch
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.activation_records import RecordLayout
-from workbench.runtime.kept_caches import KeptCaches
+from workbench.schedules.cached import cached_step
+from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move
+from workbench.schedules.pipeline import ORDERS, OrderName, hybrid_1f1b
+from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
+
+
+class Programs:
+    """Programs of one plan on one cluster.  Schedules are built once for each shape.
+
+    hidden_dtype: in which the backbone computes.  schedule: the order of the first epoch's micro-batches.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        config: ParallelAdapterConfig,
+        *,
+        hidden_dtype: str = "float32",
+        schedule: OrderName = "1f1b",
+    ) -> None:
+        self._profile, self._cluster, self._plan, self._order = profile, cluster, plan, ORDERS[schedule]
+        self._crossing = Crossing(
+            hidden_size=config.hidden_size,
+            dtype=hidden_dtype,
+            side_width=config.width,
+            num_encoder_layers=config.num_encoder_layers,
+            target_length=config.target_length,
+        )
+        self._schedules: dict[object, Schedule] = {}
+
+    def hybrid(self, shape: StepShape, *, backbone_only: bool = False) -> Program:
+        """Return a step of the first epoch (section V-A).  backbone_only: leave out all training, to fill the activation cache again."""
+        key = (shape.sizes, backbone_only)
+        if key not in self._schedules:
+            whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
+            self._schedules[key] = _backbone_part(whole) if backbone_only else whole
+        costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
+        return Program.on(self._cluster, self._schedules[key], costs)
+
+    def cached(self, shape: StepShape) -> Program:
+        """Return a step from the cache (section V-B).  shape: of every rank's share; one of 0 samples only takes part in the all-reduce."""
+        stage = self._plan.cached
+        assert stage is not None, "a plan without shares for cached epochs"
+        key = ("cached", shape.sizes)
+        if key not in self._schedules:
+            self._schedules[key] = cached_step(stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes))
+        return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, shape=shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedCosts:
+    """Costs of a step from the cache: a core.costs.Costs.  shape: of every rank's share."""
+
+    profile: Profile
+    cluster: Cluster
+    shape: StepShape
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        layers = self.profile.layers[rank]
+        if op.kind == ALLREDUCE:
+            return ring_allreduce_s(self.cluster, op.ranks, trainable_bytes(layers))
+        if op.kind == "STEP":
+            return layers_seconds(layers, "STEP", 1, 1)
+        return layers_seconds(layers, op.kind, self.shape.sizes[rank], self.shape.lengths[rank])
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's bytes (see Costs); none of it crosses devices by itself."""
+        if value.name == "gsum":
+            return opaque(trainable_bytes(self.profile.layers[value.part]))
+        if value.name not in ("tap", "ctx"):
+            return TOKEN
+        kept = LayerProfile.tap_bytes if value.name == "tap" else LayerProfile.context_bytes
+        samples, length = self.shape.sizes[value.part], self.shape.lengths[value.part]
+        return opaque(sum(kept(layer, samples, length) for layer in self.profile.layers[value.part]))
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the adapter, its gradients and its optimizer state in bytes; the backbone is released."""
+        return adapter_bytes(self.profile, rank)
+
+
+def adapter_bytes(profile: Profile, rank: int) -> int:
+    """Return what the whole adapter keeps on a rank: its weights, gradients and optimizer state."""
+    layers = profile.layers[rank]
+    return resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
+
+
+def _backbone_part(schedule: Schedule) -> Schedule:
+    """Return the schedule with nothing but backbone forward passes and the transfers between them."""
+
+    def belongs(op: Op) -> bool:
+        return op.kind == "F" or (op.kind in (SEND, RECV) and (op.reads or op.writes)[0].name == "act")
+
+    return Schedule(ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops), inputs=schedule.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacPlusRankJob(RankJob):
-    """All that a rank is told of a PAC+ run.  The folder also holds the initial adapter.
-
-    kept: folder and key of a kept activation cache that serves all epochs; None fills one in the first epoch.
-    """
+    """All that a rank is told of a PAC+ run.  The folder also holds the initial adapter."""
 
     adapter: ParallelAdapterConfig
     cache_dtype: str
-    kept: tuple[Path, str] | None = None
 
     @property
     def record_layout(self) -> RecordLayout:
@@ -52,14 +143,13 @@ class PacPlusRankJob(RankJob):
         return Programs(self.profile, self.cluster, self.plan, self.adapter, hidden_dtype=hidden, schedule=self.schedule)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return the first epoch, no epoch at all with a kept cache, and the cached epochs (see RankJob)."""
-        programs, first_cached = self.programs(), 0 if self.kept else 1
-        has_cached = self.job.epochs > first_cached
+        """Return the first epoch and the cached epochs (see RankJob)."""
+        programs, has_cached = self.programs(), self.job.epochs > 1
         first = Phase(
-            epochs=range(first_cached),
+            epochs=range(1),
             steps=self.planned_epoch,
             program=programs.hybrid,
-            moves=self._moves if has_cached and first_cached else dict,
+            moves=self._moves if has_cached else dict,
             nbytes={"activation cache": self.record_layout.total_bytes(self.split.lengths) if has_cached else 0},
         )
         if self.plan.cached is None:
@@ -69,7 +159,7 @@ class PacPlusRankJob(RankJob):
         def steps(epoch: int) -> Sequence[PlannedStep]:
             return cached_steps(cached, owners, lengths, self.cluster.world_size, seed=self.job.seed, epoch=epoch)
 
-        return first, Phase(epochs=range(first_cached, self.job.epochs), cached=True, steps=steps, program=programs.cached)
+        return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=programs.cached)
 
     def adapter_moves(self) -> tuple[Move, ...]:
         """Return what brings the whole adapter to every device (section V-B)."""
@@ -99,7 +189,7 @@ class PacPlusRankJob(RankJob):
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
         """Return what brings the devices the activations that they keep from now on, and what computes those that are lost."""
         assert isinstance(former, PacPlusRankJob)
-        if not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases()) or not former.plan.cached or self.kept:
+        if not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases()) or not former.plan.cached:
             return ()
         holders = {sample: (places[owner],) for sample, owner in enumerate(former.owners) if owner in places}
         steps = self.filling_steps([sample for sample in range(len(self.split)) if sample not in holders])
@@ -124,5 +214,4 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         cache_dtype=prepared.options.cache_dtype,
         quantization=prepared.options.quantization,
         schedule=prepared.options.schedule,
-        kept=(KeptCaches().root, prepared.activation_key) if prepared.from_kept else None,
     )

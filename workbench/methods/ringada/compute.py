@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.methods.fine_tuning.compute import StageContext
+from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import BackboneStage

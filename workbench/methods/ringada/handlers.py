@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP, Op
-from workbench.methods.common.layers import context_bytes
+from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
 from workbench.runtime.executor import Handler

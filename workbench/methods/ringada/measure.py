@@ -10,17 +10,15 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.layers import BATCH_SIZES, SEQUENCE_LENGTHS
-from workbench.methods.fine_tuning.compute import StageContext
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
-from workbench.methods.fine_tuning.programs import TARGET_LENGTH
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.stacks import Span, Stacks, kept_bytes, saved_by_autograd
-from workbench.profiler.timing import Call, time_grids
+from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOWEST, PREFIX
 

@@ -11,13 +11,13 @@ from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.fine_tuning.programs import TARGET_LENGTH
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.handlers import RingHandlers
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
+from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob, StagePhase
-from workbench.methods.training.steps import PAD_TO_MULTIPLE, PlannedStep, StepShape
 from workbench.models.loading import ModelFacts
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.methods.training.steps import PlannedStep, StepShape, cut_mini_batch
+from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.schedules.ringada import Iteration
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit

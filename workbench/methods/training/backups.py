@@ -12,10 +12,10 @@ from torch import Tensor
 
 from workbench.core.costs import Spec
 from workbench.core.job import Job
+from workbench.core.plan import Homes, held_by, homes_of, with_backups
 from workbench.core.profile import Profile
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
-from workbench.core.state import Homes, held_by, homes_of, with_backups
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.training.phases import AJob, RankJob
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer

@@ -1,14 +1,94 @@
-"""What an epoch leaves on the disk after every step: who did it in what time, and what was trained."""
+"""What an epoch leaves on the disk after every step: who did it in what time, and the optimizer's last two states to go on from.
+
+What is written to a shared memory map belongs to the kernel at once: it outlives the process, whatever kills it.  Two slots are
+written in turn, because devices of one run are at most one step apart: the last step that all of them completed is in one of theirs.
+The file names its tensors, so that a run can go on under another plan.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from workbench.core.serial import to_json
 from workbench.methods.common.folder import journal_path, steps_log_path
 from workbench.methods.common.session import StepTrace, on_clock
 from workbench.methods.training.phases import RankPhase
-from workbench.runtime.step_journal import StepJournal
+from workbench.runtime.flat_optimizer import Optimizer
+from workbench.runtime.state import State
+
+_HEADER = 4
+"""int64 words of a slot: steps taken (set to -1 while the slot is written), number of values, checksum, and one spare."""
+
+
+class StepJournal:
+    """Two slots of one optimizer's parameters and moments in a file of fixed size, which takes the place of an older one."""
+
+    def __init__(self, path: Path, optimizer: Optimizer) -> None:
+        self._vectors, self._optimizer = optimizer.state_vectors(), optimizer
+        shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
+        text = json.dumps(shapes).encode()
+        text += b" " * (-len(text) % 8)
+        words = _slot_words(sum(vector.numel() for vector in self._vectors))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            # Zeros take the space: a map of a sparse file ends in SIGBUS on a full disk.
+            file.write(len(text).to_bytes(8, "little") + text + bytes(2 * 4 * words))
+        start = 2 + len(text) // 4
+        self._slots = torch.from_file(str(path), shared=True, size=start + 2 * words, dtype=torch.int32)[start:].view(2, words)
+
+    def write(self) -> None:
+        """Keep the optimizer as it is now, in place of the step before the last."""
+        header, values = _parts(self._slots[self._optimizer.num_steps % 2], sum(vector.numel() for vector in self._vectors))
+        header[0] = -1
+        at = 0
+        for vector in self._vectors:
+            values[at : at + vector.numel()].copy_(vector)
+            at += vector.numel()
+        header[1], header[2] = at, _checksum(values)
+        header[0] = self._optimizer.num_steps
+
+
+def read_journal(path: Path) -> list[State]:
+    """Return the whole records of a journal, by the tensors' names, oldest first; none of a file that is none."""
+    data = path.read_bytes() if path.is_file() else b""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        shapes = {name: torch.Size(shape) for name, shape in json.loads(data[8 : 8 + length])}
+    except ValueError:
+        return []
+    num_values = sum(shape.numel() for shape in shapes.values())
+    words = _slot_words(num_values)
+    if len(data) != 8 + length + 2 * 4 * words:
+        return []
+    slots = torch.frombuffer(bytearray(data[8 + length :]), dtype=torch.int32).view(2, words)
+    found = []
+    for index, slot in enumerate(slots):
+        header, values = _parts(slot, num_values)
+        steps = int(header[0])
+        if steps > 0 and steps % 2 == index and int(header[1]) == num_values and int(header[2]) == _checksum(values):
+            tensors = values.split([shape.numel() for shape in shapes.values()])
+            named = {name: tensor.view(shape) for (name, shape), tensor in zip(shapes.items(), tensors, strict=True)}
+            found.append(State(step=steps, tensors=named))
+    return sorted(found, key=lambda state: state.step)
+
+
+def _slot_words(num_values: int) -> int:
+    """Return the int32 words of a slot; a header word takes two."""
+    return 2 * _HEADER + num_values + num_values % 2  # even: keeps the second slot's int64 header aligned
+
+
+def _parts(slot: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
+    return slot[: 2 * _HEADER].view(torch.int64), slot[2 * _HEADER : 2 * _HEADER + num_values].view(torch.float32)
+
+
+def _checksum(values: Tensor) -> int:
+    # A sum notices what a crash of the whole machine does, pages that never reached the disk; it costs a tenth of a CRC.
+    return int(values.view(torch.int32).sum(dtype=torch.int64))
 
 
 class EpochLog:

@@ -13,7 +13,8 @@ from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.policy import Replanned, Timetable, generation_of, is_another, next_job
 from workbench.runtime import commands as c
-from workbench.runtime.coordinator import Coordinator, Generation, Parts, whole
+from workbench.runtime.commands import Generation, Parts, whole
+from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 from workbench.simulator import simulate

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -20,19 +19,17 @@ from workbench.core.report import Recovery, SweepPoint
 from workbench.core.serial import to_json
 from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, Prepared, ignore
 from workbench.methods.common import records
-from workbench.methods.common.digest import weights_digest
-from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end
-from workbench.methods.common.layers import BATCH_SIZES
-from workbench.methods.common.limits import REAL_TIMEOUT_S
-from workbench.methods.common.scaling import describe_facts, kept_layers, profile_devices
+from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end, weights_digest
+from workbench.methods.common.plans import REAL_TIMEOUT_S
+from workbench.methods.common.scaling import BATCH_SIZES, describe_facts, kept_layers, profile_devices
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import with_faults
+from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.policy import Replanned, TrainingPolicy, served
 from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
-from workbench.methods.training.steps import typical_steps
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
@@ -128,7 +125,6 @@ class TrainingMethod(ProfiledMethod[P]):
     run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
     trained: what a run has trained, of a backbone.
     begin(prepared, backbone, folder, is_new, notify): makes the backbone as the run computes with it; writes what a new run begins with.
-    keep(prepared, folder): puts aside what later runs may use of a finished one, and returns what is to be told about it.
     """
 
     plan: Callable[[P, Profile, Cluster], Plan]
@@ -138,7 +134,6 @@ class TrainingMethod(ProfiledMethod[P]):
     serve_rank: Callable[[RankContext, str], None]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Path, bool, Notify], object]
-    keep: Callable[[P, Path], tuple[str, ...]]
 
     @abstractmethod
     def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
@@ -219,8 +214,6 @@ class TrainingMethod(ProfiledMethod[P]):
         job, is_real = prepared.job, engines.fidelity == "real"
         recoveries: tuple[Recovery, ...] = ()
         spent_s: dict[str, float] = {}
-        if is_real and prepared.needs_emulated:
-            raise ConfigError(*prepared.needs_emulated)
         stack = load_stack(job.model)
         message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
         identity = _fingerprint(prepared, stack, message)
@@ -260,7 +253,6 @@ class TrainingMethod(ProfiledMethod[P]):
         metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best)
 
-        notes += self.keep(prepared, folder)
         for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
             shutil.rmtree(folder / left, ignore_errors=True)
         for path in unneeded_at_the_end(folder):

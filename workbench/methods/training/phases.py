@@ -18,13 +18,12 @@ from typing import Any, Generic, Self, TypeVar
 from torch import Tensor, nn
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.plan import Homes
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
-from workbench.core.state import Homes
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
 from workbench.methods.training.checkpoints import weights_after
-from workbench.methods.training.handlers import share_of
-from workbench.methods.training.steps import PlannedStep, StepShape, planned_epoch
+from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage

@@ -14,21 +14,20 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.errors import StateError
 from workbench.core.job import Job
-from workbench.core.plan import Plan
+from workbench.core.plan import Homes, Plan, held_by, last_whole_step
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.core.state import Homes, held_by, last_whole_step
 from workbench.methods.base import Event, Notify
-from workbench.methods.common.limits import SILENT_AFTER_STEPS
+from workbench.methods.common.plans import SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.predict import Predictor
-from workbench.methods.training.steps import PlannedStep
-from workbench.runtime.commands import StepDone
+from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext
-from workbench.runtime.coordinator import Coordinator, Generation, Parts, Policy
+from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
 

@@ -9,8 +9,8 @@ from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
 from workbench.methods.training.backups import backup_s
+from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.simulator import simulate
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Width
-from workbench.methods.common.layers import profiled_length
-from workbench.methods.training.steps import PlannedStep, planned_epoch, typical_steps
+from workbench.methods.common.scaling import profiled_length
+from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization.config import StorageType
@@ -52,7 +52,7 @@ class PipelineOptions:
 class PreparedTraining:
     """A job with everything that is known before a plan; a method adds its own settings.
 
-    notes: what a report tells of them.  needs_emulated: why it cannot run on real devices, as an error's three sentences.
+    notes: what a report tells of them.
     """
 
     job: Job
@@ -62,7 +62,6 @@ class PreparedTraining:
     test: TokenizedSplit
     facts: ModelFacts
     notes: tuple[str, ...] = ()
-    needs_emulated: tuple[str, str, str] | None = None
 
     @property
     def typical_length(self) -> int:

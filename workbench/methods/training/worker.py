@@ -23,12 +23,12 @@ from workbench.methods.common.session import RankResult, RankSession, StepTrace,
 from workbench.methods.training.backups import Keeper
 from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
+from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import AJob, RankPhase
-from workbench.methods.training.steps import PlannedStep, StepShape
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, Worker
-from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group

@@ -1,14 +1,26 @@
-"""What a program of the inference engine is made for, and what its file says of itself."""
+"""What a program of the inference engine is made for: its file, the tokenized prompts beside it, and the packages that run it."""
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 import msgspec
+import numpy as np
+import torch
 
 from workbench.core.errors import ConfigError
+from workbench.core.files import whole_file
 from workbench.models.zeroth_order.config import TrainableConfig, check_positive
 
 EngineBackend = Literal["xnnpack", "portable"]
@@ -90,3 +102,113 @@ class EngineDescription:
     def from_json(cls, text: str) -> EngineDescription:
         """Read it back.  Raises msgspec.ValidationError for a text that is no description."""
         return msgspec.json.decode(text, type=cls)
+
+
+_TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")
+_AFFINE = "quant_affine_configs"
+"""The XNNPACK patterns that need the toolkit even to be listed; they match quantized activations only."""
+
+
+def require_executorch() -> None:
+    """Raise ConfigError if ExecuTorch is not installed."""
+    if find_spec("executorch") is None:
+        raise ConfigError(
+            "A program of the inference engine was asked for.",
+            "The package executorch is not installed.",
+            "Install the extra 'executorch' (pip install 'edge-llm-workbench[executorch]', then pip install --no-deps executorch==1.5.1).",
+        )
+
+
+def xnnpack_partitioner() -> Any:
+    """Return what chooses the pieces of a program that XNNPACK computes."""
+    with quiet(), _toolkit():
+        from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    return XnnpackPartitioner(configs=[config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)])
+
+
+def bindings() -> Any:
+    """Return the runtime's binding to Python.  Raises ConfigError as require_executorch.
+
+    It is the module below `executorch.runtime`, which would import the exporter too: seconds and 100 MB that a device does not have.
+    """
+    require_executorch()
+    with quiet():
+        from executorch.extension.pybindings import _C
+    return _C
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Show no warnings, of which ExecuTorch has many: its interfaces are called experimental, and some decorators are deprecated."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _toolkit() -> Iterator[None]:
+    """Let `torchao` be imported where it is not installed: XNNPACK's patterns take two predicates of convolutions from it.
+
+    Installed for good it would change how peft and transformers load, so that the stand-ins are gone again afterwards.
+    """
+    if find_spec("torchao") is not None:
+        yield
+        return
+    for name in _TOOLKIT:
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = []  # a package
+    predicates: Any = sys.modules[_TOOLKIT[-1]]
+    aten = torch.ops.aten
+    predicates._is_conv_node = _calls(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+    predicates._is_conv_transpose_node = _calls(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+    try:
+        yield
+    finally:
+        for name in _TOOLKIT:
+            del sys.modules[name]
+
+
+def _calls(*targets: Any) -> Any:
+    return lambda node: node.op == "call_function" and node.target in targets
+
+
+_FIELDS = ("input_ids", "targets", "positions", "target_mask")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePrompts:
+    """Prompts as arrays.  input_ids: (n, t) int64, padded on the right.  targets, positions, target_mask: (n, k) as in PromptBatch."""
+
+    input_ids: Any
+    targets: Any
+    positions: Any
+    target_mask: Any
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def rows(self, indices: Any) -> EnginePrompts:
+        """Return some of them, as a batch."""
+        return EnginePrompts(**{name: getattr(self, name)[list(indices)] for name in _FIELDS})
+
+    def write(self, path: Path) -> None:
+        """Write them as NumPy's .npz."""
+        with whole_file(path) as part, part.open("wb") as file:
+            np.savez_compressed(file, **{name: np.asarray(getattr(self, name)) for name in _FIELDS})
+
+    @classmethod
+    def read(cls, path: Path) -> EnginePrompts:
+        """Read them back.  Raises ConfigError for a file that holds none."""
+        try:
+            with np.load(path, allow_pickle=False) as held:
+                return cls(**{name: held[name] for name in _FIELDS})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"The prompts in '{path}' were asked for.", f"They do not load: {error}.", "Export them: workbench export --prompts FILE."
+            ) from error

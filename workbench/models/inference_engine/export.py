@@ -14,10 +14,15 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
-from workbench.models.inference_engine.config import EngineConfig, EngineDescription, EngineSlot
-from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState
-from workbench.models.inference_engine.packages import quiet, require_executorch, xnnpack_partitioner
-from workbench.models.inference_engine.rewriting import engine_attention, exportable
+from workbench.models.inference_engine.config import (
+    EngineConfig,
+    EngineDescription,
+    EngineSlot,
+    quiet,
+    require_executorch,
+    xnnpack_partitioner,
+)
+from workbench.models.inference_engine.modules import STATE, ReadState, TrainStep, WriteState, engine_attention, exportable
 from workbench.models.zeroth_order.causal_model import CausalModel
 
 

@@ -2,21 +2,125 @@
 
 Each call recovers the last noise from the copies, makes the last step with its scalars, perturbs anew and computes all 2q losses.  The
 copies lie sign by sign, [+1 ... +q, -1 ... -q], so that the buffer is cut once, and so do the losses.
+
+Write a backbone's pieces in operations that XNNPACK has, so that all layers become one piece of its work instead of dozens.
+Norms: XNNPACK takes no mean over the last dimension, but a product with a vector of 1/d is one.  Attention: it broadcasts no heads, but
+grouped queries are rows of the same product; the causal mask is added as numbers, once for all layers.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workbench.core.errors import ConfigError
 from workbench.models.families import LayerContext, call_layer
 from workbench.models.inference_engine.config import EngineConfig
-from workbench.models.inference_engine.rewriting import MASKED
 from workbench.models.stack import embed
 from workbench.models.zeroth_order.causal_model import CausalModel
+
+_ATTENTION = "workbench_inference_engine"
+MASKED = -1e9
+"""Added to scores that count for nothing; -inf would do in exact arithmetic, and gives NaN where kernels subtract it from itself."""
+
+
+class ProductNorm(nn.Module):
+    """LayerNorm, or with `centers` False RMSNorm, whose means are products with a vector.  weight, bias: (d,), bias may be None."""
+
+    share: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, *, centers: bool) -> None:
+        super().__init__()
+        self.register_buffer("share", torch.full((1, len(weight)), 1 / len(weight)))
+        self.register_buffer("weight", weight.detach())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.epsilon, self.centers = epsilon, centers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., d) of x (..., d)."""
+        if self.centers:
+            x = x - F.linear(x, self.share)
+        y = x * torch.rsqrt(F.linear(x * x, self.share) + self.epsilon) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+def exportable(model: CausalModel) -> CausalModel:
+    """Return a copy of a model that shares its weights and is written for export.
+
+    Raises ConfigError for a model that is not a whole causal one in float32 with LoRA-FA.
+    """
+    stage = model.backbone
+    if not (stage.family.is_causal and model.is_first and model.is_last):
+        raise _refused("a whole decoder-only model (Llama, GPT-2, OPT)", type(next(iter(stage.layers.values()))).__name__)
+    if model.config.technique != "lora_fa":
+        raise _refused("a model with LoRA-FA", f"technique '{model.config.technique}'")
+    if model.dtype != torch.float32 or any(type(module).__name__.startswith("Quantized") for module in model.modules()):
+        raise _refused("a model in float32 without quantization", f"a quantized model, or one in {model.dtype}")
+    tensors = [*model.parameters(), *model.buffers()]
+    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for module in list(copied.modules()):
+        for name, child in module.named_children():
+            norm = _norm_of(child)
+            if norm is not None:
+                module.register_module(name, norm)
+    return copied
+
+
+def _norm_of(module: Any) -> ProductNorm | None:
+    if type(module) is nn.LayerNorm and module.weight is not None:
+        return ProductNorm(module.weight, module.bias, module.eps, centers=True)
+    if type(module).__name__ in ("LlamaRMSNorm", "RMSNorm"):
+        return ProductNorm(module.weight, None, module.variance_epsilon, centers=False)
+    return None
+
+
+@contextmanager
+def engine_attention(model: CausalModel) -> Iterator[None]:
+    """Let a model's layers call `attention` while they are traced."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attention)
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    found = [config for config in configs.values() if hasattr(config, "_attn_implementation")]
+    before = [config._attn_implementation for config in found]
+    try:
+        for config in found:
+            config._attn_implementation = _ATTENTION
+        yield
+    finally:
+        for config, name in zip(found, before, strict=True):
+            config._attn_implementation = name
+
+
+def attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float | None = None, **_: Any
+) -> tuple[Tensor, None]:
+    """Return what a layer attends to, (n, t, heads, s), in three-dimensional products.
+
+    query: (n, heads, t, s).  key, value: (n, groups, t, s), each group read by heads / groups heads.  attention_mask: (t, t), added.
+    """
+    count, heads, length, size = query.shape
+    groups = key.shape[1]
+    scale = size**-0.5 if scaling is None else scaling
+    rows = query.reshape(count * groups, heads // groups * length, size)
+    scores = torch.bmm(rows, key.reshape(count * groups, length, size).transpose(1, 2)) * scale
+    if attention_mask is not None:
+        scores = (scores.view(count * groups, heads // groups, length, length) + attention_mask).view(scores.shape)
+    seen = torch.bmm(torch.softmax(scores, dim=-1), value.reshape(count * groups, length, size))
+    return seen.view(count, heads, length, size).transpose(1, 2), None
+
+
+def _refused(wanted: str, found: str) -> ConfigError:
+    return ConfigError("A program of the inference engine was asked for.", f"It needs {wanted}; this is {found}.", "Load such a model.")
+
 
 STATE = "copies"
 """The buffer's name: the same in all methods, which share it by this name.

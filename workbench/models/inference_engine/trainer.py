@@ -18,8 +18,7 @@ import torch
 
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.seeds import query_seed
-from workbench.models.inference_engine.config import EngineDescription
-from workbench.models.inference_engine.packages import bindings
+from workbench.models.inference_engine.config import EngineDescription, bindings
 from workbench.models.zeroth_order.step_log import StepLog
 
 NoiseOf = Callable[[int, int], Any]

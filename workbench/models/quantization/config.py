@@ -1,4 +1,11 @@
-"""How a backbone's weights are kept and in which type it computes (PAC+, section IV-D, Fig. 8)."""
+"""How a backbone's weights are kept and in which type it computes; block-wise codes (PAC+, section IV-D, Eq. 1-2, Fig. 8).
+
+Block-wise quantization by the largest magnitude: our reference (PAC+, section IV-D, Eq. 1-2; NF4 and double quantization: QLoRA).
+QLoRA: Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; the 16 values of NF4
+are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half the widest gap between two
+neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36, beside which a weight is nothing, lose
+precision as all subnormal numbers do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from workbench.core.errors import ConfigError, did_you_mean
 
@@ -77,3 +86,82 @@ class QuantizationConfig:
 def _check(what: str, found: str, known: tuple[str, ...]) -> None:
     if found not in known:
         raise ConfigError(f"The {what} '{found}' was asked for.", f"Known are {', '.join(known)}.", did_you_mean(str(found), known))
+
+
+LEVELS = {"int8": 127, "int4": 7}
+"""The largest code of the symmetric integer types; Eq. 1 has 127."""
+
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of N(0, 1), scaled to [-1, 1], with an exact zero (QLoRA, section 3 and appendix E)."""
+
+CONSTANTS_BLOCK = 256
+"""Constants that share one constant of their own in double quantization (QLoRA, section 3)."""
+
+_NF4 = torch.tensor(NF4_VALUES)
+_NF4_MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
+# Both values of a byte at once: (256, 2).
+_NF4_PAIRS = torch.stack([_NF4.repeat_interleave(16), _NF4.repeat(16)], dim=1)
+
+
+def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return codes and constants of a tensor's contiguous blocks (Eq. 1).
+
+    values: any shape and float type.  storage: int8, int4 or nf4.  The last block is filled up with zeros.
+    Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8, the first of two in the
+    upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is not finite.
+    """
+    flat = values.detach().reshape(-1).float()
+    blocks = F.pad(flat, (0, -len(flat) % block_size)).view(-1, block_size)
+    absmax = blocks.abs().amax(dim=1)
+    if not bool(absmax.isfinite().all()):
+        raise ConfigError(
+            f"Weights were to be kept as {storage}.",
+            "Some are infinite or not a number.",
+            "Check the model's files, or load it as float32.",
+        )
+    # x / absmax * 127 instead of 127 / absmax * x: the latter overflows for tiny blocks.  A block of zeros stays zeros.
+    scaled = blocks / absmax.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    if storage == "int8":
+        return (scaled * LEVELS["int8"]).round_().to(torch.int8), absmax
+    if storage == "int4":
+        return _pack((scaled * LEVELS["int4"]).round_().to(torch.int8)), absmax
+    return _pack(torch.bucketize(scaled, _NF4_MIDPOINTS.to(values.device), out_int32=True)), absmax
+
+
+def dequantize_blocks(codes: Tensor, absmax: Tensor, storage: str) -> Tensor:
+    """Return (num_blocks, block_size) float32 of codes and absmax as from `quantize_blocks` (Eq. 2)."""
+    if len(codes) != len(absmax):
+        raise ValueError(f"{len(codes)} blocks of codes and {len(absmax)} constants")
+    if storage == "nf4":
+        return F.embedding(codes.int(), _NF4_PAIRS.to(codes.device)).view(len(codes), -1).mul_(absmax[:, None])
+    if storage == "int4":
+        signed = codes.view(torch.int8)
+        # Arithmetic shifts carry the sign of either half of a byte along.
+        codes = torch.stack([signed >> 4, (signed << 4) >> 4], dim=2).view(len(codes), -1)
+    return codes * (absmax / LEVELS[storage])[:, None]
+
+
+def quantize_constants(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the constants of blocks as int8 (double quantization): codes, their own constants, and the mean taken off before.
+
+    absmax: (num_blocks,).  Codes are (ceil(num_blocks / 256), 256) int8.  QLoRA has 8-bit floats here; we use Eq. 1 once more.
+    """
+    mean = absmax.mean()
+    codes, second = quantize_blocks(absmax - mean, "int8", CONSTANTS_BLOCK)
+    return codes, second, mean
+
+
+def dequantize_constants(codes: Tensor, second: Tensor, mean: Tensor, count: int) -> Tensor:
+    """Return (count,) float32 constants of what `quantize_constants` made."""
+    # A constant near zero must not come back below it.
+    return (dequantize_blocks(codes, second, "int8").view(-1)[:count] + mean).clamp_(min=0)
+
+
+def _pack(codes: Tensor) -> Tensor:
+    pairs = codes.view(len(codes), -1, 2).to(torch.int16)
+    return ((pairs[..., 0] & 15) << 4 | (pairs[..., 1] & 15)).to(torch.uint8)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.quantization.codes import dequantize_blocks
-from workbench.models.quantization.config import FLOAT_TYPES
+from workbench.models.quantization.config import FLOAT_TYPES, dequantize_blocks
 
 BITSANDBYTES_BLOCKS = (64, 128, 256, 512, 1024)
 """Block sizes that its kernels know and compute exactly."""

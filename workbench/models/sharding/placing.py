@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.models.sharding.ends import Ends
-from workbench.models.sharding.held import Connection, HeldBlock, hold_block, hold_connection
+from workbench.models.sharding.building import WeightSource
+from workbench.models.sharding.held import Connection, Ends, HeldBlock, hold_block, hold_connection
 from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout
 from workbench.models.sharding.shard import ModelShard
 from workbench.models.sharding.slices import Ranges, ShardSpec, size
-from workbench.models.sharding.weights import WeightSource
 
 
 def load_shard(layout: ModelLayout, spec: ShardSpec, source: WeightSource, *, separator_id: int | None = None) -> ModelShard:

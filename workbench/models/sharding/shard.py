@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.attention import attend, decode_attention, rotate, split_heads
-from workbench.models.sharding.ends import Ends, What
-from workbench.models.sharding.held import Connection, HeldBlock
+from workbench.models.sharding.held import Connection, Ends, HeldBlock, What
 from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
-from workbench.models.sharding.run import KeyValueCache, Positions, Run, Step
+from workbench.models.sharding.run import KeyValueCache, Positions, Run, Step, attend, decode_attention, rotate, split_heads
 from workbench.models.sharding.slices import ShardSpec
 
 _TANH = "gelu_pytorch_tanh"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.injection import projections
+from workbench.models.lora import projections
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage
 from workbench.models.zeroth_order.adapted import DoraLinear, LoraFaLinear, LoraLinear, PartModule, PooledHead, VeraLinear

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import ring_allreduce_s
+from workbench.core.costs import ring_allreduce_s
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.times import (
     Line,

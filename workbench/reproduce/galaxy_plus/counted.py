@@ -11,8 +11,7 @@ from workbench.profiler.descriptions import FP32_BYTES
 from workbench.profiler.inference import stack_sizes, working_bytes
 from workbench.reproduce.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.items import Item, Rows, worst
-from workbench.reproduce.result import OOM, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
 
 MEMORY, PI, A100 = "memory footprint", "latency per token on RPi-M", "latency per token on A100"

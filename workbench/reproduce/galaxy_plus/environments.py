@@ -12,8 +12,7 @@ from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, Run, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
 from workbench.reproduce.items import Item, Rows
-from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings, printed
 
 MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)

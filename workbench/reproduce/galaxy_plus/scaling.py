@@ -13,12 +13,10 @@ from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.galaxy_plus.latency import sequence_s
-from workbench.reproduce.galaxy_plus.printed import printed_s
-from workbench.reproduce.galaxy_plus.systems import GALAXY, MEGATRON, OURS, SEQUENCE
+from workbench.reproduce.galaxy_plus.systems import GALAXY, MEGATRON, OURS, SEQUENCE, printed_s
 from workbench.reproduce.galaxy_plus.testbed import MODELS, PAPER, Constants, cluster, handling, load_constants, profile
 from workbench.reproduce.items import Item, Rows
-from workbench.reproduce.result import Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Result, Settings, printed
 
 SCALED = ("GPT2-L", "OPT-L")
 FOUR = (1, 2, 3, 4)

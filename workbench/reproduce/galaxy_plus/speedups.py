@@ -30,8 +30,7 @@ from workbench.reproduce.galaxy_plus.testbed import (
     profile,
 )
 from workbench.reproduce.items import Item, Rows, median_off, swapped
-from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings, printed
 
 CONFIGURATION = "HMP configuration"
 SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}

@@ -11,16 +11,15 @@ from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.profiles import made_up_host, measured_host
-from workbench.methods.galaxy_plus.serving.fig16 import LoadSpike, LoadSpikeResult, Variant, load_spike_executed
-from workbench.methods.galaxy_plus.serving.service import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, Variant, load_spike_executed
+from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners.galaxy_plus import algorithm_1, stack_lengths
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import line_panels, lines
 from workbench.reproduce.galaxy_plus.testbed import CLUSTERS, FIG_16, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 from workbench.runtime.engines import EngineCluster
 
 LOADED = 1  # the figure's 'Device 1', an RPi-L

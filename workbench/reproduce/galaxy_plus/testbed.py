@@ -13,7 +13,7 @@ from workbench.planners.galaxy_plus import PAPER as EQUATION_8
 from workbench.planners.galaxy_plus import MemoryRule
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.profiler.inference import analytic_from, end_bytes, stack_sizes
-from workbench.reproduce.values import paper_folder
+from workbench.reproduce.result import paper_folder
 
 PAPER = "galaxy_plus"
 GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have two more layers of scheme 2 in Env. A

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from workbench.reproduce.items import Item
 from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialFolder, TrialOutcome
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
-from workbench.reproduce.result import Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Result, Settings, printed
 
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"

@@ -10,8 +10,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import FP16_BYTES, FirstOrder, first_order_memory, forward_memory, step_s
 from workbench.reproduce.items import Item, swapped, worst
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, Constants, deviations, load_constants, spread
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 
 MODEL_OF = {"table17": TINY, "table18": LLAMA}
 STANDARD, FULL = "MeZO (LoRA-FA), standard", "MeZO (full)"

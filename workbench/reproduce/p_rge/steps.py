@@ -11,8 +11,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import FP16_BYTES, SWEEPS, Execution, first_order_step_s, free_rows, pass_s, step_s
 from workbench.reproduce.items import Item, Rows
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, Constants, Precision, deviations, load_constants, spread
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 
 MEZO, PRGE, SPEEDUP = "MeZO (LoRA-FA)", "P-RGE", "speedup"
 QUERIES = 16

@@ -14,8 +14,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import SWEEPS, Execution, step_s
 from workbench.reproduce.items import Item, Rows, median_deviation
 from workbench.reproduce.p_rge.testbed import LLAMA, PAPER, TINY, Constants, deviations, load_constants, spread
-from workbench.reproduce.result import Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Result, Settings, printed
 from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, PaddingRow, encode_prompts, load_prompt_task, padding_statistics
 
 MODEL_OF = {"table15": TINY, "table16": LLAMA}

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from workbench.core.serial import read_toml
 from workbench.profiler.zeroth_order import Machine, MemoryRule
 from workbench.reproduce.items import Item, Rows, median_deviation, worst
-from workbench.reproduce.result import Comparison, Number
-from workbench.reproduce.values import paper_folder
+from workbench.reproduce.result import Comparison, Number, paper_folder
 
 PAPER = "p_rge"
 GIB = 2**30  # the paper's GB: Llama2-7B's 6.74 billion fp16 parameters are 12.55 of these (Table 3: 12.59 with 64 tokens) and 13.48 of 10^9

@@ -13,8 +13,7 @@ from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.drawing import stacked
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, description, load_constants, technique_sizes
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 
 BASELINES: tuple[Technique, ...] = ("full", "adapters", "lora")
 TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")

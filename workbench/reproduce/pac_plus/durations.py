@@ -17,8 +17,7 @@ from workbench.reproduce.pac_plus.counted import BASELINES as TECHNIQUES
 from workbench.reproduce.pac_plus.counted import flops, footprint
 from workbench.reproduce.pac_plus.steps import Paradigm, Step, pac_plus_hours, step
 from workbench.reproduce.pac_plus.testbed import FLOPS_PER_CORE_AND_CYCLE, GIB, MODELS, PAPER, Constants, load_constants, nanos
-from workbench.reproduce.result import OOM, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 PARADIGMS: tuple[Paradigm, ...] = ("standalone", "pipeline_parallel", "data_parallel")
 BASELINES = tuple(product(TECHNIQUES, PARADIGMS))

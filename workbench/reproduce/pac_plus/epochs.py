@@ -17,8 +17,7 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.counted import flops
 from workbench.reproduce.pac_plus.steps import fastest, pac_plus_hours, pipelines, seconds_per_sample, step
 from workbench.reproduce.pac_plus.testbed import MODELS, PAPER, Constants, environment_b, load_constants, nanos, profile
-from workbench.reproduce.result import OOM, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.plan_costs import VirtualWorkerCosts

@@ -26,8 +26,7 @@ from workbench.reproduce.pac_plus.executed_runs import (
     spread,
 )
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 from workbench.tasks import load_task
 from workbench.tasks.task import Task
 

@@ -16,9 +16,8 @@ from workbench.models.calibration import TapStatistics, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.families import layer_paths
 from workbench.models.initialization import How, initialize
-from workbench.models.injection import DEVIATION, inject_adapters
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.lora import require_peft
+from workbench.models.lora import DEVIATION, inject_adapters, require_peft
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, import_bitsandbytes, quantize
 from workbench.models.stack import LayerStack
@@ -35,9 +34,9 @@ from workbench.reproduce.pac_plus.executed_training import (
 )
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
+from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Split
 from workbench.tasks.tokenize import Batch, collate, tokenize
-from workbench.tasks.unlabelled import load_unlabelled
 
 LORA_RANK, LORA_ALPHA = 8, 16
 BOTTLENECK = 64

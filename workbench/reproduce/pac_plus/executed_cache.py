@@ -19,8 +19,7 @@ from workbench.reproduce.pac_plus.executed import TITLES, task_of, training
 from workbench.reproduce.pac_plus.executed_build import adapter_config
 from workbench.reproduce.pac_plus.executed_training import TappedSplit, TokenizedTask, statistics_of
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.result import Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Result, Settings, printed
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, tokenize
 

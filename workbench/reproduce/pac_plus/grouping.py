@@ -20,8 +20,7 @@ from workbench.profiler.analytic import Technique
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.steps import fastest, seconds_per_sample
 from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, load_constants, nanos, profile
-from workbench.reproduce.result import OOM, Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 COUNTS = (2, 4, 6, 8)
 DATA, PIPELINE, HYBRID = "data_parallel", "pipeline_parallel", "hybrid"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import broadcast_s
-from workbench.core.costs import TableCosts
+from workbench.core.costs import TableCosts, broadcast_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile

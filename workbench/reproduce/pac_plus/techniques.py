@@ -15,8 +15,7 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.counted import BASELINES
 from workbench.reproduce.pac_plus.steps import cached_timeline, step_timeline
 from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, load_constants, nanos, profile
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import printed
+from workbench.reproduce.result import Number, Result, Settings, printed
 
 OURS: Technique = "parallel_adapters"
 CACHED = "parallel_adapters_cached"

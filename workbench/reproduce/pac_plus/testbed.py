@@ -10,7 +10,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.serial import read_toml
 from workbench.profiler.analytic import ModelDescription, Technique, TechniqueSizes, analytic_profile, describe
-from workbench.reproduce.values import paper_folder
+from workbench.reproduce.result import paper_folder
 
 PAPER = "pac_plus"
 MODELS = ("T5-Base", "BART-Large", "T5-Large")

@@ -8,15 +8,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from workbench.core.serial import to_json, write_text
-from workbench.methods.training.steps import PAD_TO_MULTIPLE
+from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, read_kept
+from workbench.reproduce.result import Number, Result, Settings, printed, read_kept
 from workbench.reproduce.ringada.training import PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
-from workbench.reproduce.values import printed
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.metrics import compute

@@ -18,8 +18,7 @@ from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, plan_ring
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings
-from workbench.reproduce.values import paper_folder, printed
+from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import Iteration, RingCosts, ring_round
 from workbench.simulator import simulate

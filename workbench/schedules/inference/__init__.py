@@ -15,31 +15,11 @@ Operations (stage: block number; part: first tile; microbatch: step of the ring)
 from __future__ import annotations
 
 from workbench.core.schedule import Schedule
-from workbench.schedules.inference.baselines import Exchange, pipeline_inference, sequence_inference, tensor_inference
+from workbench.schedules.inference.baselines import pipeline_inference, sequence_inference, tensor_inference
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.hybrid import hybrid_inference
-from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
+from workbench.schedules.inference.layout import InferenceLayout
 from workbench.schedules.inference.tuning import InferencePrices, choose_tiles, smallest_tile, tile_options, tune
-
-__all__ = [
-    "MESSAGE_S",
-    "Block",
-    "Exchange",
-    "InferenceCosts",
-    "InferenceLayout",
-    "InferencePrices",
-    "Tile",
-    "choose_tiles",
-    "decode_schedule",
-    "hybrid_inference",
-    "inference_schedule",
-    "pipeline_inference",
-    "sequence_inference",
-    "smallest_tile",
-    "tensor_inference",
-    "tile_options",
-    "tune",
-]
 
 
 def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
@@ -56,11 +36,8 @@ def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -
     return builders[layout.plan.paradigm](layout, world_size)
 
 
-def decode_schedule(layout: InferenceLayout, world_size: int | None = None, *, exchange: Exchange = "direct") -> Schedule:
-    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the pipeline.
-
-    exchange: how the products of a block are summed (see tensor_inference).
-    """
+def decode_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
+    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the pipeline."""
     if layout.plan.paradigm == "pipeline":
         return pipeline_inference(layout, world_size)
-    return tensor_inference(layout, world_size, exchange=exchange)
+    return tensor_inference(layout, world_size)

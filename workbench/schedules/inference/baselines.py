@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, NONE, Schedule, Value
 from workbench.schedules.inference.building import Builder, after
 from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
 
-Exchange = Literal["direct", "star", "allreduce"]
-
 _ENTER = {"attention": ("QKV", "qkv"), "cross": ("CQ", "q"), "feed_forward": ("UP", "act")}
 _LEAVE = {"attention": "OUT", "cross": "COUT", "feed_forward": "DOWN"}
 
 
-def tensor_inference(layout: InferenceLayout, world_size: int | None = None, *, exchange: Exchange = "allreduce") -> Schedule:
+def tensor_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
     """Return Megatron-LM's order: every position has the whole sequence, and the products of a block are summed everywhere behind it.
 
-    exchange: how.  'allreduce': a ring; 'direct': each position sends its product to all others; 'star': the first position collects the
-    products, connects alone, and sends the hidden state out.  The last two suit one token.
+    By a ring all-reduce; of one token each position sends its product to all others.
     """
     builder = Builder(layout)
     stacks = [len(layout.stacks) - 1] if layout.is_decoding else range(len(layout.stacks))
@@ -29,19 +24,18 @@ def tensor_inference(layout: InferenceLayout, world_size: int | None = None, *, 
         builder.embed(stack, [embedded])
         if layout.num_positions == 1:
             wide = embedded
-        elif exchange == "allreduce":
+        elif not layout.is_decoding:
             builder.collective(BROADCAST, first, [(embedded,)] + [()] * (layout.num_positions - 1), wide)
         else:
             wide = embedded
             for position in range(1, layout.num_positions):
                 builder.send(embedded, 0, position)
         for position in range(layout.num_positions):
-            has_residual = exchange != "star" or position == 0
-            builder.add(position, "ENTER", first, 0, [wide], _hidden(first)[: 1 + has_residual])
+            builder.add(position, "ENTER", first, 0, [wide], _hidden(first))
         for block in layout.blocks[first:end]:
             for position in layout.members(block):
-                _products(builder, block, position, exchange)
-            _sum(builder, block, exchange)
+                _products(builder, block, position)
+            _sum(builder, block)
     builder.head(_hidden(layout.end)[:1])
     return builder.schedule(world_size)
 
@@ -50,7 +44,7 @@ def _hidden(number: int) -> list[Value]:
     return [Value("hid", number, NONE, 0), Value("res", number, NONE, 0)]
 
 
-def _products(builder: Builder, block: Block, position: int, exchange: Exchange) -> None:
+def _products(builder: Builder, block: Block, position: int) -> None:
     number = block.number
     kind, name = _ENTER[block.kind]
     entered, context = Value(name, number, NONE, 0), Value("ctx", number, NONE, 0)
@@ -65,40 +59,32 @@ def _products(builder: Builder, block: Block, position: int, exchange: Exchange)
         keys = [] if builder.layout.is_decoding else [Value("kv", number, NONE, 0)]  # in the cache
         builder.add(position, "CATT", number, 0, [entered, *keys], [context])
     content = entered if block.kind == "feed_forward" else context
-    builder.add(position, _LEAVE[block.kind], number, 0, [content], [_product(block, position, exchange)])
+    builder.add(position, _LEAVE[block.kind], number, 0, [content], [_product(builder.layout, block, position)])
 
 
-def _product(block: Block, position: int, exchange: Exchange) -> Value:
-    return Value("prod", block.number, NONE if exchange == "allreduce" else position, 0)
+def _product(layout: InferenceLayout, block: Block, position: int) -> Value:
+    return Value("prod", block.number, position if layout.is_decoding else NONE, 0)
 
 
-def _sum(builder: Builder, block: Block, exchange: Exchange) -> None:
+def _sum(builder: Builder, block: Block) -> None:
     layout, members = builder.layout, builder.layout.members(block)
     number, following = block.number, block.number + 1
     everywhere = range(layout.num_positions)
     writes = _hidden(following) if following not in layout.first_blocks else _hidden(following)[:1]
     if following in layout.first_blocks and following != layout.end:
         writes = [Value("mem", following, NONE, 0)]
-    products = {position: _product(block, position, exchange) for position in members}
+    products = {position: _product(layout, block, position) for position in members}
     terms = [products[position] for position in members]
-    if layout.num_positions > 1 and exchange == "allreduce":
-        total = Value("sum", number, NONE, 0)
-        builder.collective(ALLREDUCE, number, [[products[position]] if position in products else [] for position in everywhere], total)
-        terms = [total]
-    elif exchange == "direct":
+    if layout.is_decoding:
         for position in members:
             for other in after(tuple(everywhere), position, 1, layout.num_positions):
                 builder.send(products[position], position, other)
-    elif exchange == "star":
-        for position in members:
-            if position:
-                builder.send(products[position], position, 0)
-    for position in everywhere if exchange != "star" else (0,):
+    elif layout.num_positions > 1:
+        total = Value("sum", number, NONE, 0)
+        builder.collective(ALLREDUCE, number, [[products[position]] if position in products else [] for position in everywhere], total)
+        terms = [total]
+    for position in everywhere:
         builder.add(position, "CONN", number, 0, [*terms, Value("res", number, NONE, 0)], writes)
-    if exchange == "star" and following != layout.end:
-        for position in layout.members(layout.blocks[following]):
-            if position:
-                builder.send(writes[0], 0, position)
 
 
 def sequence_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from workbench.core.collector import paused_collector
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
+from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, paused_collector, recv, send
 from workbench.schedules.inference.layout import InferenceLayout
 
 

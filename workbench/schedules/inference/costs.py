@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from workbench.core.cluster import Cluster
-from workbench.core.collective_times import broadcast_s, ring_allreduce_s
-from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.costs import TOKEN, Spec, broadcast_s, opaque, ring_allreduce_s
 from workbench.core.inference import InferenceProfile, StackCosts
 from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
 from workbench.schedules.inference.layout import Block, InferenceLayout

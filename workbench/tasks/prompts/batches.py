@@ -1,9 +1,9 @@
-"""Batches of prompts: which samples, and their tensors; pure functions of seed and step, so that any device works them out by itself."""
+"""Batches of prompts as pure functions of seed and step, what of them is padding (P-RGE, Fig. 2 and 5), and words' log-likelihoods."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -144,3 +144,80 @@ def _padded_decoder(rows: Sequence[EncodedRow], pad_id: int) -> Tensor:
 
     width = max(len(row.decoder_ids) for row in rows)
     return torch.tensor([[*row.decoder_ids, *[pad_id] * (width - len(row.decoder_ids))] for row in rows])
+
+
+LogitsAt = Callable[[PromptBatch], "Tensor"]
+"""A model: gives logits (n, k, V) at the batch's positions; an encoder's head gives (n, 1, classes)."""
+
+BATCH_SIZE = 16
+
+
+def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts, batch_size: int = BATCH_SIZE) -> Tensor:
+    """Return (n, classes) float32: log-probabilities of the label words' tokens among the whole vocabulary, rows in the split's order."""
+    import torch
+
+    found: Tensor | None = None
+    for batch in prompt_batches(encoded, batch_size):
+        with torch.inference_mode():
+            logits = logits_at(batch)[:, 0].float()
+            chosen = logits[:, list(encoded.label_ids)] if encoded.label_ids else logits
+            scores = (chosen - logits.logsumexp(dim=1, keepdim=True)).cpu()
+        if found is None:
+            found = torch.empty(len(encoded), scores.shape[1])
+        found[list(batch.indices)] = scores
+    assert found is not None, "a split has samples"
+    return found
+
+
+def target_log_likelihoods(
+    logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int, batch_size: int = BATCH_SIZE
+) -> tuple[Tensor, Tensor]:
+    """Return (rows,) float32 sums of the targets' log-likelihoods and (rows,) float32 numbers of targets."""
+    import torch
+
+    sums, counts = torch.empty(len(rows)), torch.empty(len(rows))
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
+    for at in range(0, len(order), batch_size):
+        mine = order[at : at + batch_size]
+        batch = batch_of([rows[index] for index in mine], [0] * len(mine), pad_id, mine)
+        with torch.inference_mode():
+            logits = logits_at(batch).float()
+            chosen = logits.gather(2, batch.targets.to(logits.device)[:, :, None])[:, :, 0] - logits.logsumexp(dim=2)
+            shown = batch.target_mask.to(logits.device)
+            sums[mine] = torch.where(shown, chosen, 0.0).sum(dim=1).cpu()
+            counts[mine] = shown.sum(dim=1).float().cpu()
+    return sums, counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRow:
+    """share: of all tokens of a random batch, how many are padding.  mean_length, padded_length: tokens of a sample, expected."""
+
+    batch_size: int
+    share: float
+    mean_length: float
+    padded_length: float
+
+
+def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int], pad_to_multiple: int = 1) -> list[PaddingRow]:
+    """Return one row for each batch size E, of batches of E samples drawn at random and padded to their longest.
+
+    Exact, without drawing: the m-th shortest of n samples is a batch's longest in C(m - 1, E - 1) of C(n, E) batches.
+    pad_to_multiple: to which padded lengths are rounded up (ours: 8; the paper's: 1).  Raises ConfigError for E below 1 or above n.
+    """
+    ordered = sorted(lengths)
+    return [_row(ordered, batch_size, pad_to_multiple) for batch_size in batch_sizes]
+
+
+def _row(ordered: Sequence[int], batch_size: int, pad_to_multiple: int) -> PaddingRow:
+    count = len(ordered)
+    if not 1 <= batch_size <= count:
+        raise ConfigError(
+            f"The padding in batches of {batch_size} samples was asked for.", f"There are {count} samples.", "Choose from 1 to that."
+        )
+    mean = sum(ordered) / count
+    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), of the longest
+    for rank in range(count, batch_size - 1, -1):
+        expected += share * (-(-ordered[rank - 1] // pad_to_multiple) * pad_to_multiple)
+        share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0
+    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), mean_length=mean, padded_length=expected)

@@ -1,18 +1,154 @@
-"""How good a model is on a task of prompts, zero-shot or trained (P-RGE, Table 2): accuracy, or F1 of answers."""
+"""How good a model is on a task of prompts, zero-shot, calibrated or trained (P-RGE, Table 2): accuracy, or F1 of answers as SQuAD's.
+
+content_free: the words' probabilities behind a prompt without content are divided out (Zhao et al., Calibrate Before Use, ICML 2021,
+section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each sample has its own
+candidates, their likelihood behind the bare connective is (domain-conditional pointwise mutual information: Holtzman et al., Surface Form
+Competition, EMNLP 2021), summed over tokens, as MeZO's own evaluation does.
+mean_prior: the words' mean probabilities over unlabelled prompts are (Zhou et al., Batch Calibration, ICLR 2024); we take training prompts.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workbench.core.errors import ConfigError, require_numbers
-from workbench.tasks.prompts.answers import MAX_NEW_TOKENS, answer_f1, generate_answers
-from workbench.tasks.prompts.calibration import Calibration, candidate_prior, unknown_calibration, word_prior
-from workbench.tasks.prompts.encoding import PromptEncoder
-from workbench.tasks.prompts.likelihoods import BATCH_SIZE, LogitsAt, label_log_likelihoods, target_log_likelihoods
-from workbench.tasks.prompts.samples import PromptSample, PromptTask
+from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
+from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
+from workbench.tasks.prompts.samples import PromptSample, PromptTask, fixed_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Calibration = Literal["none", "content_free", "mean_prior"]
+CONTENT_FREE = ("N/A", "[MASK]", "")
+PRIOR_SAMPLES = 200
+"""Prompts from which the mean prior is taken, at most; drawn by a fixed seed, as published files may be ordered by class."""
+
+
+def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibration, unlabelled: Sequence[PromptSample]) -> Tensor:
+    """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without calibration.
+
+    unlabelled: prompts of the task; their labels are not looked at.  Raises ConfigError for an unknown calibration.
+    """
+    import torch
+
+    if calibration == "none":
+        return torch.zeros(len(encoder.prompt.words))
+    if calibration == "content_free":
+        fields = encoder.prompt.without_content
+        prompts = [PromptSample(sample_id=at, fields=fields(unlabelled[0].fields, one)) for at, one in enumerate(CONTENT_FREE)]
+    elif calibration == "mean_prior":
+        prompts = [unlabelled[index] for index in fixed_order("prior", len(unlabelled))[:PRIOR_SAMPLES]]
+    else:
+        raise unknown_calibration(calibration)
+    scores = label_log_likelihoods(logits_at, encoder.split(prompts)).log_softmax(dim=1)
+    return scores.logsumexp(dim=0) - math.log(len(prompts))
+
+
+def candidate_prior(
+    logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], continuations: Sequence[str], owners: Sequence[int]
+) -> Tensor:
+    """Return (candidates,) float32, the summed log-likelihood of each candidate behind its sample's prompt without content."""
+    fields = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
+    sums, _ = target_log_likelihoods(logits_at, encoder.rows(fields, continuations), encoder.encoder.pad_id)
+    return sums
+
+
+def unknown_calibration(name: str) -> ConfigError:
+    """Return the error of a name that is no calibration."""
+    return ConfigError(f"The calibration '{name}' was asked for.", "Known are none, content_free, mean_prior.", "Choose one of them.")
+
+
+MAX_NEW_TOKENS = 50
+"""MeZO's limit; an answer ends with its line."""
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = set(string.punctuation)
+
+
+class Decoder(Protocol):
+    """What a tokenizer must do besides, to read what was generated."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        ...
+
+
+def normalized(answer: str) -> str:
+    """Return an answer as SQuAD compares it: lower case, without punctuation, articles and repeated spaces."""
+    bare = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def answer_f1(prediction: str, answers: Sequence[str]) -> float:
+    """Return the harmonic mean of precision and recall of the words, against the answer that it fits best; 1 where both are empty."""
+    return max((_f1(normalized(prediction).split(), normalized(answer).split()) for answer in answers), default=0.0)
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> bool:
+    """Return whether a prediction is one of the answers, both normalized."""
+    return any(normalized(prediction) == normalized(answer) for answer in answers)
+
+
+def _f1(predicted: Sequence[str], real: Sequence[str]) -> float:
+    if not predicted or not real:
+        return float(predicted == real)
+    common = sum((Counter(predicted) & Counter(real)).values())
+    return 2 * common / (len(predicted) + len(real))
+
+
+def generate_answers(
+    logits_at: LogitsAt,
+    encoder: PromptEncoder,
+    decoder: Decoder,
+    samples: Sequence[PromptSample],
+    *,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    batch_size: int = BATCH_SIZE,
+) -> list[str]:
+    """Return the line that the model writes behind each prompt, always taking the likeliest token.
+
+    Every token runs the whole text anew (there is no cache in `logits_at`).  The prompts leave room for max_new_tokens.
+    """
+    fields, _ = encoder.fitted(samples, reserve=max_new_tokens if encoder.reader == "causal" else 0)
+    prompts = encoder.openings(fields)
+    answers = [""] * len(samples)
+    order = sorted(range(len(samples)), key=lambda index: -len(prompts[index].ids))
+    for at in range(0, len(order), batch_size):
+        for index, ids in _generated(logits_at, encoder, decoder, prompts, order[at : at + batch_size], max_new_tokens):
+            answers[index] = decoder.decode(ids).strip().split("\n")[0].strip()
+    return answers
+
+
+def _generated(
+    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Decoder, prompts: Sequence[EncodedRow], indices: Sequence[int], limit: int
+) -> list[tuple[int, list[int]]]:
+    import torch
+
+    written: dict[int, list[int]] = {index: [] for index in indices}
+    going = list(indices)
+    pad_id = encoder.encoder.pad_id
+    for _ in range(limit):
+        rows = [prompts[index].followed_by(written[index]) for index in going]
+        with torch.inference_mode():
+            logits = logits_at(batch_of(rows, [0] * len(rows), pad_id, going))[:, 0]
+            following = require_numbers(logits, "Answers").argmax(dim=1).tolist()
+        for index, token in zip(going, following, strict=True):
+            if token != pad_id:  # which is the end of text where a model has no padding of its own
+                written[index].append(token)
+        ended = {index for index, token in zip(going, following, strict=True) if token in (pad_id, *encoder.trail)}
+        going = [index for index in going if index not in ended and "\n" not in decoder.decode(written[index]).lstrip()]
+        if not going:
+            break
+    return list(written.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +181,7 @@ def evaluate(
 
     A classification takes the likeliest label word, a multiple choice the candidate of the highest mean log-likelihood of its tokens, a
     question is answered by greedy generation (up to max_new_tokens, to the line's end) and counts by F1.
-    calibration: see calibration.py; what it needs besides comes from task.train, without labels.  A question has none.
+    calibration: see above; what it needs besides comes from task.train, without labels.  A question has none.
     Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for scores that are none.
     """
     if not samples:

@@ -21,7 +21,7 @@ class Prompt:
 
     text: what the model reads.  words: of each class, what is to follow.  candidates: of a multiple choice, what may follow.
     answer: of a question, what is to follow.  shortened: the field that is cut from the left if the whole does not fit.
-    kept: fields that are no content, and stay when the content is taken out (see calibration.py).
+    kept: fields that are no content, and stay when the content is taken out (see scoring.py).
     """
 
     kind: PromptKind

@@ -10,7 +10,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.methods.ringada.rounds import initiator_order
 from workbench.schedules.ringada import terminator
-from workbench.widgets.exercises.verdict import Verdict, number_verdict
+from workbench.widgets.exercises.training import Verdict, number_verdict
 from workbench.widgets.ring_lab import ring_plan
 
 

@@ -15,17 +15,14 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan
 from workbench.core.serving import ReschedulingSettings, ServedRequest
-from workbench.methods.galaxy_plus.local import is_right
 from workbench.methods.galaxy_plus.planning import as_plan
-from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.requests import Request, is_right
 from workbench.methods.galaxy_plus.serving.detector import means
-from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
-from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
-from workbench.runtime.commands import Probe, Probed, StepDone
-from workbench.runtime.coordinator import Generation, Parts
+from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet
 from workbench.runtime.memory import MemoryReading
 

@@ -16,9 +16,8 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.detector import means
 from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
-from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times
-from workbench.methods.galaxy_plus.serving.samples import Busy, Samples
 from workbench.runtime.virtual_devices import Agenda
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.programs import Programs
+from workbench.methods.galaxy_plus.predict import Programs
 from workbench.methods.galaxy_plus.requests import Request
 from workbench.methods.galaxy_plus.serving.reporting import ReportingPacer
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
@@ -22,7 +22,7 @@ from workbench.models.sharding import ModelShard, ShardSpec, model_layout
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
-from workbench.runtime.failures import tells_of_peer
+from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 

@@ -1,0 +1,198 @@
+"""Checks about devices, Parallel Adapters and their cache (PAC+, section IV), and forward passes (P-RGE, sections 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.models.zeroth_order import StepLog
+from workbench.plots.zeroth_order_roofline import Pass
+from workbench.widgets.gradient_error import SlopeStudy
+from workbench.widgets.query_problem import QueryProblem
+
+BY_EYE = 0.10  # how far an answer read off a figure may be away
+
+
+class Verdict:
+    """What a check found.  passed: None as long as there is no answer."""
+
+    def __init__(self, passed: bool | None, message: str) -> None:
+        self.passed, self.message = passed, message
+
+    def __str__(self) -> str:
+        return f"{ {None: 'Not answered yet.', True: 'Right.', False: 'Not yet.'}[self.passed] } {self.message}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> Markup:
+        colour = {None: "#4D4D4D", True: "#007A57", False: "#B04A00"}[self.passed]
+        return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(colour, str(self))
+
+
+def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
+    """Compare a number with what is expected, within a share of it."""
+    if answer is None:
+        return Verdict(None, hint)
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return Verdict(False, f"A number is asked for, this is {answer!r}. {hint}")
+    if abs(answer - expected) <= tolerance * abs(expected):
+        return Verdict(True, right)
+    return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
+
+
+def check_trainable_share(answer: float | None, trainable: int, frozen: int) -> Verdict:
+    """Which share of all parameters is trained?"""
+    hint = "Trained parameters divided by all parameters, the frozen ones included; 0.01 is one per cent."
+    right = f"{trainable:,} of {trainable + frozen:,} parameters: {trainable / (trainable + frozen):.2%}."
+    return number_verdict(answer, trainable / (trainable + frozen), hint, right, 0.05)
+
+
+def check_cache_bytes(answer: int | None, *, tokens: int, num_layers: int, hidden_size: int, itemsize: int) -> Verdict:
+    """How many bytes does the activation cache take for a sample?"""
+    expected = tokens * hidden_size * (num_layers + 1) * itemsize
+    hint = f"s x h x (l + 1) values for s = {tokens} tokens (section V-B): b_0 counts as well. How many bytes has a value?"
+    right = f"{tokens} x {hidden_size} x {num_layers + 1} x {itemsize} = {expected:,} bytes."
+    return number_verdict(answer, expected, hint, right, 0.001)
+
+
+def check_backward_share(answer: float | None, forward_s: float, backward_s: float) -> Verdict:
+    """Which share of a step (forward and backward) is the backward pass?"""
+    hint = "Backward divided by forward and backward together, both in the table; 0.5 is one half."
+    right = f"{backward_s * 1e3:.0f} ms of {(forward_s + backward_s) * 1e3:.0f} ms: {backward_s / (forward_s + backward_s):.0%}."
+    return number_verdict(answer, backward_s / (forward_s + backward_s), hint, right)
+
+
+def check_down_projection(answer: int | None, *, hidden_size: int, reduction: int) -> Verdict:
+    """How many weights has one down-projection (its bias left out)?"""
+    expected = hidden_size * hidden_size // reduction
+    hint = "W_down maps the backbone's width d to the side network's d / r (section IV-A)."
+    right = f"{hidden_size} x {hidden_size // reduction} = {expected:,}."
+    return number_verdict(answer, expected, hint, right, 0.001)
+
+
+def check_quantization_step(answer: float | None, *, absmax: float) -> Verdict:
+    """By how much may a weight of a block be off after INT8 (Eq. 1-2)?"""
+    bound = absmax / 127 / 2
+    hint = "Eq. 1 rounds 127 / absmax times the weight to a whole number. Rounding is off by at most one half; undo the factor."
+    right = f"1/2 x {absmax:g} / 127 = {bound:.2e}."
+    return number_verdict(answer, bound, hint, right, 0.03)
+
+
+def check_quantized_bytes(answer: float | None, *, bits: int, block_size: int) -> Verdict:
+    """How many bytes does a weight take, its block's share of the float32 constant included?"""
+    expected = bits / 8 + 4 / block_size
+    hint = f"{bits} bits for the code, and each block of {block_size} weights keeps one constant of 4 bytes."
+    right = f"{bits} / 8 + 4 / {block_size} = {expected:g} bytes."
+    return number_verdict(answer, expected, hint, right, 0.01)
+
+
+def check_share(answer: float | None, cluster: Cluster, device: str, factor: float) -> Verdict:
+    """Which share of a core makes a device `factor` times slower than the one named?"""
+    [share] = [one.host_share for one in cluster.devices if one.name == device]
+    assert share is not None, f"device '{device}' is not emulated"
+    hint = f"'{device}' has {share:g} of a core. An operation that takes c seconds on a whole core takes c / share on a device."
+    right = f"{share:g} / {factor:g} = {share / factor:.3f} of a core."
+    return number_verdict(answer, share / factor, hint, right, 0.03)
+
+
+def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destination: str, nbytes: int) -> Verdict:
+    """How many seconds does a message take from device to device?"""
+    names = [device.name for device in cluster.devices]
+    link = cluster.link(names.index(source), names.index(destination))
+    hint = "Latency plus bytes / rate. The rate of a path is that of its slower end; 1 Mbit/s is 125,000 bytes/s."
+    right = f"{link.latency_s * 1e3:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes) * 1e3:.1f} ms."
+    return number_verdict(answer_s, link.transfer_s(nbytes), hint, right, 0.03)
+
+
+def check_cluster(cluster: Cluster | None, *, cores: int) -> Verdict:
+    """Does a cluster of the student's own have three unequal emulated devices that this host can carry?"""
+    hint = "Describe three devices with different host_share whose sum stays below the number of cores."
+    if cluster is None:
+        return Verdict(None, hint)
+    shares = [device.host_share for device in cluster.devices]
+    if cluster.world_size < 3:
+        return Verdict(False, f"It has {cluster.world_size} devices. {hint}")
+    if any(share is None for share in shares):
+        return Verdict(False, f"A device without host_share cannot be emulated. {hint}")
+    if len(set(shares)) < len(shares):
+        return Verdict(False, f"Two devices have the same share: {shares}. {hint}")
+    total = sum(share for share in shares if share is not None)
+    if total > cores:
+        return Verdict(False, f"Together they ask for {total:.2f} cores; this host has {cores}. {hint}")
+    return Verdict(True, f"{cluster.world_size} devices, {total:.2f} of {cores} cores in all.")
+
+
+def check_projected_gradient(answer: float | None, *, plus: float, minus: float, epsilon: float) -> Verdict:
+    """What is g of a query whose two losses are known (Algorithm 1, line 10)?"""
+    expected = (plus - minus) / (2 * epsilon)
+    hint = "The two losses lie 2 epsilon apart, in units of z. Which one is subtracted?"
+    right = f"({plus:g} - {minus:g}) / (2 x {epsilon:g}) = {expected:g}. Theta moves by -learning rate x g x z."
+    return number_verdict(answer, expected, hint, right, 0.01)
+
+
+def check_forward_passes(answer: int | None, *, queries: int, steps: int) -> Verdict:
+    """How many forward passes does a whole training take?"""
+    hint = "Every query asks on both sides of theta; every step asks all its queries."
+    right = f"2 x {queries} x {steps} = {2 * queries * steps:,}, and no backward pass."
+    return number_verdict(answer, 2 * queries * steps, hint, right, 0)
+
+
+def check_queries_for_error(answer: int | None, *, dimension: int) -> Verdict:
+    """From how many queries on is the estimate's error no longer than the gradient itself (on a plane)?"""
+    hint = "The squared error is (d + 1) / q of the gradient's squared length. When is that 1?"
+    right = f"d + 1 = {dimension + 1:,}. Nobody takes that many: thousands of poor steps add up, since their errors do not."
+    return number_verdict(answer, dimension + 1, hint, right, 0.01)
+
+
+def check_epsilon(answer: float | None, studies: Sequence[SlopeStudy]) -> Verdict:
+    """Which epsilon of a study gives the slopes best?  Within a factor of two of the best deviation counts."""
+    best = min(studies, key=lambda one: one.deviation)
+    hint = "Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for the lowest point."
+    if answer is None:
+        return Verdict(None, hint)
+    chosen = [one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon]
+    if not chosen:
+        return Verdict(False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}. {hint}")
+    said = f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
+    return Verdict(chosen[0].deviation <= 2 * best.deviation + 1e-12, f"{said} {hint if chosen[0] is not best else ''}".strip())
+
+
+def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
+    """Which measured number of parts is the largest that costs less than half of as many single passes?"""
+    first = passes[0]
+    cheap = [one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts]
+    hint = "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."
+    if answer is None:
+        return Verdict(None, hint)
+    expected = max(cheap, default=0)
+    if answer == expected:
+        return Verdict(
+            True, f"{expected} parts in one pass cost less than half of {expected} passes." if expected else "Nothing saves half here."
+        )
+    return Verdict(False, f"Not {answer!r}. {hint}")
+
+
+def check_travelling(answer: float | None, log: StepLog) -> Verdict:
+    """How many bytes does a device need of the others' work to make a step (32-bit seeds and scalars)?"""
+    queries = len(log.seeds)
+    hint = "A seed and a scalar for each query, four bytes each. Is the noise sent?"
+    right = f"{queries} x (4 + 4) = {log.nbytes}. Whoever knows seed and scalar knows the direction and how far."
+    return number_verdict(answer, log.nbytes, hint, right, 0)
+
+
+def check_division(answer: Sequence[int] | None, problem: QueryProblem, *, within: float = 0.02) -> Verdict:
+    """Is a division of the queries as fast as the planner's?"""
+    hint = "Take `divider.counts`. All wait for the slowest device: give it less."
+    if answer is None:
+        return Verdict(None, hint)
+    try:
+        problem.divided(tuple(answer))
+        mine_s = problem.seconds(tuple(answer))
+    except (ConfigError, TypeError) as error:
+        return Verdict(False, f"{error} {hint}")
+    best_s = problem.planned().total_s
+    said = f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's."
+    return Verdict(mine_s <= best_s * (1 + within), said if mine_s <= best_s * (1 + within) else f"{said} {hint}")
