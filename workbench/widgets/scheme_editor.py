@@ -12,7 +12,7 @@ from workbench.core.timeline import Timeline
 from workbench.plots import gantt, layer_cut, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.plots.trade import TradePoint, trade
-from workbench.widgets.controls import BIG_FIRST, button, described
+from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, button, described
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceProblem
 
@@ -82,7 +82,7 @@ class SchemeEditor(Explorer):
         self.overlap.value, self.both_ways.value = plan.overlap, plan.both_ways
         for switch, scheme in zip(self.layers, plan.schemes, strict=True):
             switch.value = scheme == 2
-            switch.button_style = "info" if switch.value else ""
+            switch.button_style, switch.style.text_color = ("info", ON_COLOUR) if switch.value else ("", None)
         self.count.value = plan.schemes.count(2)
 
     def _press(self, pressed: Sequence[bool]) -> None:
