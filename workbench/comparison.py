@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_COMPARED = ("file", "seed", "valid")
 """Columns in which the runs of one row of a comparison may differ."""
 QUANTITIES = {
+    "samples_per_s": ("training samples in a second, all epochs", 1, "1/s"),
     "step_s": ("time of a step", 1e3, "ms"),
     "cached_step_s": ("time of a step from the cache", 1e3, "ms"),
     "memory_bytes": ("largest memory of a device", 1e-6, "MB"),
@@ -99,6 +100,9 @@ def settings_of(report: Report) -> dict[str, Any]:
 def results_of(report: Report) -> dict[str, float]:
     """Return a run's results by the names of QUANTITIES, and its metrics."""
     found: dict[str, float] = {}
+    taken = [(step.samples, step.predicted_s if step.measured_s is None else step.measured_s) for step in report.steps]
+    if taken and all(taken_s for _, taken_s in taken):
+        found["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
     for cached, name in ((False, "step_s"), (True, "cached_step_s")):
         times = [step.predicted_s if step.measured_s is None else step.measured_s for step in report.steps if step.cached == cached]
         if known := [seconds for seconds in times if seconds is not None]:
@@ -124,7 +128,7 @@ def words_of(settings: Mapping[str, Any]) -> str:
 def results_in_words(results: Mapping[str, float]) -> str:
     """Return results in a line: 'step 12.3 ms, accuracy 0.8'."""
     units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
-    return ", ".join(f"{_words(name)} {results[name] * units[name][0]:.4g} {units[name][1]}".strip() for name in results)
+    return ", ".join(f"{_words(name)} {_number(results[name] * units[name][0])} {units[name][1]}".strip() for name in results)
 
 
 def sides(frame: pandas.DataFrame) -> list[Side]:
@@ -176,7 +180,7 @@ def _head(name: str) -> str:
 
 
 def _words(name: str) -> str:
-    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    return name.removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
 def _cell(side: Side, name: str) -> str:
@@ -186,7 +190,12 @@ def _cell(side: Side, name: str) -> str:
     factor = QUANTITIES[name][1] if name in QUANTITIES else 1
     spread = f" ± {deviation * factor if deviation > 1e-9 * abs(mean) else 0:.2g}" if count > 1 else ""
     mark = f" {INVALID_MARK}" if not side.is_valid and name.endswith(("_s", " s")) else ""
-    return f"{mean * factor:.4g}{spread}{mark}"
+    return f"{_number(mean * factor)}{spread}{mark}"
+
+
+def _number(value: float) -> str:
+    """Return a number with four figures or more, and never as a power of ten: '12,710', '4.516', '0.00004'."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.6f}".rstrip("0")
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
@@ -200,10 +209,15 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
     cells = Markup("").join(Markup("<tr>{}</tr>").format(Markup("").join(map(Markup("<td>{}</td>").format, row))) for row in rows)
     head = Markup("").join(map(Markup("<th>{}</th>").format, heads))
     drawn = Markup("").join(
-        Markup(f"<figure>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False})}</figure>")
+        Markup(
+            f"<figure>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False, 'responsive': True})}</figure>"
+        )
         for figure in figures(compared)
     )
-    look = Markup("<style>body{max-width:none} .sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(34em,1fr))}</style>")
+    look = Markup(
+        "<style>body{max-width:none} .sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(34em,1fr))} figure{min-width:0}"
+        "td{text-align:right} td:first-child{text-align:left}</style>"
+    )
     body = Markup("{}<script>{}</script><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table><div class='sides'>{}</div>")
     num_runs = sum(len(side.files) for side in compared)
     write_text(Path(path), page(f"{num_runs} runs compared", body.format(look, Markup(get_plotlyjs()), head, cells, drawn)))
@@ -225,15 +239,16 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         "" if all(side.is_valid for side in compared) else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
     )
     drawn = []
+    all_series = [side.without(axis).name if axis else "" for side in compared]  # so that each has one colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
         what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
-        found: dict[str, dict[str, tuple[float, float]]] = {}
+        found: dict[str, dict[str, tuple[float, float]]] = {series: {} for series in all_series}
         for side in sorted(compared, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             if name in side.results:
                 mean, deviation, _ = side.results[name]
                 x = side.name if axis is None else f"{side.settings[axis]:g}"
                 series = "" if axis is None else side.without(axis).name
-                found.setdefault(series, {})[x] = (mean * factor, deviation * factor)
+                found[series][x] = (mean * factor, deviation * factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
         drawn.append(compared_bars(found, title=what[0].upper() + what[1:], label=label, x_title=x_title, unit=unit or name, note=note))
     curves = {side.name: losses for side in compared if (losses := _mean_losses(side.files))}

@@ -73,6 +73,8 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp
     for row in frame.to_dict("records"):
         report = Report.read(row["file"])
         assert (row["method"], row["seed"], row["epochs"]) == (report.job.method, report.job.seed, 2)
+        rate = sum(step.samples for step in report.steps) / sum(step.predicted_s or math.nan for step in report.steps)
+        assert row["samples_per_s"] == pytest.approx(rate)
         assert math.isnan(row["cached_step_s"]) == (row["method"] != "pac_plus")
     slow, fast = (frame[(frame["method"] == "fine_tuning") & (frame["bandwidth"] == rate)]["step_s"].item() for rate in (1, 1000))
     assert slow >= fast

@@ -37,7 +37,8 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
         command(grid, _listed(named), **given)
 
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("grid", "given")]
-    kinds: dict[str, Any] = {"grid": Annotated[Path | None, typer.Argument(help="A TOML file: name = [values], [options], [METHOD].")]}
+    form = "A TOML file: name = \\[values], \\[options], \\[METHOD]."
+    kinds: dict[str, Any] = {"grid": Annotated[Path | None, typer.Argument(help=form)]}
     for name in ALL_FIELDS:
         described = OPTIONS[name].__metadata__[0]
         help_text = described.help if name in WHOLE else f"{described.help} Several: A,B,C."

@@ -19,7 +19,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def compared_bars(
     found: Mapping[str, Mapping[str, tuple[float, float]]], *, title: str, label: str, x_title: str, unit: str = "", note: str = ""
 ) -> go.Figure:
-    """Return a group of bars for each x and a colour for each series.  found: series -> x -> (mean, standard deviation)."""
+    """Return a group of bars for each x and a colour for each series.  found: series -> x -> (mean, standard deviation), or nothing."""
     figure = go.Figure()
     order = list(dict.fromkeys(x for points in found.values() for x in points))
     for index, (name, points) in enumerate(found.items()):
@@ -31,7 +31,7 @@ def compared_bars(
             error_y={"type": "data", "array": deviations, "visible": any(deviations), "color": BLACK, "thickness": 1.5, "width": 4},
             marker={"color": CYCLE[index % len(CYCLE)], "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]}},
             hovertemplate=f"<b>{name}</b>, %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
-            showlegend=len(found) > 1,
+            showlegend=len(found) > 1 and bool(points),
         )
     figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)

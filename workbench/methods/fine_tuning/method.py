@@ -150,12 +150,12 @@ class FineTuning(TrainingMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(begin)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
 
-        def measure() -> tuple[LayerProfile, ...]:
+        def measure(max_length: int) -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), quantization)
-            return measure_layers(backbone, prepared.config, max_length=prepared.profiled_length)
+            return measure_layers(backbone, prepared.config, max_length=max_length)
 
         quantization = prepared.options.quantization
         key = {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}

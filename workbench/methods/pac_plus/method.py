@@ -155,7 +155,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(begin)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
         options = prepared.options
         key = {
@@ -165,9 +165,9 @@ class PacPlus(TrainingMethod[PreparedJob]):
             "backbone": options.quantization.description,
         }
 
-        def measure() -> tuple[LayerProfile, ...]:
+        def measure(max_length: int) -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), options.quantization)
-            return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=prepared.profiled_length)
+            return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 
         return key, measure
 

@@ -64,10 +64,10 @@ class RingAda(TrainingMethod[PreparedJob]):
         """Refuse what does not exist, and a split of the data that cannot be (see Method)."""
         check_rule(require_known(job).data, cluster.world_size)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
         key = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
-        return key, lambda: measure_layers(load_stack(prepared.job.model), prepared.config, max_length=prepared.longest)
+        return key, lambda max_length: measure_layers(load_stack(prepared.job.model), prepared.config, max_length=max_length)
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""

@@ -136,8 +136,8 @@ class TrainingMethod(ProfiledMethod[P]):
     begin: Callable[[P, LayerStack, Path, bool, Notify], object]
 
     @abstractmethod
-    def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[], tuple[LayerProfile, ...]]]:
-        """Return what this host's layers depend on besides model and lengths, and what measures them."""
+    def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+        """Return what this host's layers depend on besides model and lengths, and what measures them up to a length."""
 
     @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
@@ -146,14 +146,15 @@ class TrainingMethod(ProfiledMethod[P]):
     def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
         settings, measure = self.measured(prepared)
+        max_length = prepared.profiled_length
         key = {
             "model": prepared.job.model,
             # The name alone may be a folder in which another model lies by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
-            "max_length": prepared.profiled_length,
+            "max_length": max_length,
         }
-        return kept_layers(prepared, self.name, key | settings, measure, notify, refresh=refresh)
+        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
 
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
