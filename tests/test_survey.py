@@ -126,7 +126,7 @@ def test_a_kept_profile_is_used_and_its_age_shown(measured: list[int], job: Job)
 
 
 def test_the_key_knows_the_models_shape_the_adapter_and_the_cache(measured: list[int], job: Job, monkeypatch) -> None:
-    """Another model under the same name, another adapter, cache type, length or library version is measured anew; another seed is not."""
+    """Another model under the same name, another adapter, cache type, length or library version is measured again; another seed is not."""
     pac_plus = method.PacPlus()
     prepared = pac_plus.prepare(job, ignore)
     notes: list[str] = []

@@ -65,7 +65,7 @@ def labels(schedule: Schedule, rank: int) -> list[str]:
 
 
 def assert_golden(name: str, schedule: Schedule) -> None:
-    """Compare with tests/golden/NAME.txt, after a check and a round trip.  UPDATE_GOLDEN=1 writes the file anew."""
+    """Compare with tests/golden/NAME.txt, after a check and a round trip.  UPDATE_GOLDEN=1 writes the file again."""
     check(schedule)
     text = schedule.to_text()
     assert Schedule.from_text(text) == schedule

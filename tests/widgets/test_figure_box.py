@@ -1,4 +1,4 @@
-"""A figure that can be drawn anew, as the browser gets it."""
+"""A figure that can be drawn again, as the browser gets it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_latest_does_the_newest_request_and_drops_what_is_stale() -> None:
     go.set()
     latest.wait()
     assert done == [0, 49]
-    latest.ask(50)  # a thread that has ended is started anew
+    latest.ask(50)  # a thread that has ended is started again
     latest.wait()
     assert done[-1] == 50
 

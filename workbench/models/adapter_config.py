@@ -12,7 +12,7 @@ Kind = Literal["classification", "regression", "sequence_to_sequence", "question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelAdapterConfig:
-    """What a parallel adapter is; enough to build it anew.
+    """What a parallel adapter is; enough to build it again.
 
     hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network is d / r wide.
     num_heads: None takes heads of 16 channels (a SIMD register) if the width allows it, else the most of 4, 3, 2, 1 that divides it.

@@ -27,7 +27,7 @@ HEAD_DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueConfig:
-    """What is trained; enough to build it anew.
+    """What is trained; enough to build it again.
 
     hidden_size, num_layers: the backbone's d and L.
     lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: in front of A; each device draws its own, so that

@@ -66,7 +66,7 @@ def cached(
     """Return the measurement kept under `key` on this machine, or measure and keep it; and a note on where it is from and how old.
 
     key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
-    class.  An unreadable file is measured anew, and a folder that cannot be written to costs only the note.
+    class.  An unreadable file is measured again, and a folder that cannot be written to costs only the note.
     """
     whole, path = _place(key, folder)
     why = "asked for"

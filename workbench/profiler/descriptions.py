@@ -257,7 +257,7 @@ class LayerShape:
         return 2.0 * (self.own_tokens * (self.attentions * q + v) + self.key_tokens * v)
 
     def lora_inputs(self, rank: int, *, dropout: bool) -> Bytes:
-        """Return what the gradients of A and B need: their inputs, which a dropout in front of A makes anew for each."""
+        """Return what the gradients of A and B need: their inputs, which a dropout in front of A makes again for each."""
         hidden = self.model.hidden
         if dropout:
             each = (FP32_BYTES + MASK_BYTES) * hidden + FP32_BYTES * rank

@@ -36,7 +36,7 @@ def restart_engine(
     Raises RuntimeSetupError; the other engines are left alone.
     """
     wait = _Patience(time.monotonic() + timeout_s, cancelled or threading.Event())
-    asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started anew."
+    asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started again."
     session.engines[rank].kill()
     session.engines[rank].wait(5.0)
     client = session.client
@@ -157,7 +157,7 @@ class EngineService:
         return found
 
     def restart(self, rank: int) -> None:
-        """Start a rank's engine anew in the background, ending what is left of it; `news` tells when it is there."""
+        """Start a rank's engine again in the background, ending what is left of it; `news` tells when it is there."""
         if rank in self._restarts:
             return
         self._forget(rank)

@@ -69,7 +69,7 @@ class EngineSession:
         if self._network is not None:
             needed.append(ProcessId.of(self._network.holder_pid))
         runs = bool(self.engines) and all(process.alive for process in needed)
-        # One that was being started anew when that was given up may live and not have registered.
+        # One that was being started again when that was given up may live and not have registered.
         return runs and self.client is not None and set(self.client.ids).issuperset(range(len(self.engines)))
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -122,7 +122,7 @@ class EngineSession:
         logger.setLevel(logging.ERROR)  # ends of engines are told by our own errors
         config = Config()
         config.LocalProcessLauncher.environment = environment
-        # An engine counts as registered at its first heartbeat.  That one is missed is no news: we watch the processes.
+        # An engine counts as registered at its first heartbeat.  A missed heartbeat says nothing: we watch the processes.
         heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
         # Without nodb the hub keeps every payload.  It imports from the folder in which it is.
         arguments = ["--nodb", *heartbeat, f"--work-dir={self.folder}"]

@@ -114,7 +114,7 @@ class EngineStarter:
 
 
 class _Template:
-    """The engine template of a process: ends with it, and is started anew when it has died or the environment has changed."""
+    """The engine template of a process: ends with it, and is started again when it has died or the environment has changed."""
 
     def __init__(self) -> None:
         self._owner_pid = os.getpid()

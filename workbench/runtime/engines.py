@@ -43,7 +43,7 @@ class _NothingDone(Exception):
 class EngineCluster:
     """A cluster of emulated devices, each with its engine process.
 
-    `run` may be called any number of times.  Engines that died or had to be killed are started anew by the next `run`.
+    `run` may be called any number of times.  Engines that died or had to be killed are started again by the next `run`.
     """
 
     def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str) -> None:
@@ -216,9 +216,9 @@ class EngineCluster:
 
     @contextlib.contextmanager
     def service(self) -> Iterator[EngineService]:
-        """Lend the engines to a service: a job on each by itself, which may die and be started anew while the others go on.
+        """Lend the engines to a service: a job on each by itself, which may die and be started again while the others go on.
 
-        Afterwards the engines can be used as before; those that do not end their jobs are started anew then.
+        Afterwards the engines can be used as before; those that do not end their jobs are started again then.
         Raises RuntimeSetupError while another job runs.
         """
         if not self._busy.acquire(blocking=False):
@@ -270,7 +270,7 @@ class EngineCluster:
         )
 
     def stop(self) -> None:
-        """End the engines and remove everything they used; a later `run` starts them anew."""
+        """End the engines and remove everything they used; a later `run` starts them again."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

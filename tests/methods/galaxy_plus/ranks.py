@@ -29,7 +29,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cases:
-    """What one session does, in order; each plan is loaded with what the one before left, every other one anew."""
+    """What one session does, in order; each plan is loaded with what the one before left, every other one again."""
 
     model: str
     cluster: Cluster

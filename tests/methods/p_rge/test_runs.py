@@ -125,7 +125,7 @@ def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, 
 
 
 def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
-    """The others go on and it comes back, making all steps anew from the log; nobody's weights differ."""
+    """The others go on and it comes back, making all steps again from the log; nobody's weights differ."""
     prepared = prepared_job(faults="kill:device-1@step2-4", steps=30)
     with one_pace(6e-3):  # slow enough that the device is up again before the last step
         outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=6e-3)

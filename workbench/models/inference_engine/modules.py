@@ -1,6 +1,6 @@
 """The dual-forwarding model as an exported program keeps it: 2q copies of theta in one buffer (P-RGE, section 3.3, Algorithm 2).
 
-Each call recovers the last noise from the copies, makes the last step with its scalars, perturbs anew and computes all 2q losses.  The
+Each call recovers the last noise from the copies, makes the last step with its scalars, perturbs again and computes all 2q losses.  The
 copies lie sign by sign, [+1 ... +q, -1 ... -q], so that the buffer is cut once, and so do the losses.
 
 Write a backbone's pieces in operations that XNNPACK has, so that all layers become one piece of its work instead of dozens.

@@ -1,6 +1,6 @@
 """The dual-forwarding model: a step of training as one pass of inference, without a random generator to reset (P-RGE, Algorithm 2).
 
-The 2q perturbed copies of theta are the state.  A pass recovers the last step's noise from them, applies its scalars, perturbs anew and
+The 2q perturbed copies of theta are the state.  A pass recovers the last step's noise from them, applies its scalars, perturbs again and
 computes.  Algorithm 2 does so in each layer's forward for q = 1; as lines 2 to 6 do not read x, they are done here for all layers at once.
 """
 
@@ -56,7 +56,7 @@ class DualForwardingModel(nn.Module):
         learning_rate: Tensor,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Return the losses (2q,) of theta after the last step's scalars, perturbed anew.
+        """Return the losses (2q,) of theta after the last step's scalars, perturbed again.
 
         A batch of E rows as in PromptLike; a decoder reads the targets, shifted by one.
         gradients: (q,), those of the last call's losses (of the first call: anything finite).  learning_rate: (), of that step.

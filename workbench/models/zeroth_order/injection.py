@@ -36,7 +36,7 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
             base = stage.layers[index].get_submodule(path)
             if isinstance(base, PartModule):
                 raise ConfigError(
-                    f"{_NAMES[config.technique]} was asked for.", f"Layer {index} has adapted projections already.", "Load the model anew."
+                    f"{_NAMES[config.technique]} was asked for.", f"Layer {index} has adapted projections already.", "Load the model again."
                 )
             name = f"layers.{index}.{path}"
             adapted = _adapted(base, config, name, binding, shared)

@@ -131,7 +131,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
         raise ConfigError(f"The steps of '{path}' were asked for.", "There is no such file.", "Check the path.")
     header, steps, _ = _read(path)
     if header is None:
-        raise ConfigError(f"The steps of '{path}' were asked for.", "It ends in its first line.", "Begin the run anew.")
+        raise ConfigError(f"The steps of '{path}' were asked for.", "It ends in its first line.", "Begin the run again.")
     return header, steps
 
 
@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, tuple[StepLog, ...], int]:
         except (ValueError, TypeError, msgspec.DecodeError) as error:
             if number + 1 < len(lines):
                 raise ConfigError(
-                    f"The steps of '{path}' were asked for.", f"Line {number + 1} is damaged: {error}.", "Take a copy, or begin anew."
+                    f"The steps of '{path}' were asked for.", f"Line {number + 1} is damaged: {error}.", "Take a copy, or begin again."
                 ) from error
             break
         whole += len(line)

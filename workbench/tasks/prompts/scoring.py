@@ -116,7 +116,7 @@ def generate_answers(
 ) -> list[str]:
     """Return the line that the model writes behind each prompt, always taking the likeliest token.
 
-    Every token runs the whole text anew (there is no cache in `logits_at`).  The prompts leave room for max_new_tokens.
+    Every token runs the whole text again (there is no cache in `logits_at`).  The prompts leave room for max_new_tokens.
     """
     fields, _ = encoder.fitted(samples, reserve=max_new_tokens if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)

@@ -42,7 +42,7 @@ def check_grouping(answer: Sequence[int] | str | None, made: Comparison) -> Verd
 
 def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: Plan, *, by: float = 0.0) -> Verdict:
     """Does the student's plan fit, and is its simulated step shorter than the planner's (by a share of it)?"""
-    hint = "Take `editor.plan` once the editor shows a split that you like."
+    hint = "Take editor.plan once the editor shows a split that you like."
     if answer is None:
         return Verdict(None, hint)
     try:
@@ -183,7 +183,7 @@ def check_most_scheme_2(answer: int | None, problem: InferenceProblem, plan: Inf
 
 def check_faster_inference(answer: InferencePlan | None, problem: InferenceProblem, planned: InferencePlan) -> Verdict:
     """Does the student's plan fit, and is its simulated latency below the planner's?"""
-    hint = "Take `editor.plan`, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan."
+    hint = "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan."
     if answer is None:
         return Verdict(None, hint)
     try:

@@ -185,7 +185,7 @@ def check_travelling(answer: float | None, log: StepLog) -> Verdict:
 
 def check_division(answer: Sequence[int] | None, problem: QueryProblem, *, within: float = 0.02) -> Verdict:
     """Is a division of the queries as fast as the planner's?"""
-    hint = "Take `divider.counts`. All wait for the slowest device: give it less."
+    hint = "Take divider.counts. All wait for the slowest device: give it less."
     if answer is None:
         return Verdict(None, hint)
     try:

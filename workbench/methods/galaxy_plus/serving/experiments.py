@@ -41,7 +41,7 @@ class SoakResult:
     def growth(self) -> float:
         """Return how much the resident memory of all processes together grew from the first fifth of the time to the last, as a share.
 
-        Devices that are being started anew count with what they have then, so medians are compared.
+        Devices that are being started again count with what they have then, so medians are compared.
         """
         totals = [sum(by_process) for _, by_process in self.report.memory if all(by_process)]
         fifth = max(1, len(totals) // 5)

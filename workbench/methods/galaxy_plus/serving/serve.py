@@ -43,7 +43,7 @@ def planner_of(
 ) -> Planner:
     """Return the planner for some of the cluster's devices, each as slow as it was found to be.
 
-    lengths: tokens in each stack.  first: the plan of all devices at their own speed; another method's is planned anew by its own planner.
+    lengths: tokens in each stack.  first: the plan of all devices at their own speed; another method's is planned again by its own planner.
     is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
     """
     everybody = frozenset(range(cluster.world_size))

@@ -26,7 +26,7 @@ class SimulatedWorld:
     """What virtual devices do beside computing.  noise: standard deviation of the logarithm of a reported block time.
 
     notice_s: until the portal knows that a process has ended.  restart_s: until a killed device's new process answers.
-    join_s: of forming a group anew.  probe_s: of one layer's work.  until_s: the service ends then, answered or not.
+    join_s: of forming a group again.  probe_s: of one layer's work.  until_s: the service ends then, answered or not.
     """
 
     noise: float = 0.0
