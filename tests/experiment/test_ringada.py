@@ -56,6 +56,24 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     assert losses(run(job, tmp_path, resume=True)) == losses(whole)
 
 
+def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_resume_or_a_loss(
+    job: Job, whole: Report, tmp_path: Path
+) -> None:
+    cached = replace(job, options=job.options | {"cache": True})
+    loss_of = [loss for *_, loss in losses(whole)]
+    report = run(cached, tmp_path / "cached")
+    assert [loss for *_, loss in losses(report)] == pytest.approx(loss_of, rel=1e-5)
+    assert any("activation cache" in name and nbytes > 0 for name, nbytes in report.bytes.items())
+    assert not list((tmp_path / "cached").rglob("taps.bin"))
+    with pytest.raises(KeyboardInterrupt):
+        run(cached, tmp_path / "resumed", progress=at(2, interrupt))
+    assert [loss for *_, loss in losses(run(cached, tmp_path / "resumed", resume=True))] == pytest.approx(loss_of, rel=1e-5)
+    without = run(replace(job, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost without")
+    lost = run(replace(cached, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    assert "alpha is lost" in " ".join(lost.notes)
+    assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
+
+
 @pytest.mark.parametrize("unfreezing", ["plateau", "gradient_norm"])
 def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unfreezing: str, job: Job, tmp_path: Path) -> None:
     adaptive = replace(job, options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9})

@@ -47,6 +47,7 @@ def ring_job(
     samples: int = 45,
     local_iterations: int = 2,
     kind: Kind = "classification",
+    cache: bool = False,
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack = load_stack(model)
@@ -60,7 +61,7 @@ def ring_job(
         split=split_for(stack, samples, kind),
         config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8, kind=kind),
         facts=model_facts(model),
-        options=RingAdaOptions(local_iterations=local_iterations),
+        options=RingAdaOptions(local_iterations=local_iterations, cache=cache),
         policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
         owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
         typical_length=16,
@@ -126,7 +127,8 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
 
 
 def _phase(job: RingRankJob, rank: int) -> RingPhase:
-    session: Any = SimpleNamespace(rank=rank, rank_job=job, progress=SimpleNamespace(phase=lambda name: None))
+    context = SimpleNamespace(own_folder=lambda folder: folder / f"rank-{rank}")
+    session: Any = SimpleNamespace(rank=rank, rank_job=job, progress=SimpleNamespace(phase=lambda name: None), context=context)
     phase = RingPhase(session, job.phases()[0], RankResult(rank=rank))
     phase.load(0)
     return phase

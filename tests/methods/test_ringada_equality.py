@@ -20,15 +20,22 @@ from workbench.runtime.engines import EngineCluster
 
 
 @pytest.mark.parametrize(
-    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations", "unequal"),
+    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations", "unequal", "cache"),
     [
-        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2, False),
-        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "steps", 2, 4, 1, True),
-        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 2, 1, 2, True),
-        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), "all", 1, 2, 1, False),
-        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "steps", 5, 2, 3, False),
-        ("tiny-bert", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 2, 1, True),
-        ("tiny-gpt2", ((0, 2), (1, 2), (2, 1), (3, 1)), "gradient_norm", 40, 1, 1, False),
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2, False, False),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "steps", 2, 4, 1, True, False),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 2, 1, 2, True, False),
+        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), "all", 1, 2, 1, False, False),
+        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "steps", 5, 2, 3, False, False),
+        ("tiny-bert", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 2, 1, True, False),
+        ("tiny-gpt2", ((0, 2), (1, 2), (2, 1), (3, 1)), "gradient_norm", 40, 1, 1, False, False),
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 9, 2, 2, False, True),
+        ("tiny-bert", ((3, 1), (1, 1), (0, 3), (2, 1)), "steps", 7, 4, 1, True, True),
+        ("tiny-gpt2", ((1, 1), (0, 2), (2, 1), (3, 2)), "rounds", 2, 2, 1, True, True),
+        ("tiny-gpt2", ((0, 3), (1, 1), (2, 1), (3, 1)), "plateau", 40, 1, 2, False, True),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "steps", 11, 1, 2, False, True),
+        ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "gradient_norm", 40, 2, 1, False, True),
+        ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), "all", 1, 2, 1, False, True),
     ],
 )
 def test_a_ring_trains_as_one_process(
@@ -39,11 +46,14 @@ def test_a_ring_trains_as_one_process(
     micro_batches: int,
     local_iterations: int,
     unequal: bool,
+    cache: bool,
     tmp_path: Path,
 ) -> None:
     cluster = unequal_links(four_devices()) if unequal else four_devices()
     plan = ring_plan(*blocks, micro_batches=micro_batches)
-    job = ring_job(model, plan, cluster, tmp_path, every=every, unfreezing=unfreezing, local_iterations=local_iterations, epochs=4)
+    fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "cache": cache}
+    job = ring_job(model, plan, cluster, tmp_path, **fields)  # type: ignore[arg-type]
+    assert any(planned.shape.cached for epoch in range(4) for planned in job.rounds.epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
     assert len(losses) == len(expected) == job.rounds.num_steps

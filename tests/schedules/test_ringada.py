@@ -26,7 +26,7 @@ def ring(*layers: int) -> Plan:
     return Plan(method="ringada", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
 
 
-def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8) -> tuple[Schedule, Timeline]:
+def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, cached: Sequence[int] = ()) -> tuple[Schedule, Timeline]:
     """Return a round whose mini-batches take one second for each layer and direction; everything else is free."""
     of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
 
@@ -36,7 +36,7 @@ def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8
         one = of_micro_batch[op.microbatch]
         return len(layers_of(plan, op, one.first_unfrozen)) / one.num_micro_batches
 
-    schedule = ring_round(plan, iterations, seconds, in_flight=in_flight)
+    schedule = ring_round(plan, iterations, seconds, in_flight=in_flight, cached=cached)
     costs = TableCosts(seconds_by_kind=dict.fromkeys(KINDS, seconds))
     program = Program(schedule=schedule, costs=costs, devices=tuple(map(str, range(len(plan.stages)))))
     return schedule, simulate(program, memory=False)
@@ -69,6 +69,16 @@ def test_a_forward_pass_waits_for_the_update_where_layers_are_trained_and_only_t
     spans = {(span.op.kind, span.op.stage, span.op.microbatch): span for span in timeline.spans}
     assert spans["P", 0, 1].start_s == 3.0  # at once, long before the first mini-batch's backward pass
     assert spans["F", 2, 1].start_s == spans["STEP", 2, 0].end_s
+
+
+def test_cached_micro_batches_begin_at_the_terminator() -> None:
+    """The second mini-batch's; the devices below have nothing to do for it, and a frozen layer's output crosses no link."""
+    schedule, _ = simulated(ring(3, 3, 3, 3), [Iteration(0, 7, 2), Iteration(1, 7, 2)], cached=(2, 3))
+    assert op_of(schedule, "LOAD", 2, 2)[1].writes == op_of(schedule, "F", 2, 2)[1].reads[:1] == (Value("mid", 2, 2),)
+    below = {op.kind for rank in (0, 1) for op in schedule.ops[rank] if op.microbatch in (2, 3)}
+    assert below == {"H", "SEND", "RECV"}
+    sent = {(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 2}
+    assert sent == {((2, 3), "act"), ((3, 1), "act"), ((1, 3), "grad"), ((3, 2), "grad")}
 
 
 def test_a_mini_batch_is_let_in_when_another_has_left() -> None:
@@ -105,3 +115,23 @@ def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: f
     mean = (40 * sum(found[:-1]) + 260 * found[-1]) / 700
     assert 0.978 * average <= mean <= average
     assert 0.978 * all_unfrozen <= found[-1] <= all_unfrozen
+
+
+CACHED = {
+    1: "9111 9111 9111 8112 7122 6222 5133 4224 3234 2244 1335 2244",
+    2: "9111 9111 9111 8121 7221 7221 7221 4242 3342 2442 3342 2442",
+    4: "9111 9111 9111 9111 8211 8211 7221 6222 5322 4332 4332 4422",
+    8: "9111 9111 9111 9111 9111 8211 7221 6222 6222 5322 4332 3333",
+}
+"""The same with the frozen layers' output in the cache: the devices share the trained layers."""
+
+
+@pytest.mark.parametrize(("micro_batches", "average"), [(1, 16.46), (2, 9.83), (4, 7.09), (8, 5.86)])
+def test_what_the_cache_saves(micro_batches: int, average: float) -> None:
+    """As above.  With 8 micro-batches arithmetic promises 5.9 layer times, one device taking 24."""
+    found = []
+    for depth, blocks in enumerate(CACHED[micro_batches].split(), start=1):
+        iterations = [Iteration(0, 12 - depth, micro_batches)] * 40
+        timeline = simulated(ring(*map(int, blocks)), iterations, cached=range(40 * micro_batches))[1]
+        found.append(timeline.makespan_s / 40)
+    assert (40 * sum(found[:-1]) + 260 * found[-1]) / 700 == pytest.approx(average, abs=0.01)

@@ -54,6 +54,11 @@ class Grid:
             seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds),
         )
 
+    def plus(self, other: Grid) -> Grid:
+        """Return the grid of both operations one after the other.  other: with the same axes."""
+        cells = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(self.seconds, other.seconds, strict=True))
+        return replace(self, seconds=cells)
+
 
 def _bracket(axis: tuple[int, ...], at: float) -> tuple[int, int, float]:
     if len(axis) == 1:

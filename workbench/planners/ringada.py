@@ -28,7 +28,8 @@ _FEW = 4
 class RingPricer:
     """The seconds of an average mini-batch of a training.
 
-    depths: unfrozen layers -> mini-batches of the run in which they are so many.  rest_bytes: of a device besides its layers.
+    depths: unfrozen layers -> mini-batches of the run in which they are so many; cached: of those whose frozen layers' output is cached.
+    rest_bytes: of a device besides its layers.
     """
 
     def __init__(
@@ -40,13 +41,16 @@ class RingPricer:
         micro_batches: int,
         sequence_length: int,
         depths: Mapping[int, int],
+        cached: Mapping[int, int] | None = None,
         rest_bytes: int = 0,
         memory_length: int = 0,
     ) -> None:
         self.profile, self.cluster, self._micro_batches, self._rest_bytes = profile, cluster, micro_batches, rest_bytes
         size, layers = -(-batch_size // micro_batches), profile.num_layers
-        firsts = np.array([layers - depth for depth in depths])  # the lowest unfrozen layer of each depth
-        self._weights = np.array(list(depths.values())) / sum(depths.values())
+        moments = [*depths.items(), *(cached or {}).items()]
+        firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
+        self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
+        is_cached = np.arange(len(moments)) >= len(depths)
         index = np.arange(layers)[:, None]
         is_frozen, is_lowest = index < firsts, index == firsts  # (layers, depths)
 
@@ -55,10 +59,11 @@ class RingPricer:
 
         frozen, unfrozen, steps = [], [], []
         for row in profile.layers:
-            seconds = {kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row]) for kind in "PFBA"}
+            seconds = {kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row]) for kind in ("LOAD", *"PFBA")}
             step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
-            frozen.append(summed(np.where(is_frozen, seconds["P"], 0.0)))
+            read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
+            frozen.append(summed(np.where(is_frozen & ~is_cached, seconds["P"], read)))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
             steps.append(summed(np.where(is_frozen, 0.0, step)))
         # (devices, layers + 1, depths): of the first 0, 1, 2, ... layers.

@@ -2,6 +2,7 @@
 
 Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps what their
 backward pass needs.  H scores the micro-batch at the initiator, loss and gradient at once.  B goes back through a stage's unfrozen layers.
+LOAD takes from the terminator's cache what the frozen layers made of a micro-batch before; then it has neither E nor P.
 STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.  For a policy that goes by what a
 round brought, NOTE tells the round's first device of a stage's part in it, TELL sums up and HEAR takes the sum, at the end of the round.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
@@ -15,7 +16,7 @@ take new mini-batches at once.  This is one layer finer than the paper, whose te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
 from workbench.schedules.plan_costs import Crossing, resident_bytes
 
-EMBED, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "P", "F", "H", "B", "HSTEP", "TAKE"
+EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
 NOTE, TELL, HEAR = "NOTE", "TELL", "HEAR"
 LOWEST = "A"
 """In a profile, the backward pass of the lowest unfrozen layer: of its adapter alone, for nothing below is trained."""
@@ -68,15 +69,16 @@ def ring_round(
     in_flight: int,
     world_size: int | None = None,
     is_noted: bool = False,
+    cached: Collection[int] = (),
 ) -> Schedule:
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
     in_flight: a mini-batch is embedded once the one so many before it has updated the head.  seconds: what the operations about take; on
     each rank they stand in the order in which a device that takes the oldest mini-batch's work first would do them.
-    is_noted: whether each device hears at the end what the round has brought.
+    is_noted: whether each device hears at the end what the round has brought.  cached: micro-batches whose frozen layers are skipped.
     Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
     """
-    tasks = _tasks(plan, iterations, in_flight)
+    tasks = _tasks(plan, iterations, in_flight, cached)
     size = world_size_of(plan, world_size, (1,) * len(tasks))
     first, last = iterations[0].initiator, iterations[-1].initiator
     if first != last:
@@ -89,7 +91,7 @@ def ring_round(
     return insert_transfers(Schedule(ops=ops, outputs=outputs))
 
 
-def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int) -> list[_Task]:
+def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int, cached: Collection[int]) -> list[_Task]:
     if not iterations or in_flight < 1 or any(len(stage.shares) != 1 for stage in plan.stages):
         raise ScheduleError(
             f"A round of {len(iterations)} mini-batches, {in_flight} of them in flight, was asked for.",
@@ -111,12 +113,17 @@ def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int) -> list[
             tasks.append(_Task(rank, Op(kind, stage, m, NONE, reads, writes), (at, urgency, m)))
 
         for m in micro_batches:
-            hidden = Value("emb", NONE, m)
-            add(home, EMBED, NONE, m, 3, let_in, hidden)
-            for s, stage in enumerate(plan.stages):
+            is_cached = m in cached
+            hidden = Value("mid", end, m) if is_cached else Value("emb", NONE, m)
+            if is_cached:
+                add(plan.stages[end].ranks[0], LOAD, end, m, 3, let_in, hidden)
+            else:
+                add(home, EMBED, NONE, m, 3, let_in, hidden)
+            for s in range(end if is_cached else 0, len(plan.stages)):
+                stage = plan.stages[s]
                 [rank] = stage.ranks
                 after = Value("act", s, m)
-                if stage.start < iteration.first_unfrozen:
+                if stage.start < iteration.first_unfrozen and not is_cached:
                     between = Value("mid", s, m) if s == end else after
                     add(rank, PREFIX, s, m, 3, (hidden,), between)
                     hidden = between
@@ -202,7 +209,7 @@ class RingCosts:
 
     sizes[m], lengths[m]: samples and tokens of micro-batch m of the round.  crossing: what a boundary's hidden state is.
     head_values: float32 numbers of the head and its moments.  beside_bytes: of embedding and head, of which each device has a copy.
-    Times of a profile's layers: P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
+    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
     """
 
     def __init__(
@@ -243,6 +250,8 @@ class RingCosts:
         if op.kind in (EMBED, HEAD):
             return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
         lowest = self._iterations[self._iteration_of[op.microbatch]].first_unfrozen
+        if op.kind == LOAD:
+            return layers[lowest].seconds(LOAD, *at)
         kinds = [LOWEST if op.kind == BACKWARD and layer == lowest else op.kind for layer in self.layers(op)]
         return sum(layers[layer].seconds(kind, *at) for layer, kind in zip(self.layers(op), kinds, strict=True))
 

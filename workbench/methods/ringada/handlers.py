@@ -14,9 +14,24 @@ from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP, Op
 from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets
 from workbench.runtime.executor import Handler
-from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, HEAR, NOTE, PREFIX, TAKE, TELL, Iteration, layers_of
+from workbench.schedules.ringada import (
+    BACKWARD,
+    EMBED,
+    FORWARD,
+    HEAD,
+    HEAD_STEP,
+    HEAR,
+    LOAD,
+    NOTE,
+    PREFIX,
+    TAKE,
+    TELL,
+    Iteration,
+    layers_of,
+)
 from workbench.tasks.tokenize import Batch
 
 
@@ -27,6 +42,7 @@ class RingHandlers:
     number: of the run's rounds.  by_loss: whether an adaptive policy goes by the loss, else by the gradients.
     batches[m]: micro-batch m, of another initiator its attention mask alone.  iteration_of[m]: the mini-batch it belongs to.
     totals[i]: samples of mini-batch i.  first_step: mini-batches before the round.  layers: of the whole model, for bytes.
+    prefix: what the frozen layers made before, None without a cache.  cached: micro-batches that begin from it.
     noted: this rank's loss and squared gradients of the round, each of which is a mean over its mini-batches.
     """
 
@@ -43,12 +59,15 @@ class RingHandlers:
     optimizer: RingOptimizer
     epoch: int
     layers: tuple[LayerProfile, ...]
+    prefix: PrefixCache | None = None
+    cached: tuple[int, ...] = ()
     noted: Tensor = field(default_factory=lambda: torch.zeros(2))
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
         return {
             EMBED: self._embed,
+            LOAD: self._load,
             PREFIX: self._frozen,
             FORWARD: self._forward,
             HEAD: self._score,
@@ -65,12 +84,26 @@ class RingHandlers:
         batch = self.batches[op.microbatch]
         return (self.compute.embed(batch.input_ids, batch.attention_mask),)
 
+    def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch = self.batches[op.microbatch]
+        assert self.prefix is not None
+        return (self.prefix.read(self._iteration(op).first_unfrozen, batch.indices, batch.attention_mask.shape[1]),)
+
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.compute.frozen(reads[0], self.batches[op.microbatch].attention_mask, self._layers_of(op)),)
+        batch, layers, hidden = self.batches[op.microbatch], self._layers_of(op), reads[0]
+        if self.prefix is None:
+            return (self.compute.frozen(hidden, batch.attention_mask, layers),)
+        for layer in layers:
+            self.prefix.keep(layer, batch.indices, hidden)
+            hidden = self.compute.frozen(hidden, batch.attention_mask, range(layer, layer + 1))
+        return (hidden,)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers, mask = self._layers_of(op), self.batches[op.microbatch].attention_mask
-        context = self.compute.forward(reads[0], mask, layers, is_lowest=layers.start == self._iteration(op).first_unfrozen)
+        layers, batch = self._layers_of(op), self.batches[op.microbatch]
+        mask, is_lowest = batch.attention_mask, layers.start == self._iteration(op).first_unfrozen
+        if self.prefix is not None and is_lowest and op.microbatch not in self.cached:
+            self.prefix.keep(layers.start, batch.indices, reads[0])
+        context = self.compute.forward(reads[0], mask, layers, is_lowest=is_lowest)
         context.nbytes = context_bytes(self.layers[layers.start : layers.stop], *mask.shape)
         return context.output.detach(), context
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
-from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOWEST, PREFIX
+from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 
 
 def measure_layers(
@@ -28,11 +33,15 @@ def measure_layers(
     config: TechniqueConfig,
     *,
     max_length: int,
+    caches: bool = False,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks and schedules.ringada.RingCosts)."""
+    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks and schedules.ringada.RingCosts).
+
+    caches: whether frozen layers keep their inputs.
+    """
     lengths = (*(length for length in lengths if length < max_length), max_length)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
@@ -44,6 +53,11 @@ def measure_layers(
     steps = {STEP: lambda batch, length: first.step, HEAD_STEP: lambda batch, length: first.head_step}
     ends |= time_grids(steps, (1,), (1,), budget_s=0.05 * budget_s)
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
+    if caches:
+        found = time_grids({LOAD: last.load, "KEEP": last.keep}, batch_sizes, lengths, budget_s=0.1 * budget_s)
+        of_all[LOAD] = found[LOAD]
+        for own in times:
+            own[PREFIX] = own[PREFIX].plus(found["KEEP"])
     trained = sum(4 * parameter.numel() for parameter in first.model.adapters.parameters())
     return tuple(
         LayerProfile(
@@ -58,20 +72,25 @@ def measure_layers(
     )
 
 
-def from_adapters(profile: Profile, embedding_bytes: int) -> Profile:
+def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
     """Return the costs of adapters by the catalogue as those of a ring: frozen layers apart, the lowest adapter's backward pass alone.
 
-    embedding_bytes: of the embedding, which the first layer has there.
+    embedding_bytes: of the embedding, which the first layer has there.  A cached input is read at a device's storage rate.
     """
 
-    def changed(index: int, layer: LayerProfile) -> LayerProfile:
+    def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
         # Of an adapter's two products forward, three backward: its weights' gradients and its narrow activation's.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        times = {**layer.times, PREFIX: layer.times[FORWARD], LOWEST: layer.times[FORWARD].scaled(share)}
+        forward = layer.times[FORWARD]
+        rate, lengths = device.storage_bytes_per_s, forward.sequence_lengths
+        read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in lengths) for batch in forward.batch_sizes)
+        load = replace(forward, seconds=read_s)
+        times = {**layer.times, PREFIX: forward, LOWEST: forward.scaled(share), LOAD: load}
         return replace(layer, times=times, frozen_bytes=frozen)
 
-    return replace(profile, layers=tuple(tuple(changed(index, layer) for index, layer in enumerate(row)) for row in profile.layers))
+    rows = zip(profile.layers, cluster.devices, strict=True)
+    return replace(profile, layers=tuple(tuple(changed(index, layer, device) for index, layer in enumerate(row)) for row, device in rows))
 
 
 class _Bench:
@@ -97,6 +116,16 @@ class _Bench:
         """Return the forward pass of frozen layers."""
         hidden, mask = self._inputs(batch, length)
         return lambda: self._compute.frozen(hidden, mask, self._layers)
+
+    def keep(self, batch: int, length: int) -> Call:
+        """Return the writing of a layer's input to the cache."""
+        prefix, layer, hidden = self._cached(batch, length)
+        return lambda: prefix.keep(layer, range(batch), hidden)
+
+    def load(self, batch: int, length: int) -> Call:
+        """Return its reading, from the page cache."""
+        prefix, layer, _ = self._cached(batch, length)
+        return lambda: prefix.read(layer, range(batch), length)
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the forward pass of unfrozen layers; what the backward pass needs is kept, as in a run."""
@@ -144,6 +173,15 @@ class _Bench:
             return self._compute.backward(context, torch.ones_like(context.output))
 
         return (lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=is_lowest)), back
+
+    def _cached(self, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
+        hidden, _ = self._inputs(batch, length)
+        crossing = Crossing(hidden_size=hidden.shape[2], target_length=hidden.shape[1] - length, num_encoder_layers=0)
+        # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
+        with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
+            prefix = PrefixCache(folder=Path(folder), lengths=(length,) * batch, crossing=crossing)
+            prefix.keep(self._layers.start, range(batch), hidden)
+        return prefix, self._layers.start, hidden
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         hidden, mask, _ = self.model.backbone.make_inputs(batch, length, TARGET_LENGTH)

@@ -66,13 +66,20 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""
-        key = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
-        return key, lambda max_length: measure_layers(load_stack(prepared.job.model), prepared.config, max_length=max_length)
+        key: dict[str, Any] = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
+        caches = prepared.options.cache
+        key |= {"cache": True} if caches else {}
+        measure = partial(measure_layers, caches=caches)
+        return key, lambda max_length: measure(load_stack(prepared.job.model), prepared.config, max_length=max_length)
+
+    def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
+        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        return from_adapters(super().catalogue(prepared, cluster), cluster, 4 * prepared.facts.embedding_parameters)
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
         sizes = TechniqueSizes(bottleneck=prepared.config.bottleneck, adapters_per_layer=1)
-        return AnalyticTechnique("adapters", sizes, change=partial(from_adapters, embedding_bytes=4 * prepared.facts.embedding_parameters))
+        return AnalyticTechnique("adapters", sizes)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Refuse what would end the run later (see Method)."""

@@ -14,6 +14,7 @@ from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.handlers import RingHandlers
+from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
 from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, StepShape
@@ -72,6 +73,7 @@ class RingRankJob(RankJob):
             policy=self.policy,
             epochs=job.epochs,
             seed=job.seed,
+            cached_from=(self.start_epoch, self.start_step) if self.options.cache else None,
         )
 
     def phases(self) -> tuple[Phase, ...]:
@@ -81,7 +83,7 @@ class RingRankJob(RankJob):
     def program(self, shape: StepShape) -> Program:
         """Return a round."""
         assert isinstance(shape, RoundShape)
-        key = (shape.sizes, shape.iterations)
+        key = (shape.sizes, shape.iterations, shape.cached)
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
             self._schedules[key] = ring_round(
@@ -91,12 +93,12 @@ class RingRankJob(RankJob):
                 in_flight=self.options.in_flight,
                 world_size=self.cluster.world_size,
                 is_noted=self.policy.is_adaptive,
+                cached=shape.cached,
             )
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
     def costs(self, shape: RoundShape) -> RingCosts:
         """Return what a round's operations cost."""
-        facts = self.facts
         return RingCosts(
             self.profile,
             self.cluster,
@@ -104,14 +106,19 @@ class RingRankJob(RankJob):
             shape.iterations,
             sizes=shape.sizes,
             lengths=shape.lengths,
-            crossing=Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH),
+            crossing=crossing(self.facts),
             head_values=3 * _head_parameters(self.config),
-            beside_bytes=beside_bytes(facts, self.config),
+            beside_bytes=beside_bytes(self.facts, self.config),
         )
 
     @cached_property
     def _schedules(self) -> dict[object, Schedule]:
         return {}
+
+
+def crossing(facts: ModelFacts) -> Crossing:
+    """Return what a hidden state is."""
+    return Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH)
 
 
 def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
@@ -131,6 +138,7 @@ class RingPhase(StagePhase[RingRankJob]):
 
     def __init__(self, session: RankSession[RingRankJob], phase: Phase, result: RankResult) -> None:
         super().__init__(session, replace(phase, program=self._program), result)
+        self._prefix: PrefixCache | None = None
 
     def _program(self, shape: StepShape) -> Program:
         assert isinstance(shape, RoundShape)
@@ -157,16 +165,22 @@ class RingPhase(StagePhase[RingRankJob]):
             self.compute = RingCompute(model, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
             keeps_head = self.session.rank == rounds.initiators[0]
-            num_noted = job.epochs * rounds.rounds_per_epoch if rank_job.policy.is_adaptive else 0
+            num_noted = rounds.num_rounds if rank_job.policy.is_adaptive else 0
             self.optimizer = RingOptimizer(
                 model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
             )
+            if rank_job.options.cache:
+                folder = self.session.context.own_folder(rank_job.folder) / "prefix"
+                lengths, lowest = rank_job.split.lengths, rank_job.policy.lowest(rounds.num_rounds, rounds.num_steps)
+                self._prefix = PrefixCache(folder=folder, lengths=lengths, crossing=crossing(rank_job.facts), lowest=lowest)
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a round (see RankPhase)."""
         assert isinstance(planned, Round) and isinstance(planned.shape, RoundShape) and isinstance(self.optimizer, RingOptimizer)
         rank_job, iterations, sizes = self.rank_job, self._adapted(planned.shape).iterations, planned.shape.sizes
+        if self._prefix is not None:
+            self._prefix.forget_above(iterations[0].first_unfrozen)
         self.optimizer.num_steps = planned.number + 1  # when the round is done; one that fails is kept nowhere
         spans = [range(start, start + one.num_micro_batches) for start, one in zip(planned.starts, iterations, strict=True)]
         return RingHandlers(
@@ -183,7 +197,16 @@ class RingPhase(StagePhase[RingRankJob]):
             optimizer=self.optimizer,
             epoch=epoch,
             layers=rank_job.layers,
+            prefix=self._prefix,
+            cached=planned.shape.cached,
         ).table()
+
+    def release(self) -> None:
+        """Give memory and disk back (see RankPhase)."""
+        if self._prefix is not None:
+            self.result.nbytes["activation cache"] = self._prefix.nbytes
+            self._prefix.forget_above(-1)
+        super().release()
 
 
 def phases_on(session: RankSession[RingRankJob], result: RankResult) -> tuple[RingPhase, ...]:

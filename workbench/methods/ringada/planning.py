@@ -43,15 +43,17 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPri
     """Return what prices a ring for the whole run."""
     job = prepared.job
     policy, per_round = prepared.policy, cluster.world_size * prepared.options.local_iterations
-    steps = range(per_round * prepared.steps_on(cluster.world_size))
-    depths = Counter(policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in steps)
+    num_rounds = prepared.steps_on(cluster.world_size)
+    depths = [policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in range(per_round * num_rounds)]
+    filled = per_round * (num_rounds // job.epochs) if prepared.options.cache else len(depths)  # after an epoch each sample has passed
     return RingPricer(
         with_room(profile, job),
         cluster,
         batch_size=job.batch_size,
         micro_batches=job.micro_batches,
         sequence_length=prepared.typical_length,
-        depths=depths,
+        depths=Counter(depths[:filled]),
+        cached=Counter(depths[filled:]),
         rest_bytes=beside_bytes(prepared.facts, prepared.config),
         memory_length=prepared.longest,
     )

@@ -32,7 +32,8 @@ class RingAdaOptions:
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
     'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
-    in_flight: mini-batches that may be on the ring at once.
+    in_flight: mini-batches that may be on the ring at once.  cache: whether devices keep what their frozen layers made of each sample on
+    their disks, and later rounds skip these layers (ours).
     """
 
     bottleneck: Width = 64
@@ -45,6 +46,7 @@ class RingAdaOptions:
     patience: Times = 2
     threshold: Dropout = 0.01
     in_flight: Times = 4
+    cache: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,10 @@ Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundShape(StepShape):
-    """A round: parts are micro-batches, counted through its mini-batches."""
+    """A round: parts are micro-batches, counted through its mini-batches.  cached: those whose frozen layers are skipped."""
 
     iterations: tuple[Iteration, ...]
+    cached: tuple[int, ...] = ()
 
     def from_layer(self, first_unfrozen: int) -> Self:
         """Return the round with the layers from this one on trained."""
@@ -77,6 +78,10 @@ class Policy:
             found.append(self._above(passed))
         return tuple(found)
 
+    def lowest(self, num_rounds: int, num_steps: int) -> int:
+        """Return the lowest layer that a run of so many rounds and mini-batches can train."""
+        return 0 if self.is_adaptive else self.first_unfrozen(num_rounds - 1, num_steps - 1)
+
     def _above(self, passed: int) -> int:
         return max(0, self.num_layers - self.depth - passed)
 
@@ -87,6 +92,7 @@ class Rounds:
 
     lengths: tokens of every training sample.  owned: the samples of each device of the whole cluster, by its name.
     names: the devices that take part, in ring order of ranks (ranks by place).  initiators: their ranks in the order of a round.
+    cached_from: the epoch and the round in it with which this part of a run begins, before which its cache is empty; None without a cache.
     """
 
     lengths: tuple[int, ...]
@@ -99,6 +105,7 @@ class Rounds:
     policy: Policy
     epochs: int
     seed: int
+    cached_from: tuple[int, int] | None = None
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -111,9 +118,14 @@ class Rounds:
         return len(self.owned) * self.local_iterations
 
     @property
+    def num_rounds(self) -> int:
+        """Return the rounds of the whole run."""
+        return self.epochs * self.rounds_per_epoch
+
+    @property
     def num_steps(self) -> int:
         """Return the mini-batches of the whole run."""
-        return self.epochs * self.rounds_per_epoch * self.steps_per_round
+        return self.num_rounds * self.steps_per_round
 
     def epoch(self, epoch: int) -> tuple[Round, ...]:
         """Return an epoch's rounds."""
@@ -130,8 +142,9 @@ class Rounds:
                 starts.append(len(parts))
                 parts += own
                 iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
-        planned = PlannedStep.of(parts, self.lengths)
-        shape = RoundShape(sizes=planned.shape.sizes, lengths=planned.shape.lengths, iterations=tuple(iterations))
+        planned, passed = PlannedStep.of(parts, self.lengths), self._passed
+        cached = tuple(m for m, samples in enumerate(parts) if all(passed.get(sample, number) < number for sample in samples))
+        shape = RoundShape(sizes=planned.shape.sizes, lengths=planned.shape.lengths, iterations=tuple(iterations), cached=cached)
         return Round(samples=planned.samples, shape=shape, number=number, starts=tuple(starts))
 
     def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:
@@ -150,6 +163,21 @@ class Rounds:
         own = self.owned[self.names[rank]]
         per_pass = len(self._pass(rank, 0))
         return [own[index] for index in self._pass(rank, number // per_pass)[number % per_pass]]
+
+    @cached_property
+    def _passed(self) -> dict[int, int]:
+        """Return the round in which each sample first passes the frozen layers and is kept."""
+        found: dict[int, int] = {}
+        if self.cached_from is None:
+            return found
+        epoch, step = self.cached_from
+        for rank in self.initiators:
+            number = (epoch * self.rounds_per_epoch + step) * self.local_iterations
+            while not found.keys() >= set(self.owned[self.names[rank]]):
+                for sample in self._mini_batch(rank, number):
+                    found.setdefault(sample, number // self.local_iterations)
+                number += 1
+        return found
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int], list[list[int]]]:

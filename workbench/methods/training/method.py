@@ -41,15 +41,11 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 
 class AnalyticTechnique(NamedTuple):
-    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's.
-
-    change: what else it makes of the catalogue's profile.
-    """
+    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's."""
 
     name: Technique
     sizes: TechniqueSizes
     tap_share: float = 1.0
-    change: Callable[[Profile], Profile] = lambda profile: profile
 
 
 class Trained(Protocol):
@@ -159,7 +155,7 @@ class TrainingMethod(ProfiledMethod[P]):
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
         technique, typical = self.technique(prepared), prepared.typical_length
-        found = analytic_profile(
+        return analytic_profile(
             describe_facts(prepared.facts),
             cluster,
             technique=technique.name,
@@ -167,7 +163,6 @@ class TrainingMethod(ProfiledMethod[P]):
             num_labels=prepared.task.num_outputs,
             sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
         )
-        return technique.change(found)
 
     def layer_costs(self, prepared: P, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's analytic FLOPs and bytes (see Method)."""
