@@ -1,4 +1,4 @@
-"""`workbench bench ringada`: Single, a synchronous PipeAdapter and RingAda on four equal emulated devices, interleaved.
+"""`workbench bench ringada`: Single, a synchronous PipeAdapter and RingAda, with its cache too, on four emulated devices, interleaved.
 
 Whole runs as a user starts them, in the paper's proportions: a layer more whenever a sixth of the first 62 % of the mini-batches is done.
 """
@@ -6,6 +6,7 @@ Whole runs as a user starts them, in the paper's proportions: a layer more whene
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,64 +18,97 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import run
+from workbench.methods import load_method
+from workbench.methods.base import ignore
+from workbench.simulator import simulate
 
-MBIT_PER_S, ROUNDS = (1000, 125), 2
-SHARE = 0.3
-"""Of a core: four devices at once leave the host time for their links."""
-JOB = Job(method="ringada", epochs=1, batch_size=16, micro_batches=4, max_length=32, validation_samples=32, test_samples=32)
-MINI_BATCHES = 32
-"""Of which a layer more is trained every four: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
+POINTS = ("equal,1000", "equal,125", "unequal,1000")
+"""Devices and Mbit/s of their links."""
+SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08)}
+"""Of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of the cluster 'laptop'."""
+ROUNDS, MINI_BATCHES, EPOCHS = 2, 32, 4
+"""A layer more is trained every four mini-batches: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
+JOB = Job(
+    method="ringada",
+    epochs=EPOCHS,
+    batch_size=16,
+    micro_batches=4,
+    max_length=32,
+    train_samples=16 * MINI_BATCHES // EPOCHS,
+    validation_samples=32,
+    test_samples=32,
+)
+RING = {"local_iterations": 1, "unfreeze_every": 4, "depth": 1}
 SIDES = {
-    "RingAda": replace(JOB, options={"local_iterations": 1, "unfreeze_every": 4, "depth": 1}),
+    "RingAda": replace(JOB, options=RING),
+    "RingAda cached": replace(JOB, options=RING | {"cache": True}),
     "PipeAdapter": replace(JOB, options={"local_iterations": 1, "unfreezing": "all"}),
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
 }
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return each side's seconds of training, measured and simulated, and the ratios to RingAda with their spread.
+    """Return each side's seconds of training, measured and simulated, their bound and memory, and the ratios to RingAda with their spread.
 
-    only: link rates in Mbit/s, none is all.  Raises ConfigError for another rate.
+    only: of POINTS, as DEVICES,RATE or one of both words; none is all.  Raises ConfigError for another word.
     """
-    unknown = [word for word in only if word not in map(str, MBIT_PER_S)]
+    known = {word for point in POINTS for word in point.split(",")}
+    unknown = [word for word in only if word not in known]
     if unknown:
         asked = f"Only '{unknown[0]}' of the benchmark was asked for."
-        raise ConfigError(asked, f"There are {', '.join(map(str, MBIT_PER_S))} Mbit/s.", "Name one of them.")
-    rates = [rate for rate in MBIT_PER_S if str(rate) in only] or list(MBIT_PER_S)
+        raise ConfigError(asked, f"There are {'; '.join(POINTS)} (Mbit/s).", "Name one of these words, or two.")
     points = []
-    for rate in rates:
-        reports: dict[str, list[Report]] = {name: [] for name in SIDES}
-        for turn, name in turns(SIDES, range(rounds)):
-            report = _run(replace(SIDES[name], train_samples=JOB.batch_size * MINI_BATCHES), _cluster(rate))
-            reports[name].append(report)
-            progress(f"{rate} Mbit/s, round {turn + 1}, {name}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
-        points.append(point(rate, reports))
+    for name in [name for name in POINTS if set(only) <= set(name.split(","))]:
+        reports: dict[str, list[Report]] = {side: [] for side in SIDES}
+        cluster = cluster_of(name)
+        for turn, side in turns(SIDES, range(rounds)):
+            report = _run(SIDES[side], cluster)
+            reports[side].append(report)
+            progress(f"{name} Mbit/s, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
+        points.append(point(name, reports, {side: bounds(SIDES[side], cluster, of_side[0].plan) for side, of_side in reports.items()}))
     return {
         "name": "ringada",
-        "label": "emulated",
-        "what": "32 mini-batches: all adapters on one device; on a ring, all adapters; on a ring, unfrozen from the top",
+        "label": "emulated; bound and memory simulated",
+        "what": f"{MINI_BATCHES} mini-batches: all adapters on one device; on a ring, all adapters; on a ring, unfrozen from the top",
         "model": JOB.model,
-        "devices": f"4, each {SHARE} of a core",
         "micro_batches": JOB.micro_batches,
         "rounds": rounds,
         "points": points,
     }
 
 
-def point(rate: int, reports: dict[str, list[Report]]) -> dict[str, Any]:
-    """Return one link rate's figures.  over_bound: RingAda's measured time over its simulated one."""
-    seconds = {name: [measured_s(one) for one in of_side] for name, of_side in reports.items()}
-    found: dict[str, Any] = {"mbit_per_s": rate}
-    for name, of_side in seconds.items():
-        found |= {f"{name}_s": median(of_side), f"{name}_simulated_s": sum(step.predicted_s or 0.0 for step in reports[name][0].steps)}
-    for name in ("Single", "PipeAdapter"):
-        ratio = ratios(seconds[name], seconds["RingAda"], name=f"{name}_over_RingAda")
-        least, most = ratio.pop("ratio_min"), ratio.pop("ratio_max")
-        found |= ratio | {f"{name}_spread": f"{least:.2f}-{most:.2f}"}
-    over_bound = found["RingAda_s"] / found["RingAda_simulated_s"]
-    return found | {"over_bound": over_bound, "valid": all(one.valid for of_side in reports.values() for one in of_side)}
+def point(name: str, reports: dict[str, list[Report]], bound: dict[str, tuple[float, int]]) -> dict[str, Any]:
+    """Return a point's figures.  bound: of each side, the seconds of its busiest device and the most bytes on one.
+
+    over_predicted, over_bound: measured seconds over simulated ones, and over the busiest device's compute.
+    """
+    seconds = {side: [measured_s(one) for one in of_side] for side, of_side in reports.items()}
+    found: dict[str, Any] = {"point": name}
+    for side, of_side in seconds.items():
+        predicted_s, (bound_s, nbytes) = sum(step.predicted_s or 0.0 for step in reports[side][0].steps), bound[side]
+        found |= {f"{side}_s": median(of_side), f"{side}_over_predicted": median(of_side) / predicted_s}
+        found |= {f"{side}_over_bound": median(of_side) / bound_s, f"{side}_memory_over_Single": nbytes / bound["Single"][1]}
+    for side in seconds:
+        if side != "RingAda":
+            ratio = ratios(seconds[side], seconds["RingAda"], name=f"{side}_over_RingAda")
+            least, most = ratio.pop("ratio_min"), ratio.pop("ratio_max")
+            found |= ratio | {f"{side}_spread": f"{least:.2f}-{most:.2f}"}
+    return found | {"valid": all(one.valid for of_side in reports.values() for one in of_side)}
+
+
+def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, int]:
+    """Return the seconds that the busiest device computes in a run, and the most bytes that one holds, both simulated."""
+    method: Any = load_method(job.method)
+    prepared = method.prepare(job, ignore)
+    [phase] = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
+    shapes = Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))
+    found = [(simulate(phase.program(shape)), count) for shape, count in shapes.items()]
+    ranks = range(cluster.world_size)
+    busiest_s = max(sum(count * timeline.busy_s(rank) for timeline, count in found) for rank in ranks)
+    return busiest_s, max(timeline.peak_bytes(rank) for timeline, _ in found for rank in ranks)
 
 
 def measured_s(report: Report) -> float:
@@ -82,10 +116,13 @@ def measured_s(report: Report) -> float:
     return sum(step.measured_s or 0.0 for step in report.steps)
 
 
-def _cluster(rate: int) -> Cluster:
+def cluster_of(name: str) -> Cluster:
+    """Return the devices of a point."""
+    kind, rate = name.split(",")
+    link = Link(bytes_per_s=int(rate) * 125_000, latency_s=0.0)
     cluster = load_cluster("laptop-equal")
-    devices = tuple(replace(one, link=Link(bytes_per_s=rate * 125_000, latency_s=0.0), host_share=SHARE) for one in cluster.devices)
-    return replace(cluster, name=f"{cluster.name}-{rate}", devices=devices)
+    devices = tuple(replace(one, link=link, host_share=share) for one, share in zip(cluster.devices, SHARES[kind], strict=True))
+    return replace(cluster, name=f"{kind}-{rate}", devices=devices)
 
 
 def _run(job: Job, cluster: Cluster) -> Report:

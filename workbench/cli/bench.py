@@ -31,7 +31,7 @@ def bench(
         str,
         typer.Option(
             help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
-            " quantized, memory; of ringada: Mbit/s; of recovery: methods, or kinds of faults."
+            " quantized, memory; of ringada: equal or unequal, Mbit/s; of recovery: methods, or kinds of faults."
         ),
     ] = "",
     soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
