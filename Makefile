@@ -33,9 +33,9 @@ quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
 # Groups of tests, long ones first; two run at a time, one for each core of a small machine.  "rest" is whatever no other names, mypy comes last.
-# Each group imports torch again, so there are few.  Notebooks and browser stay together: both write the notebooks' output.
-TEST_GROUPS := tests/cli+tests/experiment tests/methods notebooks+tests/browser tests/runtime rest \
-	tests/models+tests/planners+tests/schedules+tests/reproduce mypy
+# Each group imports torch again, so there are few.  Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
+TEST_GROUPS := notebooks+tests/browser tests/cli+tests/experiment tests/methods \
+	tests/models+tests/planners+tests/schedules+tests/reproduce rest tests/runtime mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)

@@ -1,4 +1,4 @@
-"""`workbench run` as processes of its own: interrupted, killed, resumed without a network, and nothing left behind any of them."""
+"""`workbench run` as a process of its own: interrupted, resumed without a network, and nothing left behind either of them."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One job in three calls: Ctrl-C in the terminal, SIGKILL of the resumed run, and the third finishes, with loopback as its network."""
+    """One job in two calls: Ctrl-C in the terminal, and the second finishes, with loopback as its network.
+
+    test_killed_query_runs and runtime/test_engine_cleanup hold what SIGKILL leaves.
+    """
 
     interrupted: End
-    told_before_the_kill: list[str]
     family: int
     ports: list[tuple[str, int]]
-    killed: End
     finished: End
     report: Report
     work: Path
@@ -83,23 +84,16 @@ def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> I
         said, told = process.communicate(timeout=60)
         interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
 
-        process = command.start("--resume")
-        before = command.wait_for_an_epoch(process)
-        family, ports = command.listening()
-        process.kill()
-        process.communicate(timeout=60)
-        killed = End(returncode=process.returncode, survivors=command.survivors())
-
         process = command.start("--resume", before=without_network(loopback=True))
+        lines = command.wait_for_an_epoch(process)
+        family, ports = command.listening()
         said, told = process.communicate(timeout=240)
-        finished = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
+        finished = End(said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors())
         assert process.returncode == 0, told
         yield Life(
             interrupted=interrupted,
-            told_before_the_kill=before,
             family=len(family),
             ports=ports,
-            killed=killed,
             finished=finished,
             report=Report.read(command.report),
             work=command.work,
@@ -114,12 +108,6 @@ def test_control_c_says_how_to_go_on(life: Life) -> None:
     assert life.interrupted.survivors == []
 
 
-def test_a_killed_run_was_resumed_and_leaves_nothing(life: Life) -> None:
-    assert any(re.match(RESUMED, line) for line in life.told_before_the_kill)
-    assert life.killed.returncode == -signal.SIGKILL
-    assert life.killed.survivors == []
-
-
 def test_no_port_of_ours_can_be_busy(life: Life) -> None:
     """Every port that devices listen on was chosen by the kernel; the controller listens on none, so none can be taken."""
     assert life.family >= 4  # controller, two engines, janitor
@@ -128,7 +116,7 @@ def test_no_port_of_ours_can_be_busy(life: Life) -> None:
     assert all(low <= port <= high for _, port in life.ports)
 
 
-def test_the_third_call_finishes(life: Life) -> None:
+def test_the_second_call_finishes(life: Life) -> None:
     assert re.search(RESUMED, life.finished.told)
     assert not re.search("warning|deprecat|failed", life.finished.told + life.finished.said, re.IGNORECASE)  # of any library
     assert [epoch.epoch for epoch in life.report.epochs] == list(range(EPOCHS))
@@ -138,7 +126,7 @@ def test_the_third_call_finishes(life: Life) -> None:
 
 @pytest.mark.privileged
 def test_loopback_is_network_enough(life: Life) -> None:
-    """The third call had a network namespace of its own."""
+    """The second call had a network namespace of its own."""
     if not without_network(loopback=True):
         pytest.skip("no network namespaces here")
     assert life.finished.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from plain_training import reference_loss, train_reference
 
-from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job, split_for
+from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.method import run_rank
@@ -26,7 +26,6 @@ from workbench.runtime.state import State
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
-MODELS = ("tiny-bert", "tiny-gpt2", "tiny-llama", "all-MiniLM-L6-v2")
 SAMPLES = 22  # not a multiple of the mini-batch: the last one is smaller and cannot be cut as planned
 EPOCHS = 3
 
@@ -49,20 +48,10 @@ def cached_batches(split: TokenizedSplit, epoch: int) -> list:
     return [collate(split, [sample for samples in step.samples for sample in samples]) for step in steps]
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, tuple[dict[tuple[int, int], float], dict[str, torch.Tensor]]]:
-    """Return each model's losses and final weights from a plain loop over the uncached backbone."""
-    found = {}
-    for model in MODELS:
-        stack = load_stack(model)
-        found[model] = train_in_one_process(stack, split_for(stack, SAMPLES))
-    return found
-
-
 def train_in_one_process(
     stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification"
 ) -> tuple[dict[tuple[int, int], float], dict[str, torch.Tensor]]:
-    """Return each step's loss and the final weights."""
+    """Return each step's loss and the final weights, from a plain loop over the uncached backbone."""
     adapter = initial_adapter(stack, split, kind)
     losses: dict[tuple[int, int], float] = {}
     for epoch, loss in train_reference(stack, adapter, batches_of(split), EPOCHS, learning_rate=LEARNING_RATE):
@@ -70,44 +59,36 @@ def train_in_one_process(
     return losses, {name: tensor.detach().clone() for name, tensor in adapter.named_parameters()}
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("model", MODELS)
-def test_losses_and_weights_equal_one_process(model: str, name: str, engines: EngineCluster, tmp_path: Path, expected) -> None:
-    """First epoch through any split, then cached epochs: every loss and every weight, against uncached single-process training."""
-    job = make_rank_job(load_stack(model), model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS)
-    losses = losses_of(engines.run(run_rank, [job] * 4))
-    reference, weights = expected[model]
-    assert set(losses) == set(reference)
-    for step, loss in reference.items():
-        # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
-        assert losses[step] == pytest.approx(loss, rel=1e-5 if step[0] == 0 else 1e-4), step
-    trained = job.trained(EPOCHS - 1)
-    for parameter, tensor in weights.items():
-        if parameter.endswith("query_key_value.bias"):
-            continue  # softmax does not see the keys' bias: its gradient is float noise, which AdamW blows up to the learning rate
-        torch.testing.assert_close(trained[parameter], tensor, rtol=1e-3, atol=2e-4)
+PIPELINE, HYBRID = "[2, 2, 1, 1] on [1-1-1-1]", "[3, 3] on [2-2]"
+CASES: list[tuple[str, str, Kind]] = [
+    *(("tiny-bert", name, "classification") for name in PLANS),
+    # Models and schedules in every combination: test_combinations, without devices.
+    ("tiny-gpt2", PIPELINE, "classification"),
+    ("tiny-llama", HYBRID, "classification"),
+    ("all-MiniLM-L6-v2", "[2, 2, 2] on [2-1-1]", "classification"),
+    ("tiny-opt", PIPELINE, "classification"),
+    ("tiny-bert", HYBRID, "regression"),
+    ("tiny-t5", PIPELINE, "sequence_to_sequence"),
+    ("tiny-bart", HYBRID, "classification"),
+]
 
 
-FAMILIES: dict[str, Kind] = {
-    "tiny-opt": "classification",
-    "tiny-bert": "regression",
-    "tiny-t5": "sequence_to_sequence",
-    "tiny-bart": "classification",
-}
+@pytest.mark.parametrize(("model", "name", "kind"), CASES)
+def test_losses_and_weights_equal_one_process(model: str, name: str, kind: Kind, engines: EngineCluster, tmp_path: Path) -> None:
+    """First epoch through any split, then cached epochs: every loss and every weight, against uncached single-process training.
 
-
-@pytest.mark.parametrize("name", ["[3, 3] on [2-2]", "[2, 2, 1, 1] on [1-1-1-1]"])
-@pytest.mark.parametrize("model", FAMILIES)
-def test_further_families_equal_one_process(model: str, name: str, engines: EngineCluster, tmp_path: Path) -> None:
-    """Encoder-decoders cut inside either stack and between them, with label and text targets, and ratings: every loss and every weight."""
-    stack, kind = load_stack(model), FAMILIES[model]
+    Encoder-decoders are cut inside either stack and between them, with label and text targets.
+    """
+    stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, kind=kind)
     losses = losses_of(engines.run(run_rank, [job] * 4))
     reference, weights = train_in_one_process(stack, job.split, kind)
+    # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
     assert losses == {step: pytest.approx(loss, rel=1e-5 if step[0] == 0 else 1e-4) for step, loss in reference.items()}
     trained = job.trained(EPOCHS - 1)
     for parameter, tensor in weights.items():
-        # See above; and a decoder that reads one token, always the same, gives its embedding's W_down, queries and keys no gradient.
+        # Softmax does not see the keys' bias: its gradient is float noise, which AdamW blows up to the learning rate.
+        # And a decoder that reads one token, always the same, gives its embedding's W_down, queries and keys no gradient.
         is_noise = parameter.endswith(("query_key_value.bias", "key_value.bias")) or (
             job.adapter.target_length == 1 and parameter.startswith(("decoder_first", "layers.3.query", "layers.4.query", "layers.5.query"))
         )
@@ -119,9 +100,7 @@ def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process
     model = "tiny-bert"
     quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16", engine="reference")
     stack = quantize(load_stack(model), quantization)
-    job = make_rank_job(
-        stack, model, PLANS["[3, 3] on [2-2]"], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization
-    )
+    job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization)
     losses = losses_of(engines.run(run_rank, [job] * 4))
     # bfloat16 rounds the sums of smaller products in another order.
     assert losses == {step: pytest.approx(loss, rel=1e-2) for step, loss in train_in_one_process(stack, job.split)[0].items()}
@@ -140,10 +119,10 @@ def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, spli
         torch.testing.assert_close(moments[f"exp_avg/{name}"].double() * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
 
 
-@pytest.mark.parametrize(("model", "split"), [("tiny-bert", "[2, 2, 2] on [2-1-1]"), ("all-MiniLM-L6-v2", "[3, 3] on [2-2]")])
-def test_gradients_on_devices_equal_one_process(model: str, split: str, engines: EngineCluster, tmp_path: Path) -> None:
+def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path: Path) -> None:
+    model = "all-MiniLM-L6-v2"
     stack = load_stack(model)
-    job = make_rank_job(stack, model, PLANS[split], four_devices(), tmp_path, samples=8, epochs=1)
+    job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=8, epochs=1)
     engines.run(run_rank, [job] * 4)
     moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"))
     gradients_equal(moments.tensors, stack, job.split)
@@ -168,7 +147,7 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     assert seen == set(range(SAMPLES))
 
 
-WHOLE = PLANS["[3, 3] on [2-2]"]
+WHOLE = PLANS[HYBRID]
 
 
 @pytest.fixture(scope="module")

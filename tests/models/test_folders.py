@@ -147,6 +147,7 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     "bert: one token type": ("bert", {"type_vocab_size": 1}, None),
     "gpt2: untied": ("gpt2", {"tie_word_embeddings": False}, None),
     "gpt2: tied, a head of its own in the file": ("gpt2", {}, another("lm_head.weight", "wte.weight")),
+    "gpt2: not scaled": ("gpt2", {"scale_attn_weights": False}, None),
     "gpt2: scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}, None),
     "llama: tied": ("llama", {"tie_word_embeddings": True}, None),
     "llama: untied": ("llama", {"tie_word_embeddings": False}, None),
@@ -155,6 +156,15 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
         {"tie_word_embeddings": True},
         another("lm_head.weight", "embed_tokens.weight"),
     ),
+    "llama: without groups, long positions": (
+        "llama",
+        {
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            | {"original_max_position_embeddings": 8},
+        },
+        None,
+    ),
     "llama: one group, biases, wide heads": (
         "llama",
         {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 12},
@@ -162,11 +172,14 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     ),
     "opt: untied": ("opt", {"tie_word_embeddings": False}, None),
     "opt: norms behind, narrow words": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}, None),
-    "vit: without biases": ("vit", {"qkv_bias": False}, None),
+    "opt: without biases and norm weights": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}, None),
+    "vit: without biases": ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}, None),
     "t5: untied": ("t5", {"tie_word_embeddings": False}, None),
+    "t5: gated, other head size": ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 16}, None),
     "t5: gated, untied": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, None),
     "t5: tied, encoder words of their own in the file": ("t5", {}, another("encoder.embed_tokens.weight", "shared.weight")),
     "bart: untied": ("bart", {"tie_word_embeddings": False}, None),
+    "bart: other stacks": ("bart", {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"}, None),
     "bart: scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}, None),
 }
 

@@ -92,16 +92,23 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
         gradients = eager.gradients
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return an exported program and the model that it was made from.  Of one layer: to export takes ten seconds for each."""
+    path = tmp_path_factory.mktemp("engine") / "llama.pte"
+    model = load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
+    return export_program(model, path, CONFIG, name="tiny-llama-1"), model
+
+
 @needs_executorch
-def test_a_loss_among_some_tokens(tmp_path) -> None:
+def test_a_loss_among_some_tokens(program, tmp_path) -> None:
     """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the others."""
     choices = (150, 9, 77)
-    model = load_causal_model("tiny-opt-1", TrainableConfig(rank=4))
-    whole = export_program(model, tmp_path / "whole.pte", CONFIG)
+    whole, model = program
     some = export_program(model, tmp_path / "some.pte", replace(CONFIG, choices=choices))
     rows = model.head.weight
     assert whole.file_bytes - some.file_bytes > 0.9 * 4 * rows.numel() * (1 - len(choices) / len(rows))
-    trainer, eager = EngineTrainer(some.path), Eager("tiny-opt-1", choices)
+    trainer, eager = EngineTrainer(some.path), Eager("tiny-llama-1", choices)
     assert trainer.config.choices == choices
     for number in range(5):
         given = among(number, choices)
@@ -116,19 +123,11 @@ def test_a_loss_among_some_tokens(tmp_path) -> None:
         export_program(model, tmp_path / "wrong.pte", replace(CONFIG, choices=(3, len(rows))))
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """Return an exported program of a Llama of two layers and the model that it was made from."""
-    path = tmp_path_factory.mktemp("engine") / "llama.pte"
-    model = load_causal_model("tiny-llama-2", TrainableConfig(rank=4))
-    return export_program(model, path, CONFIG, name="tiny-llama-2"), model
-
-
 @needs_executorch
 @pytest.mark.slow
 def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
     result, model = program
-    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-2")
+    trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-1")
     size = trainer.description.num_values
     logs = []
     for number in range(100):
@@ -144,7 +143,7 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
     model.trainables.load_state({name: torch.from_numpy(values.copy()) for name, values in trainer.named().items()})
     given = batch(1000)
     trained, own = model.part_losses(given), torch.from_numpy(trainer.copies())
-    before = load_causal_model("tiny-llama-2", TrainableConfig(rank=4)).part_losses(given)
+    before = load_causal_model("tiny-llama-1", TrainableConfig(rank=4)).part_losses(given)
     assert (trained - before).abs() > 1e-3
     last = trainer.step(given, RATE)
     model.trainables.bind(torch.from_numpy(trainer.copies()))
@@ -235,43 +234,28 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
-    program, rows, out, log = (str(tmp_path / name) for name in ("llama.pte", "sentiment.npz", "trained.safetensors", "log.jsonl"))
-    shape = (
-        "--queries",
-        "2",
-        "--batch-size",
-        "2",
-        "--max-length",
-        "64",
-        "--rank",
-        "2",
-        "--alpha",
-        "6",
-        "--seed",
-        "7",
-        "--loss",
-        "label_words",
-    )
-    exported = invoke("export", program, "--model", "tiny-llama-1", *shape, "--prompts", rows, "--train-samples", "30")
+    program, rows, out, log = (str(tmp_path / name) for name in ("opt.pte", "sentiment.npz", "trained.safetensors", "log.jsonl"))
+    shape = ("--queries=2", "--batch-size=2", "--max-length=64", "--rank=2", "--alpha=6", "--seed=7", "--loss=label_words")
+    exported = invoke("export", program, "--model", "tiny-opt-1", *shape, "--prompts", rows, "--train-samples", "30")
     assert exported["description"]["trainable"]["alpha"] == 6
     assert len(exported["description"]["config"]["choices"]) == 2
     trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
     assert trained["steps"] == len(trained["losses"]) == 5
     assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
-    assert description == TrainedDescription(model="tiny-llama-1", trainable=TrainableConfig(rank=2, alpha=6, seed=7))
-    again = load_causal_model("tiny-llama-1", description.trainable)
+    assert description == TrainedDescription(model="tiny-opt-1", trainable=TrainableConfig(rank=2, alpha=6, seed=7))
+    again = load_causal_model("tiny-opt-1", description.trainable)
     _, steps = read_log(tmp_path / "log.jsonl")
     replayed_values = replayed(np.zeros(again.trainables.num_values), steps)
     again.trainables.flat.copy_(torch.from_numpy(replayed_values))
     given = SimpleNamespace(**vars(batch(1, length=40)))
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
-    assert (loaded.logits_at(given) - load_causal_model("tiny-llama-1", description.trainable).logits_at(given)).abs().max() > 1e-2
+    assert (loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.trainable).logits_at(given)).abs().max() > 2e-3
     score = invoke("evaluate", out, "--samples", "12", "--max-length", "64")
     assert (score["model"], score["samples"]) == (str(out), 12)
-    refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-llama-1", "--max-length", "200"])
+    refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-opt-1", "--max-length", "200"])
     assert refused.exit_code == 2
-    assert "'tiny-llama-1' reads 128. Lower --max-length." in refused.stderr
+    assert "'tiny-opt-1' reads 128. Lower --max-length." in refused.stderr
 
 
 @needs_executorch

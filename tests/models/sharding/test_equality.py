@@ -1,4 +1,7 @@
-"""A model cut by units, columns and tokens gives the numbers of the whole model (Galaxy+, section III-B)."""
+"""A model cut by units, columns and tokens gives the numbers of the whole model (Galaxy+, section III-B).
+
+Variants of the families: test_folders.
+"""
 
 import itertools
 from dataclasses import replace
@@ -7,9 +10,8 @@ import pytest
 import torch
 
 from workbench.core.inference import InferencePlan
-from workbench.models.loading import model_config
 
-from .builders import CUT_FAMILIES, assert_equal_to, case_of, hybrid, run_plan, shards_of, tiny_case
+from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of, tiny_case
 
 SCHEMES = ((1,), (2,), (2, 1, 1))
 
@@ -52,44 +54,6 @@ def test_baselines_equal_the_local_model(family):
     )
     for plan in plans:
         assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), expected)
-
-
-VARIANTS = {
-    "OPT-350m: norms behind, narrow words": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
-    "OPT without biases and norm weights": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
-    "Llama with biases, wide heads, one group": (
-        "llama",
-        {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 1},
-    ),
-    "Llama without groups, long positions": (
-        "llama",
-        {
-            "num_key_value_heads": 4,
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8,
-            },
-        },
-    ),
-    "GPT-2 that divides by the layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}),
-    "GPT-2 that does not scale": ("gpt2", {"scale_attn_weights": False}),
-    "Flan-T5: gated, other head size": ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 16}),
-    "ViT without biases": ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}),
-    "BART with different stacks": ("bart", {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_of_families(name):
-    family, changes = VARIANTS[name]
-    config = model_config(f"tiny-{family}-3")
-    for key, value in changes.items():
-        setattr(config, key, value)
-    config.__post_init__() if family == "t5" else None
-    case = case_of(config, seed=3)
-    shape = case.layout.stacks[0]
-    plan = hybrid(case, (shape.num_units, 0) if shape.num_units == 1 else (shape.num_units - 1, 1), (9, 55), (0.6, 0.4), (1, 2), 2)
-    assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), case.local())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "t5", "bart"])
