@@ -332,6 +332,8 @@ REFUSED = [
         (method, {"schedule": "gpipe", "paradigm": paradigm}, "there is no pipeline")
         for method, paradigm in product(("fine_tuning", "pac_plus"), ("standalone", "data_parallel"))
     ),
+    ("fine_tuning", {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"}, "there is no pipeline"),
+    ("pac_plus", {"schedule": "asynchronous_1f1b"}, "drained after each mini-batch"),
     ("fine_tuning", {"technique": "parallel adapters"}, "one of full, lora, adapters"),
     ("fine_tuning", {"cache_dtype": "int8"}, "Known: "),
     ("pac_plus", {"technique": "lora"}, "Known: "),

@@ -12,6 +12,8 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
 
+ASYNCHRONOUS = "asynchronous_1f1b"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
@@ -42,7 +44,12 @@ class Need:
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:
-    """Return the micro-batches whose contexts live at once on a stage (counted from 0): under 1F1B min(p - stage, M), all under GPipe."""
+    """Return the micro-batches whose contexts live at once on a stage (counted from 0).
+
+    Under 1F1B min(p - stage, M), all under GPipe; under asynchronous 1F1B p - stage whole mini-batches.
+    """
+    if order == ASYNCHRONOUS:
+        return num_stages - stage
     return num_micro_batches if order == "gpipe" else min(num_stages - stage, num_micro_batches)
 
 
@@ -128,6 +135,7 @@ def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str
                 samples=end - first,
                 sequence_length=sequence_length,
                 in_flight=live,
+                copies=live - 1 if order == ASYNCHRONOUS else 0,
             )
     return needs
 
@@ -156,8 +164,14 @@ def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: in
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
         if over:
             worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
-            why = " GPipe keeps the activations of all micro-batches." if order == "gpipe" else ""
+            why = _WHY.get(order, "")
             raise too_small(cluster, worst, index, stage, needs[worst], why=why)
+
+
+_WHY = {
+    "gpipe": " GPipe keeps the activations of all micro-batches.",
+    ASYNCHRONOUS: " The stage keeps a version of its trained weights for each mini-batch in flight.",
+}
 
 
 def check_cached(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> None:

@@ -74,6 +74,7 @@ class FlatAdamW:
         self.parameters = torch.empty(total)  # (total,), the decayed ones first
         self.gradients = torch.zeros(total)  # (total,)
         self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
+        self._of_module = dict(named)
         at = 0
         for name, parameter in sorted(named, key=lambda item: item[1].ndim < 2):
             size, shape = parameter.numel(), parameter.shape
@@ -103,6 +104,18 @@ class FlatAdamW:
     def state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and both moments."""
         return 4 * self.parameters.numel() * self.parameters.element_size()  # weights, gradients, two moments
+
+    def keep_version(self) -> Tensor:
+        """Return the parameters, (total,), which stay as they are: further steps change a copy."""
+        former, self.parameters = self.parameters, self.parameters.clone()
+        for leaf, part in zip(self._leaves, self._groups, strict=True):
+            leaf.data = self.parameters[part]
+        return former
+
+    def compute_with(self, version: Tensor) -> None:
+        """Let the module compute with a version of the parameters, (total,), such as one from keep_version."""
+        for name, (at, shape) in self._slots.items():
+            self._of_module[name].data = version[at : at + shape.numel()].view(shape)
 
     def zero_gradients(self) -> None:
         """Set every gradient to 0, in place."""

@@ -31,7 +31,7 @@ BACKWARD = "B"
 Slot = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
 Build = Callable[[int, int, Portion], tuple[Op, ...]]  # of (stage, micro-batch, portion)
 Order = Callable[[int, int, int], list[Slot]]  # of (stages, stage, micro-batches)
-OrderName = Literal["1f1b", "gpipe"]
+OrderName = Literal["1f1b", "gpipe", "asynchronous_1f1b"]
 
 
 def gpipe_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
@@ -49,8 +49,11 @@ def one_f_one_b_order(num_stages: int, stage: int, num_micro_batches: int) -> li
     return slots + [(BACKWARD, m) for m in range(num_micro_batches - warmup, num_micro_batches)]
 
 
-ORDERS: Mapping[OrderName, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
-"""The orders in which a stage computes a mini-batch; GPipe's is what PAC+'s section VI-D calls 1F1B disabled."""
+ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
+"""The orders in which a stage computes a mini-batch; GPipe's is what PAC+'s section VI-D calls 1F1B disabled.
+
+'asynchronous_1f1b' has no order of micro-batches: see hetpipe.py.
+"""
 
 
 def gpipe(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:

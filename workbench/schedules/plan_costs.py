@@ -126,6 +126,33 @@ def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
 
 
+class StashingCosts:
+    """Costs of asynchronous_1f1b by a plan: a core.costs.Costs.  of_plan: sizes[m] and lengths[m] are those of mini-batch m.
+
+    Weights are values, because a stage keeps the versions that are in flight.
+    """
+
+    def __init__(self, of_plan: PlanCosts) -> None:
+        self._of_plan, self._stages = of_plan, of_plan.layout.plan.stages
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        return self._of_plan.seconds(rank, op)
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's shape and dtype (see Costs)."""
+        if value.name not in ("weight", "ctx"):
+            return self._of_plan.spec(value)
+        [rank] = self._stages[value.stage].ranks
+        if value.name == "ctx":
+            return self._of_plan.spec(value._replace(part=rank))
+        return opaque(trainable_bytes(self._of_plan.layers(rank)))
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return frozen parameters, gradients and optimizer state in bytes; the weights come as values."""
+        return self._of_plan.resident_bytes(rank) - trainable_bytes(self._of_plan.layers(rank))
+
+
 class VirtualWorkerCosts:
     """Costs of hetpipe: a core.costs.Costs.
 

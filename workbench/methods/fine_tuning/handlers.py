@@ -19,9 +19,10 @@ from workbench.models.families import FAMILIES
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
+from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
-from workbench.schedules.plan_costs import Crossing, PlanCosts
+from workbench.schedules.plan_costs import Crossing, PlanCosts, StashingCosts
 
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need the first alone."""
@@ -62,7 +63,8 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
-    facts: None for a model that is only priced.  schedule: the order of the micro-batches.
+    facts: None for a model that is only priced.  schedule: the order of the micro-batches; of 'asynchronous_1f1b' a step's parts are
+    whole mini-batches, each of which updates the weights.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Programs:
         schedule: OrderName = "1f1b",
     ) -> None:
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
-        self._order = ORDERS[schedule]
+        self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
         self._crossing = None
         if facts is not None:
             self._crossing = Crossing(
@@ -84,11 +86,9 @@ class Programs:
         self._schedules: dict[tuple[int, ...], Schedule] = {}
 
     def step(self, shape: StepShape) -> Program:
-        """Return one optimizer step over pipeline stages and device groups."""
+        """Return one optimizer step over pipeline stages and device groups, or some without a drain between them."""
         if shape.sizes not in self._schedules:
-            stages = [parameter.stages for parameter in self._shared]
-            schedule = backpropagation(self._plan, shape.sizes, shared=stages, world_size=self._cluster.world_size, order=self._order)
-            self._schedules[shape.sizes] = insert_transfers(schedule)
+            self._schedules[shape.sizes] = insert_transfers(self._schedule(shape.sizes))
         costs = PlanCosts(
             self._profile,
             self._cluster,
@@ -98,7 +98,14 @@ class Programs:
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
             crossing=self._crossing,
         )
-        return Program.on(self._cluster, self._schedules[shape.sizes], costs)
+        return Program.on(self._cluster, self._schedules[shape.sizes], StashingCosts(costs) if self._is_asynchronous else costs)
+
+    def _schedule(self, sizes: tuple[int, ...]) -> Schedule:
+        world_size = self._cluster.world_size
+        if self._order is None:
+            return asynchronous_1f1b(self._plan, len(sizes), world_size=world_size)
+        stages = [parameter.stages for parameter in self._shared]
+        return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueStage
 from workbench.models.techniques import predict as predict_split
 from workbench.planners import PARADIGMS, asteroid, refine
+from workbench.planners.confidant import StageCosts, plan_asynchronous
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
@@ -52,14 +53,25 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         facts=prepared.facts,
         quantization=prepared.options.quantization,
         schedule=prepared.options.schedule,
+        drain_every=prepared.options.drain_every,
     )
+
+
+def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
+    """Return what partitions of an asynchronous pipeline go by."""
+    sizes = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
+    return StageCosts(with_room(profile, prepared.job), cluster, batch_size=prepared.job.batch_size, **sizes)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
 
     'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
+    An asynchronous pipeline is planned by Confidant's Eq. 3.
     """
+    if prepared.is_asynchronous:
+        searches = prepared.options.paradigm == "hybrid"
+        return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")
     job, paradigm = prepared.job, prepared.options.paradigm
     profile = with_room(profile, job)
     typical, longest = prepared.typical_length, prepared.longest

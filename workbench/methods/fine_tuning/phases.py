@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
+from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer, windows
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.loading import ModelFacts, import_family
@@ -22,10 +23,23 @@ time than a crash of the program loses."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningRankJob(RankJob):
-    """All that a rank is told of a fine-tuning run.  config: what is trained.  facts: the model's shape."""
+    """All that a rank is told of a fine-tuning run.
+
+    config: what is trained.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see stashing.windows).
+    """
 
     config: TechniqueConfig
     facts: ModelFacts
+    drain_every: int = 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether mini-batches follow each other without a drain."""
+        return self.schedule == "asynchronous_1f1b"
+
+    def planned_windows(self, epoch: int) -> tuple[PlannedStep, ...]:
+        """Return an epoch's steps if they are windows."""
+        return windows(self.split.lengths, self.plan.mini_batch_size, self.drain_every, seed=self.job.seed, epoch=epoch)
 
     @property
     def shared(self) -> tuple[SharedParameter, ...]:
@@ -35,7 +49,8 @@ class FineTuningRankJob(RankJob):
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
         programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule)
-        return (Phase(epochs=range(self.job.epochs), steps=self.planned_epoch, program=programs.step),)
+        steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
+        return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
     def prepare_imports(self) -> None:
         """Import what model and technique need (see SessionJob)."""
@@ -56,12 +71,18 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
             stage = self.rank_job.plan.stages[self.index]
             model = TechniqueStage(self.rank_job.load_backbone(stage.start, stage.stop), self.rank_job.config)
             self.compute = StageCompute(model)
-            self.optimizer = make_optimizer(self.rank_job, model, self.steps_per_epoch)
+            num_batches = sum(len(step.samples) for step in self.phase.steps(0)) if self.rank_job.is_asynchronous else self.steps_per_epoch
+            optimizer = make_optimizer(self.rank_job, model, num_batches)
+            is_windowed = self.rank_job.is_asynchronous
+            self.optimizer = WindowOptimizer(optimizer, num_batches, self.rank_job.drain_every) if is_windowed else optimizer
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
-        return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
+        own = self.own(planned, epoch)
+        if isinstance(self.optimizer, WindowOptimizer):
+            return StashingHandlers(each=BackpropagationHandlers(shared=(), **own | {"optimizer": self.optimizer.inner})).table()
+        return BackpropagationHandlers(shared=self.rank_job.shared, **own).table()
 
 
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:

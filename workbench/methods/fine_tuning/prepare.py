@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, Positive, Width
+from workbench.core.ranges import Dropout, Positive, Tokens, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
 from workbench.methods.training.prepare import PipelineOptions, PreparedTechnique, label_scale, load_samples, require_task_and_model
@@ -25,6 +26,8 @@ class FineTuningOptions(PipelineOptions):
     technique: 'full', 'lora', 'adapters' or RingAda's 'serial' ones; lora_rank to dropout: see TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
     'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
+    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' takes all as
+    they stand.  drain_every: mini-batches after which its pipeline is emptied and its state kept, 0: after an epoch alone.
     """
 
     technique: Technique = "lora"
@@ -34,6 +37,7 @@ class FineTuningOptions(PipelineOptions):
     bottleneck: Width = 64
     train_norms: bool = True
     dropout: Dropout = 0.1
+    drain_every: Tokens = 32
 
     @property
     def quantization(self) -> QuantizationConfig:
@@ -52,16 +56,35 @@ class FineTuningOptions(PipelineOptions):
         )
 
 
+AnOptions = TypeVar("AnOptions", bound=FineTuningOptions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
     """A fine-tuning job with everything that is known before a plan."""
 
     options: FineTuningOptions
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether mini-batches follow each other without a drain."""
+        return self.options.schedule == "asynchronous_1f1b"
+
+    def steps_on(self, world_size: int) -> int:
+        """Return the steps of the whole run, which of an asynchronous pipeline are windows (see PreparedTraining)."""
+        if not self.is_asynchronous:
+            return self.num_steps
+        batches = self.num_steps // self.job.epochs
+        return self.job.epochs * -(-batches // (self.options.drain_every or batches))
+
 
 def require_known(job: Job) -> FineTuningOptions:
     """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or without peft for LoRA."""
-    options = read_options("fine_tuning", FineTuningOptions, job.options)
+    return checked(job, read_options("fine_tuning", FineTuningOptions, job.options))
+
+
+def checked(job: Job, options: AnOptions) -> AnOptions:
+    """Return options whose values go together.  Raises ConfigError (see require_known)."""
     options.require_pipeline()
     _ = options.quantization
     if options.technique == "lora":
@@ -72,8 +95,18 @@ def require_known(job: Job) -> FineTuningOptions:
 
 def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task and read the model's shape.  Raises ConfigError or MissingDataError."""
-    options = read_options("fine_tuning", FineTuningOptions, job.options)
+    return prepare_by(job, read_options("fine_tuning", FineTuningOptions, job.options))
+
+
+def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
+    """Load and tokenize the task and read the model's shape, for some options (see prepare)."""
     facts = model_facts(job.model)
+    if options.schedule == "asynchronous_1f1b" and options.technique == "full" and facts.num_encoder_layers is not None:
+        raise ConfigError(
+            f"Full fine-tuning of '{job.model}' by schedule = 'asynchronous_1f1b' was asked for.",
+            "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights at another time.",
+            "Choose technique lora, adapters or serial, or schedule 1f1b.",
+        )
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
     require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
     samples = load_samples(job, facts)
@@ -100,6 +133,13 @@ def prepare(job: Job) -> PreparedJob:
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch; how finely it cuts a mini-batch is its own."""
     job = prepared.job
+    if prepared.is_asynchronous and (plan.num_micro_batches > 1 or any(len(stage.ranks) > 1 for stage in plan.stages)):
+        raise ConfigError(
+            f"A run by schedule = 'asynchronous_1f1b' under a plan of {plan.method} was asked for.",
+            f"Its stages have {', '.join(str(len(stage.ranks)) for stage in plan.stages)} devices, its mini-batches"
+            f" {plan.num_micro_batches} micro-batches.",
+            "Give each stage one device and leave mini-batches whole, or plan again.",
+        )
     is_other = plan.mini_batch_size != job.batch_size
     other = (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}.", "Plan for the job's batch_size.")
     require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])

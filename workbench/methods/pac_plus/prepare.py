@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
@@ -174,6 +175,12 @@ def prepare(job: Job) -> PreparedJob:
 def _options(job: Job) -> PacPlusOptions:
     options = read_options("pac_plus", PacPlusOptions, job.options)
     options.require_pipeline()
+    if options.schedule == "asynchronous_1f1b":
+        raise ConfigError(
+            "The option schedule = 'asynchronous_1f1b' of pac_plus was asked for.",
+            "PAC+'s side network trains in a pipeline that is drained after each mini-batch, and then from its cache without a pipeline.",
+            "Use method fine_tuning for it, or schedule 1f1b or gpipe.",
+        )
     cache_dtype(options.cache_dtype)
     resolve_engine(options.quantization.storage, options.quantization.engine)
     return options

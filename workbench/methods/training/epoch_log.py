@@ -29,11 +29,11 @@ class StepJournal:
     """Two slots of one optimizer's parameters and moments in a file of fixed size, which takes the place of an older one."""
 
     def __init__(self, path: Path, optimizer: Optimizer) -> None:
-        self._vectors, self._optimizer = optimizer.state_vectors(), optimizer
+        self._num_values, self._optimizer = sum(vector.numel() for vector in optimizer.state_vectors()), optimizer
         shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
         text = json.dumps(shapes).encode()
         text += b" " * (-len(text) % 8)
-        words = _slot_words(sum(vector.numel() for vector in self._vectors))
+        words = _slot_words(self._num_values)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             # Zeros take the space: a map of a sparse file ends in SIGBUS on a full disk.
@@ -43,10 +43,10 @@ class StepJournal:
 
     def write(self) -> None:
         """Keep the optimizer as it is now, in place of the step before the last."""
-        header, values = _parts(self._slots[self._optimizer.num_steps % 2], sum(vector.numel() for vector in self._vectors))
+        header, values = _parts(self._slots[self._optimizer.num_steps % 2], self._num_values)
         header[0] = -1
         at = 0
-        for vector in self._vectors:
+        for vector in self._optimizer.state_vectors():  # an optimizer that keeps versions has other ones now
             values[at : at + vector.numel()].copy_(vector)
             at += vector.numel()
         header[1], header[2] = at, _checksum(values)

@@ -31,8 +31,8 @@ class PipelineOptions:
     """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
 
     paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
-    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'.  backbone_dtype: in which the frozen backbone's weights are kept (section
-    IV-D); quantization_block, double_quantization: see QuantizationConfig.
+    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: in which the
+    frozen backbone's weights are kept (section IV-D); quantization_block, double_quantization: see QuantizationConfig.
     """
 
     paradigm: Paradigm = "hybrid"
@@ -43,9 +43,9 @@ class PipelineOptions:
 
     def require_pipeline(self) -> None:
         """Raise ConfigError for an order of micro-batches where there is no pipeline."""
-        if self.schedule == "gpipe" and self.paradigm in ("standalone", "data_parallel"):
-            asked = f"The option schedule = 'gpipe' was asked for with paradigm = '{self.paradigm}'."
-            raise ConfigError(asked, "It orders a pipeline's micro-batches, and there is no pipeline.", "Leave one of them out.")
+        if self.schedule != "1f1b" and self.paradigm in ("standalone", "data_parallel"):
+            asked = f"The option schedule = '{self.schedule}' was asked for with paradigm = '{self.paradigm}'."
+            raise ConfigError(asked, "It orders a pipeline's batches, and there is no pipeline.", "Leave one of them out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

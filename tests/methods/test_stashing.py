@@ -1,0 +1,212 @@
+"""Asynchronous 1F1B with stashed weights gives what one process gives that applies each stage's gradient with the stage's delay."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import run_program
+from stopped_run import stop_in_the_second_epoch
+from torch import Tensor
+
+from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_up_split
+from tests.methods.conftest import four_devices
+from workbench.core import Job, Plan, Share, Stage
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
+from workbench.methods.fine_tuning.method import run_rank
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
+from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer
+from workbench.methods.training.handlers import share_of
+from workbench.methods.training.interrupted import take_up
+from workbench.methods.training.phases import make_optimizer
+from workbench.models.loading import load_stack, model_facts
+from workbench.models.optimization import learning_rate_at, set_learning_rate
+from workbench.models.optimization import make_optimizer as plain_optimizer
+from workbench.models.parallel_adapter import task_loss
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.tasks.tokenize import collate
+
+BATCH, SAMPLES, EPOCHS = 4, 30, 2  # eight mini-batches an epoch, the last one smaller
+
+
+def asynchronous_job(model: str, technique: str, blocks: tuple[tuple[int, int], ...], folder: Path, drain_every: int) -> FineTuningRankJob:
+    """Return a job.  blocks: (rank, layers) of each stage."""
+    stack, stages, at = load_stack(model), [], 0
+    for rank, layers in blocks:
+        stages.append(Stage(start=at, stop=at + layers, shares=(Share(rank=rank, samples=BATCH),)))
+        at += layers
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    return FineTuningRankJob(
+        job=Job(model=model, epochs=EPOCHS, batch_size=BATCH, learning_rate=LEARNING_RATE),
+        cluster=four_devices(),
+        plan=Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH, num_micro_batches=1),
+        profile=free_profile(6, 4),
+        is_paced=False,
+        config=TechniqueConfig(technique=technique, **sizes),  # type: ignore[arg-type]
+        facts=model_facts(model),
+        split=made_up_split(SAMPLES),
+        folder=folder,
+        schedule="asynchronous_1f1b",
+        drain_every=drain_every,
+    )
+
+
+def stage_of_parameter(job: FineTuningRankJob) -> dict[str, int]:
+    """Return the stage that trains each parameter."""
+    stack, found = load_stack(job.job.model), {}
+    for number, own in enumerate(job.plan.stages):
+        part = TechniqueStage(copy.deepcopy(stack.stage(own.start, own.stop)), job.config)
+        found |= dict.fromkeys(part.trained(), number)
+    return found
+
+
+def by_sgd(optimizer: FlatAdamW) -> FlatAdamW:
+    """Let an optimizer's steps be those of plain SGD: AdamW blows up noise, and hides a gradient's size."""
+    optimizer._optimizer = torch.optim.SGD(optimizer._leaves)  # type: ignore[assignment]
+    return optimizer
+
+
+def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float], Mapping[str, Tensor]]:
+    """Return every mini-batch's loss and the final weights of a plain loop over the whole model.
+
+    Of mini-batch m of a window stage i of N computes with its weights after mini-batch m - (N - i) of the window, or with the window's
+    first ones; each gradient is taken at these weights and applied to the newest.
+    """
+    stack, stages = load_stack(job.job.model), len(job.plan.stages)
+    model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()
+    owner = stage_of_parameter(job)
+    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    optimizer: torch.optim.Optimizer = plain_optimizer(model, 0.01) if rule == "adamw" else torch.optim.SGD(weights.values())
+    assert set(weights) == set(owner)
+    planned = [(epoch, window) for epoch in range(EPOCHS) for window in job.planned_windows(epoch)]
+    num_batches, losses = sum(len(window.samples) for _, window in planned), []
+    for epoch, window in planned:
+        history = [{name: one.detach().clone() for name, one in weights.items()}]  # after 0, 1, 2, ... mini-batches of the window
+        for number, samples in enumerate(window.samples):
+            batch = collate(job.split, samples)
+            for name, one in weights.items():
+                one.data.copy_(history[max(0, number - (stages - owner[name] - 1))][name])
+            _, last_hidden = model(batch.input_ids, batch.attention_mask)
+            logits = model.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch)
+            loss = task_loss(logits, batch.labels, model.config.kind)
+            loss.backward()
+            for name, one in weights.items():
+                one.data.copy_(history[-1][name])
+            set_learning_rate(optimizer, learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06))
+            optimizer.step()
+            optimizer.zero_grad()
+            history.append({name: one.detach().clone() for name, one in weights.items()})
+            losses.append(loss.item())
+    return losses, model.trained()
+
+
+@pytest.mark.parametrize(
+    ("model", "technique", "blocks", "drain_every", "rule"),
+    [
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw"),
+        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw"),
+        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw"),
+        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw"),
+        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd"),
+        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd"),
+        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd"),
+    ],
+)
+def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
+    model: str, technique: str, blocks: tuple[tuple[int, int], ...], drain_every: int, rule: str, tmp_path: Path
+) -> None:
+    """Each loss and each weight, to 1e-5."""
+    job = asynchronous_job(model, technique, blocks, tmp_path, drain_every)
+    if rule == "sgd":
+        job = replace(job, job=replace(job.job, learning_rate=0.1))
+    expected, weights = with_delays(job, rule)
+    (phase,), losses, trained, optimizers = job.phases(), [], {}, {}
+    num_batches = -(-SAMPLES // BATCH)
+    for own in job.plan.stages:
+        part = TechniqueStage(copy.deepcopy(load_stack(model).stage(own.start, own.stop)), job.config)
+        inner = make_optimizer(job, part, num_batches)
+        inner = inner if rule == "adamw" else by_sgd(inner)
+        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every)
+        trained |= part.trained()
+    done = 0
+    for epoch in range(EPOCHS):
+        for planned in phase.steps(epoch):
+            tables = {}
+            for rank, (part, optimizer) in optimizers.items():
+                share = share_of(rank, job.plan, planned, job.split)
+                each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer.inner, epoch=epoch, **share)
+                tables[rank] = StashingHandlers(each=each).table()
+            values = run_program(phase.program(planned.shape), tables)
+            found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}
+            shares = [planned.shape.samples / size for size in planned.shape.sizes]
+            losses += [loss * shares[number] for number, loss in sorted(found.items())]
+            done += 1
+            assert {optimizer.num_steps for _, optimizer in optimizers.values()} == {done}
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert set(trained) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -> None:
+    """N - i - 1 versions besides the newest, as separate memory, and one version again when the pipeline is drained."""
+    job = asynchronous_job("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0)
+    (phase,), held = job.phases(), {}
+    planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
+    for rank, own in enumerate(job.plan.stages):
+        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)), job.config)
+        share = share_of(rank, job.plan, planned, job.split)
+        optimizer = make_optimizer(job, part, 8)
+        each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)
+        inner, in_flight = StashingHandlers(each=each).table(), held.setdefault(rank, {})
+
+        def forward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight):
+            in_flight[op.microbatch] = optimizer.parameters.data_ptr(), optimizer.parameters.clone()
+            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
+            return inner["F"](op, reads)
+
+        def backward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight, part=part):
+            _, version = in_flight.pop(op.microbatch)
+            result = inner["B"](op, reads)
+            name, (at, shape) = next(iter(optimizer._slots.items()))
+            used = dict(part.named_parameters())[name].detach()
+            assert torch.equal(used, version[at : at + shape.numel()].view(shape)), "the version used forward is the one used backward"
+            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
+            return result
+
+        tables[rank] = inner | {"F": forward, "B": backward}
+    run_program(phase.program(planned.shape), tables)
+    assert list(most.values()) == [4, 3, 2, 1]
+
+
+def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCluster, tmp_path: Path) -> None:
+    """Executed on four devices in windows of three mini-batches: losses, weights; stopped in the second epoch, and gone on."""
+    job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 3)
+    expected, weights = with_delays(job)
+    losses = losses_of(engines.run(run_rank, [job] * 4))
+    steps = [step for epoch in range(EPOCHS) for step in job.planned_windows(epoch)]
+    assert len(losses) == len(steps)
+    at = 0
+    for (_, loss), step in zip(sorted(losses.items()), steps, strict=True):
+        own = expected[at : at + len(step.samples)]
+        at += len(own)
+        mean = sum(one * size for one, size in zip(own, step.shape.sizes, strict=True)) / step.shape.samples
+        assert loss == pytest.approx(mean, rel=1e-5)
+    stopped = replace(job, folder=tmp_path / "stopped")
+    engines.run(stop_in_the_second_epoch, [stopped] * 4)
+    former = take_up(stopped)
+    assert (former.epochs, former.step) == (1, 2)
+    results = engines.run(run_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
+    assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
+    for name, tensor in stopped.trained(EPOCHS - 1).items():
+        torch.testing.assert_close(tensor, job.trained(EPOCHS - 1)[name], rtol=1e-6, atol=1e-7)
+    trained = job.trained(EPOCHS - 1)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,161 @@
+"""Confidant's Eq. 3 against brute force, and its pace against the simulator's."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.program import Program
+from workbench.planners.confidant import (
+    Partition,
+    StageCosts,
+    asynchronous_plan,
+    even_partition,
+    pace_of,
+    partition_in_any_order,
+    partition_in_order,
+    plan_asynchronous,
+    printed_need,
+)
+from workbench.planners.memory import rank_need
+from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
+from workbench.schedules.plan_costs import StashingCosts
+from workbench.simulator import simulate
+
+from .builders import SEQUENCE_LENGTH, device, layer, profile_of, unequal
+
+BATCH = 3
+SIZES = {"batch_size": BATCH, "sequence_length": SEQUENCE_LENGTH, "memory_length": SEQUENCE_LENGTH}
+
+
+def instance(seed: int, num_layers: int, world_size: int) -> tuple[Profile, Cluster]:
+    """Return unequal layers and devices, of tight memory in two of three seeds, with one backward pass."""
+    profile, cluster = unequal(seed, num_layers=num_layers, world_size=world_size, tight=seed % 3 > 0)
+    return with_one_backward(profile), cluster
+
+
+def with_one_backward(profile: Profile) -> Profile:
+    """Return the profile of a technique without a side network."""
+    kinds = {"F": "F", "B": "SB", "STEP": "STEP"}
+    return profile_of(
+        [[replace(one, times={kind: one.times[old] for kind, old in kinds.items()}) for one in row] for row in profile.layers]
+    )
+
+
+def cuts_of(num_layers: int, count: int) -> Iterator[tuple[int, ...]]:
+    return ((0, *inner, num_layers) for inner in itertools.combinations(range(1, num_layers), count - 1))
+
+
+def by_hand(profile: Profile, cluster: Cluster, order: Sequence[int], cuts: Sequence[int]) -> float:
+    """Return the slowest stage's or link's seconds, infinite where memory does not suffice."""
+    worst = 0.0
+    for place, rank in enumerate(order):
+        behind = len(order) - place - 1
+        start, stop = cuts[place], cuts[place + 1]
+        own = profile.layers[rank][start:stop]
+        need = rank_need(profile, rank, start, stop, samples=BATCH, sequence_length=SEQUENCE_LENGTH, in_flight=behind + 1, copies=behind)
+        if need.total_bytes > cluster.devices[rank].memory_bytes:
+            return float("inf")
+        step = [one.seconds(kind, *at) for one in own for kind, at in (("F", (BATCH, 4)), ("B", (BATCH, 4)), ("STEP", (1, 1)))]
+        worst = max(worst, sum(step))
+        if behind:
+            crossing = profile.layers[0][stop - 1].output_bytes(BATCH, SEQUENCE_LENGTH)
+            worst = max(worst, 2 * cluster.link(rank, order[place + 1]).transfer_s(crossing))
+    return worst
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_recursion_finds_the_best_of_all_partitions_in_an_order(seed: int) -> None:
+    """Up to 7 devices and 14 layers: every cut, in a random order."""
+    draw = random.Random(seed)
+    world, layers = (7, 14) if seed < 3 else (draw.randint(1, 6), draw.randint(6, 12))
+    profile, cluster = instance(seed, layers, world)
+    order = draw.sample(range(world), world)
+    best = min(by_hand(profile, cluster, order, cuts) for cuts in cuts_of(layers, world))
+    found = partition_in_order(StageCosts(profile, cluster, **SIZES), order)
+    assert found.pace_s == pytest.approx(best)
+    if best < float("inf"):
+        assert by_hand(profile, cluster, order, found.cuts) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_finds_the_best_of_all_orders_of_all_sets_of_devices(seed: int) -> None:
+    profile, cluster = instance(seed, 6, 4)
+    orders = [order for count in range(1, 5) for order in itertools.permutations(range(4), count)]
+    best = min(by_hand(profile, cluster, order, cuts) for order in orders for cuts in cuts_of(6, len(order)))
+    found = partition_in_any_order(StageCosts(profile, cluster, **SIZES))
+    assert found.pace_s == pytest.approx(best)
+    if best < float("inf"):
+        assert by_hand(profile, cluster, found.order, found.cuts) == pytest.approx(best)
+
+
+def simulated_pace(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """Return the seconds of one more mini-batch in a long window."""
+
+    def seconds(count: int) -> float:
+        costs = PlanCosts(profile, cluster, plan, sizes=(BATCH,) * count, lengths=(SEQUENCE_LENGTH,) * count)
+        schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
+        return simulate(Program.on(cluster, schedule, StashingCosts(costs)), memory=False).makespan_s
+
+    return (seconds(36) - seconds(24)) / 12
+
+
+def test_the_pace_is_near_the_simulator_s() -> None:
+    """Eq. 3 does not see the way there and back of a mini-batch, and adds up both ways of a link that carries both at once."""
+    gaps = []
+    for seed in range(0, 60, 3):  # of ample memory
+        profile, cluster = instance(seed, 7, 3)
+        costs = StageCosts(profile, cluster, **SIZES)
+        order = tuple(range(3))
+        plans = [
+            asynchronous_plan(costs, Partition(pace_s=pace_of(costs, order, cuts), order=order, cuts=cuts), method="test")
+            for cuts in cuts_of(7, 3)
+        ]
+        chosen = asynchronous_plan(costs, partition_in_order(costs, order), method="test")
+        gaps.append(simulated_pace(profile, cluster, chosen) / min(simulated_pace(profile, cluster, plan) for plan in plans) - 1)
+    print(f"Eq. 3 over the best simulated pace: median {statistics.median(gaps):.1%}, most {max(gaps):.1%}")
+    assert min(gaps) + 1e-9 >= 0
+    assert statistics.median(gaps) < 0.005 and max(gaps) < 0.02
+
+
+def test_memory_that_suits_no_partition_is_told_with_block_and_device() -> None:
+    profile = with_one_backward(profile_of([[layer()] * 4] * 2))
+    devices = device("alpha", memory_bytes=2_100), device("beta", memory_bytes=3_000)
+    costs = StageCosts(profile, Cluster(name="small", devices=devices), **SIZES)
+    need = costs.need(1, 0, 1, 4).total_bytes
+    with pytest.raises(PlanError, match=r"layers 1-3 on 'beta' needs .* has 3.0 kB: .* too little") as refused:
+        plan_asynchronous(costs, searches=True, method="test")
+    assert need > 3_000 and "alpha, beta" in refused.value.asked
+    tiny = replace(costs.cluster, devices=(device("alpha", memory_bytes=1_000), devices[1]))
+    with pytest.raises(PlanError, match=r"layer 0 on 'alpha' with stashed weights \(1 times\) needs"):
+        plan_asynchronous(StageCosts(profile, tiny, **SIZES), searches=False, method="test")
+
+
+def test_baselines_cut_evenly_or_by_speed_and_may_not_fit() -> None:
+    profile, cluster = instance(0, 9, 4)
+    costs = StageCosts(profile, cluster, **SIZES)
+    even, by_speed = even_partition(costs, (2, 0, 1, 3)), partition_in_order(costs, (2, 0, 1, 3), in_memory=False)
+    assert even.cuts == (0, 3, 5, 7, 9)
+    assert by_speed.pace_s <= even.pace_s and by_speed.pace_s == pytest.approx(pace_of(costs, (2, 0, 1, 3), by_speed.cuts))
+
+
+def test_the_printed_memory_counts_stashed_versions_and_activations_in_flight() -> None:
+    """Eq. 1 and 2 by hand: two layers of BERT-base's shape, one device behind."""
+    profile, cluster = instance(0, 4, 2)
+    costs = StageCosts(profile, cluster, **SIZES)
+    need = costs.need(0, 1, 0, 2)
+    trainable = sum(one.trainable_bytes for one in profile.layers[0][:2])
+    frozen = sum(one.frozen_bytes for one in profile.layers[0][:2])
+    shape = {"heads": 12, "batch": 8, "tokens": 128, "hidden": 768, "feed_forward": 3072}
+    one = 128 * 8 * 768 * (18 + 8 * 4 + 5 * 12 * 128 / 768)
+    found = printed_need(need, num_layers=2, behind=1, **shape)
+    assert found == frozen + trainable + trainable + trainable + 2 * 2 * one

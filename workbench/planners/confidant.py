@@ -1,0 +1,224 @@
+"""Cut a model over devices for an asynchronous pipeline, each within its memory (Confidant, section 3.2, Eq. 1-3).
+
+Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pipeline's pace is that of its slowest stage, or of its slowest
+link, over which an activation goes one way and a gradient the other.  T_e is infinite where memory does not suffice.  We build the table
+from the last device on, because what a stage stashes depends on how many devices come behind it: N - i - 1 versions on device i of N.
+Memory is the workbench's measured model; `printed_need` is Eq. 1 and 2 as printed.
+The order of the devices is given, as in the paper, or the best one of all orders of all sets of devices is found with the same recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
+from workbench.planners.orders import sorted_orders
+
+MOST_IN_EVERY_ORDER = 8
+"""Of more devices, the orders by speed and by memory are tried, all devices in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """pace_s: seconds of a mini-batch in the long run.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i + 1])."""
+
+    pace_s: float
+    order: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+class StageCosts:
+    """What Eq. 3 goes by: seconds of layers on devices, whether they fit, and seconds between devices.
+
+    sequence_length: is timed.  memory_length: must fit.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, memory_length: int) -> None:
+        self.profile, self.cluster, self.batch_size, self.memory_length = profile, cluster, batch_size, memory_length
+        count, world = profile.num_layers, cluster.world_size
+        starts, stops = np.triu_indices(count + 1, 1)
+        at = np.arange(len(starts))
+        self._seconds, self._fits = [], []  # by rank: (layers + 1, layers + 1); (devices behind, layers + 1, layers + 1)
+        for rank, device in enumerate(cluster.devices):
+            each = [
+                one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length) + one.seconds("STEP", 1, 1)
+                for one in profile.layers[rank]
+            ]
+            total = np.concatenate([[0.0], np.cumsum(each)])
+            seconds = np.full((count + 1, count + 1), np.inf)
+            seconds[starts, stops] = total[stops] - total[starts]
+            self._seconds.append(seconds)
+            table = FootprintTable(profile, rank, starts, stops, sequence_length=memory_length, copies=range(world))
+            fits = np.zeros((world, count + 1, count + 1), bool)
+            for behind in range(world):
+                held = table.nbytes(np.array(batch_size), np.full(len(starts), behind), at)
+                fits[behind, starts, stops] = held <= device.memory_bytes
+            self._fits.append(fits)
+        sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
+        ranks = range(world)
+        self._between = {
+            (a, b): np.array([0.0, *(2 * cluster.link(a, b).transfer_s(size) for size in sizes)]) for a in ranks for b in ranks if a != b
+        }
+
+    def between_s(self, rank: int, following: int, stop: int) -> float:
+        """Return 2 T_c: seconds of an activation behind layer stop - 1 and of its gradient."""
+        return float(self._between[rank, following][stop])
+
+    def need(self, rank: int, behind: int, start: int, stop: int) -> Need:
+        """Return what layers [start, stop) need on a device with so many behind it, by the measured model."""
+        return rank_need(
+            self.profile,
+            rank,
+            start,
+            stop,
+            samples=self.batch_size,
+            sequence_length=self.memory_length,
+            in_flight=behind + 1,
+            copies=behind,
+        )
+
+    def stage(self, rank: int, behind: int, *, in_memory: bool = True) -> np.ndarray:
+        """Return T_e of layers [x, y) on a device with so many behind it, (layers + 1, layers + 1)."""
+        return np.where(self._fits[rank][behind], self._seconds[rank], np.inf) if in_memory else self._seconds[rank]
+
+    def before(self, rank: int, behind: int, next_rank: int, rest: np.ndarray, *, in_memory: bool = True) -> np.ndarray:
+        """Return what layers [x, all) take, by x and by where the first device's end, if the others take `rest`, (layers + 1,), by x."""
+        return np.maximum(self.stage(rank, behind, in_memory=in_memory), np.maximum(self._between[rank, next_rank], rest))
+
+
+def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bool = True) -> Partition:
+    """Return the best cuts of all layers over all devices in this order (Eq. 3); pace_s is infinite if none fits.
+
+    in_memory: False looks at computing capacity alone (FTPipeHD).
+    """
+    rest = costs.stage(order[-1], 0, in_memory=in_memory)[:, -1]
+    chosen: list[np.ndarray] = []
+    for behind, (rank, following) in enumerate(reversed(list(pairwise(order))), start=1):
+        table = costs.before(rank, behind, following, rest, in_memory=in_memory)
+        chosen.append(table.argmin(axis=1))
+        rest = table.min(axis=1)
+    cuts = [0]
+    for stops in reversed(chosen):
+        cuts.append(int(stops[cuts[-1]]))
+    return Partition(pace_s=float(rest[0]), order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
+
+
+def partition_in_any_order(costs: StageCosts) -> Partition:
+    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of devices behind as a further index."""
+    world = costs.cluster.world_size
+    found: dict[tuple[int, int], np.ndarray] = {}  # (set, its first device): seconds of layers [x, all), by x
+    choices: dict[tuple[int, int], np.ndarray] = {}  # the first device's stop and the device behind it, (2, layers + 1)
+    for members in sorted(range(1, 1 << world), key=int.bit_count):
+        ranks = [rank for rank in range(world) if members >> rank & 1]
+        for rank in ranks:
+            others = members & ~(1 << rank)
+            if not others:
+                found[members, rank] = costs.stage(rank, 0)[:, -1]
+                continue
+            best = np.full(costs.profile.num_layers + 1, np.inf)
+            stops, after = np.zeros(len(best), int), np.zeros(len(best), int)
+            for following in ranks:
+                if following != rank:
+                    table = costs.before(rank, len(ranks) - 1, following, found[others, following])
+                    least = table.min(axis=1)
+                    better = least < best
+                    best, after = np.where(better, least, best), np.where(better, following, after)
+                    stops = np.where(better, table.argmin(axis=1), stops)
+            found[members, rank], choices[members, rank] = best, np.stack([stops, after])
+    members, rank = min(found, key=lambda key: (found[key][0], key[0].bit_count()))
+    pace_s, order, cuts = float(found[members, rank][0]), [rank], [0]
+    while (members, rank) in choices:
+        stop, following = map(int, choices[members, rank][:, cuts[-1]])
+        members, rank = members & ~(1 << rank), following
+        order.append(rank)
+        cuts.append(stop)
+    return Partition(pace_s=pace_s, order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
+
+
+def even_partition(costs: StageCosts, order: Sequence[int]) -> Partition:
+    """Return as many layers for each device, in this order (what the paper calls PipeDream); the first ones get one more."""
+    layers, count = costs.profile.num_layers, len(order)
+    cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
+    return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
+
+
+def pace_of(costs: StageCosts, order: Sequence[int], cuts: Sequence[int]) -> float:
+    """Return Eq. 3's value of given cuts: the slowest stage or link, whether or not it fits."""
+    seconds = [float(costs.stage(rank, 0, in_memory=False)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
+    links = [costs.between_s(rank, following, cuts[at + 1]) for at, (rank, following) in enumerate(pairwise(order))]
+    return max(*seconds, *links, 0.0)
+
+
+def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, notes: Sequence[str] = ()) -> Plan:
+    """Return a partition as a plan.  Raises PlanError, naming what does not fit where and by how much."""
+    if partition.pace_s == float("inf"):
+        raise nothing_fits(costs, partition.order)
+    blocks = zip(partition.order, pairwise(partition.cuts), strict=True)
+    stages = tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=costs.batch_size),)) for rank, (start, stop) in blocks)
+    plan = Plan(
+        method=method,
+        stages=stages,
+        micro_batch_size=costs.batch_size,
+        num_micro_batches=1,
+        predicted_s={"mini-batch in the long run": partition.pace_s},
+        notes=tuple(notes),
+    )
+    check(costs.profile, costs.cluster, plan, sequence_length=costs.memory_length, order=ASYNCHRONOUS)
+    return plan
+
+
+def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan:
+    """Return the best plan: of any order of any set of devices if `searches`, else of all devices in the cluster's order.
+
+    Of more than MOST_IN_EVERY_ORDER devices a few orders are tried.  Raises PlanError if nothing fits.
+    """
+    world, layers = costs.cluster.world_size, costs.profile.num_layers
+    if searches and world <= MOST_IN_EVERY_ORDER:
+        found = partition_in_any_order(costs)
+    else:
+        orders = [tuple(range(world)), *(sorted_orders(costs.profile, costs.cluster, costs.memory_length) if searches else ())]
+        found = min((partition_in_order(costs, order[:layers]) for order in orders), key=lambda one: one.pace_s)
+    if found.pace_s == float("inf"):
+        found = Partition(pace_s=found.pace_s, order=tuple(range(world))[:layers], cuts=())
+    return asynchronous_plan(costs, found, method=method)
+
+
+def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
+    """Return the error of devices, in an order, whose memory suits no partition: which block does not fit where, and by how much."""
+    start, layers = 0, costs.profile.num_layers
+    for place, rank in enumerate(order):
+        behind, device = len(order) - place - 1, costs.cluster.devices[rank]
+        most = layers - behind  # each device behind takes one or more
+        blocks = {stop: costs.need(rank, behind, start, stop).total_bytes for stop in range(start + 1, most + 1)}
+        stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
+        if not stop or (not behind and stop < layers):
+            stop = start + 1 if behind else layers
+            held = blocks[stop]
+            block = f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
+            stashed = f" with stashed weights ({behind} times)" if behind else ""
+            return PlanError(
+                f"An asynchronous pipeline of {', '.join(costs.cluster.devices[one].name for one in order)} was asked for.",
+                f"With as many layers as fit on the devices before it, {block} on '{device.name}'{stashed} needs {readable(held)};"
+                f" the device has {readable(device.memory_bytes)}: {readable(held - device.memory_bytes)} too little.",
+                "Add a device, raise its memory, lower batch_size, or train fewer weights (technique=lora).",
+            )
+        start = stop
+    raise AssertionError("a partition fits")
+
+
+def printed_need(need: Need, *, num_layers: int, behind: int, heads: int, batch: int, tokens: int, hidden: int, feed_forward: int) -> int:
+    """Return M_tot of Eq. 1 in bytes, its M_act by Eq. 2 as printed, which we read as one layer's.
+
+    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, devices behind.
+    The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes for a value; 8 h_f / h is twice theirs.
+    """
+    activations = tokens * batch * hidden * (18 + 8 * feed_forward / hidden + 5 * heads * tokens / hidden)
+    return round(need.weights_bytes + need.gradient_bytes + (behind + 1) * num_layers * activations)
