@@ -148,11 +148,14 @@ class Notebook:
 
     def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
         self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
-        self._open()
+        if self.js("return Boolean(window.jupyterapp)"):  # loading JupyterLab again takes seconds
+            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", name)
+        else:
+            driver.get(self.address)
+        self._wait_until_open()
 
-    def _open(self) -> None:
-        self.driver.get(self.address)
-        wait_until(lambda: self.js(_READY), 90, f"{self.name} to open with its kernel")
+    def _wait_until_open(self) -> None:
+        wait_until(lambda: self.js(_READY, self.name), 90, f"{self.name} to open with its kernel")
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page."""
@@ -233,7 +236,8 @@ class Notebook:
         self.js("window.saved = false; jupyterapp.commands.execute('docmanager:save').finally(() => { window.saved = true; });")
         wait_until(lambda: self.js("return window.saved"), 60, "the notebook to be saved")
         self.close()
-        self._open()
+        self.driver.get(self.address)
+        self._wait_until_open()
 
     def shoot(self, label: str = "") -> None:
         """Keep what is in sight as a picture."""
@@ -249,9 +253,10 @@ class Notebook:
             self.shoot(f"{page:02d}")
 
     def close(self) -> None:
-        """Shut the kernel down, as its menu does."""
-        self.js(f"{_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
-        wait_until(lambda: self.js("return window.shut === true"), 60, "the kernel to shut down")
+        """Shut the kernel down, as its menu does, and take the notebook out of the page."""
+        self.js(f"window.shut = false; {_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
+        wait_until(lambda: self.js("return window.shut"), 60, "the kernel to shut down")
+        self.js(f"{_PANEL}.dispose()")
 
 
 _PANEL = "jupyterapp.shell.currentWidget"
@@ -259,7 +264,7 @@ _SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
 _READY = f"""
     const panel = window.jupyterapp && {_PANEL};
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
-    return Boolean(kernel) && kernel.status === 'idle' && panel.content.widgets.length > 1;
+    return Boolean(kernel) && panel.context.path === arguments[0] && kernel.status === 'idle' && panel.content.widgets.length > 1;
 """
 _AXE = """
     const done = arguments[0];
