@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
+from workbench.widgets.progress import bar
 
 WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero", "all_zero")
 WARM_UP, WEIGHT_DECAY = 0.06, 0.01
@@ -46,7 +47,6 @@ def learning_curves(
     batch_size: int = 32,
     learning_rate: float = 2e-3,
     every: int = 4,
-    progress: Callable[[str], None] | None = None,
 ) -> tuple[LearningCurve, ...]:
     """Return the validation score every `every` steps for each way of initialising; order, dropout and rates are the same for all.
 
@@ -56,14 +56,12 @@ def learning_curves(
         collate(train, indices) for epoch in range(epochs) for indices in epoch_batches(train.lengths, batch_size, config.seed, epoch)
     ]
     with torch.no_grad():
-        taps = [[tap.clone() for tap in stack(batch.input_ids, batch.attention_mask)[1]] for batch in batches]
+        taps = [[tap.clone() for tap in stack(batch.input_ids, batch.attention_mask)[1]] for batch in bar(batches, "backbone")]
     scored = ActivationMemory(stack, evaluation_batches(validation))
     steps_per_epoch = len(batches) // epochs
     statistics = calibrate(stack, batches[:steps_per_epoch])
     curves = []
     for way in ways:
-        if progress is not None:
-            progress(f"training from '{way}' weights")
         adapter = ParallelAdapter(config)
         if way == "distilled":
             enough: list[Batch] = [batch for batch in batches[:steps_per_epoch] if len(batch.input_ids) >= MIN_BATCH]
@@ -73,7 +71,7 @@ def learning_curves(
         set_statistics(adapter, statistics)
         optimizer = make_optimizer(adapter, WEIGHT_DECAY)
         scores = [(0, _score(scored, adapter))]
-        for step, (batch, tapped) in enumerate(zip(batches, taps, strict=True)):
+        for step, (batch, tapped) in enumerate(bar(list(zip(batches, taps, strict=True)), f"training from '{way}' weights")):
             set_learning_rate(optimizer, learning_rate_at(step, len(batches), learning_rate, WARM_UP))
             logits = adapter.train().predict(tapped, batch.attention_mask, batch.sample_ids, epoch=step // steps_per_epoch)
             task_loss(logits, batch.labels, config.kind, label_std=config.label_std).backward()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from IPython.display import display
 from markupsafe import Markup
+from tqdm import tqdm
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
@@ -17,7 +19,14 @@ from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
 from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
 
 BAR_CHARACTERS = 24
+T = TypeVar("T")
 RED = "var(--jp-error-color1, #B00020)"
+
+
+def bar(items: Sequence[T], what: str) -> Iterable[T]:
+    """Go through the items and show in the cell's output how far it is; nothing of that stays at the end."""
+    shown: Iterable[T] = tqdm(items, desc=what, leave=False, file=sys.stdout)
+    return shown
 
 
 def head(now: Snapshot) -> str:

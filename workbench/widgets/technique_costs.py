@@ -18,6 +18,7 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd
 from workbench.tasks.tokenize import Batch
+from workbench.widgets.progress import bar
 
 TECHNIQUES = {
     "full": "full",
@@ -47,22 +48,22 @@ class TechniqueCost:
 def measure_techniques(
     model: str, batch: Batch, config: ParallelAdapterConfig, *, techniques: Sequence[str] = tuple(TECHNIQUES), repeats: int = 3
 ) -> tuple[TechniqueCost, ...]:
-    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.
+    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows how far it is.
 
     config: of the Parallel Adapters; the others get its kind, outputs and seed.
     """
-    steps = {technique: _step(technique, model, batch, config) for technique in techniques}
+    steps = {technique: _step(technique, model, batch, config) for technique in bar(techniques, "loading")}
     forward: dict[str, list[float]] = {technique: [] for technique in techniques}
     backward: dict[str, list[float]] = {technique: [] for technique in techniques}
-    for turn in range(repeats + 1):
-        for technique, (_, run) in steps.items():
-            begin = time.perf_counter()
-            loss = run()
-            middle = time.perf_counter()
-            loss.backward()
-            if turn:  # the first turn warms up
-                forward[technique].append(middle - begin)
-                backward[technique].append(time.perf_counter() - middle)
+    turns = [(turn, technique) for turn in range(repeats + 1) for technique in techniques]
+    for turn, technique in bar(turns, "training steps"):
+        begin = time.perf_counter()
+        loss = steps[technique][1]()
+        middle = time.perf_counter()
+        loss.backward()
+        if turn:  # the first turn warms up
+            forward[technique].append(middle - begin)
+            backward[technique].append(time.perf_counter() - middle)
     return tuple(
         TechniqueCost(
             technique=technique,
