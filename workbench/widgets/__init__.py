@@ -16,7 +16,7 @@ from workbench.widgets.inference_problem import (
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.lines import lines
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
-from workbench.widgets.progress import LiveProgress
+from workbench.widgets.progress import LiveProgress, bar
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
 from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
