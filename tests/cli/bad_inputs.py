@@ -170,6 +170,13 @@ serve --model tiny-bort
 """
 
 OPTIONS = {
+    "confidant": """
+partition=best
+drain_every=-1
+schedule=gpipe -> gpipe
+paradigm=standalone -> standalone
+technique=prompt
+""",
     "ringada": """
 unfreeze_evry=4 -> Did you mean 'unfreeze_every'?
 unfreeze_every=0

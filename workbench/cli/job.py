@@ -162,6 +162,9 @@ def method_options(method: str) -> dict[str, str]:
     """
     tree = ast.parse((Path(__file__).parents[1] / "methods" / method / "prepare.py").read_text(encoding="utf-8"))
     [settings] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Options")]
-    shared = method_options("training") if settings.bases else {}
+    origins = {alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module for alias in node.names}
+    shared: dict[str, str] = {}
+    for base in settings.bases:  # a class of another workbench.methods.NAME.prepare
+        shared |= method_options(origins[ast.unparse(base)].split(".")[2])
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign) and node.value is not None]
     return shared | {ast.unparse(node.target): ast.unparse(node.value).strip("'") for node in fields if node.value is not None}

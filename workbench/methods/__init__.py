@@ -13,6 +13,7 @@ METHODS = {
     "fine_tuning": "workbench.methods.fine_tuning.method:FineTuning",
     "p_rge": "workbench.methods.p_rge.method:PRGE",
     "ringada": "workbench.methods.ringada.method:RingAda",
+    "confidant": "workbench.methods.confidant.method:Confidant",
 }
 
 

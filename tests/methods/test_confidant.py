@@ -1,0 +1,91 @@
+"""Confidant as a user meets it: what it refuses, simulates and executes; a device that is lost, and a run that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tiny_job import tiny_job, two_devices, write_data
+
+from workbench import experiment
+from workbench.core import Job, Report
+from workbench.core.errors import ConfigError, PlanError
+from workbench.methods.base import Event
+from workbench.methods.fine_tuning import method as fine_tuning
+from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.runtime.engines import default_pool
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Four mini-batches an epoch, in windows of two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        patch.setattr(fine_tuning, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
+        options = {"drain_every": 2}
+        yield tiny_job(write_data(tmp_path_factory.mktemp("data")), method="confidant", epochs=2, learning_rate=1e-4, options=options)
+        default_pool().stop()
+
+
+def run(job: Job, folder: Path, **settings: object) -> Report:
+    return experiment.run(job, two_devices(), workdir=folder, fidelity="paced", **settings)  # type: ignore[arg-type]
+
+
+def losses(report: Report) -> list[float]:
+    return [step.loss for step in report.steps if step.loss is not None]
+
+
+@pytest.fixture(scope="module")
+def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return run(job, tmp_path_factory.mktemp("whole"))
+
+
+def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> None:
+    simulated = experiment.run(job, two_devices(), "simulate")
+    assert len(losses(whole)) == len(simulated.steps) == 4
+    assert whole.plan is not None and len(whole.plan.stages) == 2 and whole.plan.num_micro_batches == 1
+    assert "(stashed versions of its weights: 1)" in whole.plan.notes[0] and "Eq. 1 and 2 as printed" in whole.plan.notes[0]
+    assert whole.artifacts["adapter"]
+
+
+def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole: Report, tmp_path: Path) -> None:
+    """The window before the one in which beta dies may not be finished on alpha: it is done again then, by one device, without delays."""
+    report = run(replace(job, faults="kill:beta@step2"), tmp_path)
+    assert "beta is lost" in " ".join(report.notes)
+    assert losses(report)[0] == pytest.approx(losses(whole)[0], rel=1e-5)
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4
+
+
+def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.step == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path, progress=stop)
+    resumed = run(job, tmp_path, resume=True)
+    assert resumed.notes[0].startswith("Resumed after")
+    assert losses(resumed) == losses(whole)
+
+
+def test_every_partition_is_planned(job: Job) -> None:
+    for partition in ("any_order", "even", "capacity"):
+        report = experiment.run(replace(job, options={"partition": partition}), two_devices(), "simulate")
+        assert report.plan is not None and report.plan.method == "confidant"
+
+
+def test_what_cannot_be_is_refused(job: Job) -> None:
+    with pytest.raises(ConfigError, match="one device, and a pipeline needs two"):
+        experiment.run(job, two_devices().part([0]), "simulate")
+    with pytest.raises(ConfigError, match="Confidant is an asynchronous pipeline"):
+        experiment.run(replace(job, options={"schedule": "1f1b"}), two_devices(), "simulate")
+    with pytest.raises(PlanError, match=r"layers? .* on '\w+'.* too little"):
+        experiment.run(job, two_devices(memory_bytes=300_000), "simulate")
+    with pytest.raises(ConfigError, match="copies of one parameter"):
+        experiment.run(replace(job, model="tiny-t5"), two_devices(), "simulate")
+    with pytest.raises(ConfigError, match=r"step 4 was asked for. The run has 4 steps"):
+        experiment.run(replace(job, faults="kill:beta@step4"), two_devices(), "simulate")

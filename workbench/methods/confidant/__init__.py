@@ -1,0 +1,1 @@
+"""Confidant: an asynchronous pipeline over unlike devices, each within its memory."""

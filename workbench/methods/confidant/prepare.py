@@ -1,0 +1,43 @@
+"""Find a Confidant job's model and data, which are those of fine-tuning, and its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, checked, prepare_by
+from workbench.methods.options import read_options
+from workbench.models.techniques import Technique
+from workbench.schedules.pipeline import OrderName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidantOptions(FineTuningOptions):
+    """Settings of Confidant, given in Job.options besides fine-tuning's.
+
+    partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set of devices; 'even'
+    as many layers for each ('PipeDream' in section 5); 'capacity' by computing capacity without memory (FTPipeHD).
+    """
+
+    technique: Technique = "full"
+    schedule: OrderName = "asynchronous_1f1b"
+    partition: Literal["memory_aware", "any_order", "even", "capacity"] = "memory_aware"
+
+
+def require_known(job: Job) -> ConfidantOptions:
+    """Return the options.  Raises ConfigError for an option, task or model that does not exist."""
+    options = read_options("confidant", ConfidantOptions, job.options)
+    if options.schedule != "asynchronous_1f1b" or options.paradigm != "hybrid":
+        raise ConfigError(
+            f"Confidant with schedule = '{options.schedule}' and paradigm = '{options.paradigm}' was asked for.",
+            "Confidant is an asynchronous pipeline.",
+            "Leave both out, or use method fine_tuning.",
+        )
+    return checked(job, options)
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Load and tokenize the task and read the model's shape."""
+    return prepare_by(job, require_known(job))
