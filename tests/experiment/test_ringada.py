@@ -74,6 +74,17 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
 
 
+def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: Job, tmp_path: Path) -> None:
+    federated = replace(job, options=job.options | {"federated": True})
+    whole = run(federated, tmp_path / "whole")
+    assert whole.plan.stages[0].ranks == (0, 1) and whole.plan.stages[0].num_layers == 6
+    with pytest.raises(KeyboardInterrupt):
+        run(federated, tmp_path / "resumed", progress=at(1, interrupt))
+    assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(whole)
+    report = run(replace(federated, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    assert "alpha is lost" in " ".join(report.notes) and losses(report)[:2] == losses(whole)[:2] and len(losses(report)) == 6
+
+
 @pytest.mark.parametrize("unfreezing", ["plateau", "gradient_norm"])
 def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unfreezing: str, job: Job, tmp_path: Path) -> None:
     adaptive = replace(job, options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9})

@@ -48,6 +48,7 @@ def ring_job(
     local_iterations: int = 2,
     kind: Kind = "classification",
     cache: bool = False,
+    federated: bool = False,
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack = load_stack(model)
@@ -61,7 +62,7 @@ def ring_job(
         split=split_for(stack, samples, kind),
         config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8, kind=kind),
         facts=model_facts(model),
-        options=RingAdaOptions(local_iterations=local_iterations, cache=cache),
+        options=RingAdaOptions(local_iterations=local_iterations, cache=cache, federated=federated),
         policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
         owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
         typical_length=16,
@@ -102,6 +103,38 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             brought.append(sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5)
     assert not policy.is_adaptive or len(set(policy.adapted(brought))) > 1
     return losses, {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return each mini-batch's loss and the final weights of one process that trains each device's copy, round by round, and averages."""
+    stack, rounds, losses = load_stack(job.job.model), job.rounds, list[float]()
+    copies = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config) for _ in job.cluster.devices]
+    optimizers = []
+    for model in copies:
+        decays = [(one, job.job.weight_decay if one.ndim >= 2 else 0.0) for one in model.trained().values()]
+        optimizers.append(torch.optim.AdamW([{"params": [one], "weight_decay": decay} for one, decay in decays], lr=1.0))
+    for number in range(rounds.num_rounds):
+        epoch, planned = number // rounds.rounds_per_epoch, rounds.round(number)
+        for at, (start, one) in enumerate(zip(planned.starts, planned.shape.iterations, strict=True)):
+            model, optimizer = copies[one.initiator], optimizers[one.initiator]
+            batch = collate(job.split, [row for part in planned.samples[start : start + one.num_micro_batches] for row in part])
+            logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+            loss = task_loss(logits, batch.labels, job.config.kind)
+            loss.backward()
+            step = number * rounds.steps_per_round + at
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        with torch.no_grad():
+            for own in zip(*(model.trained().values() for model in copies), strict=True):
+                moments = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
+                for tensors in ([one.data for one in own], *([one[name] for one in moments] for name in ("exp_avg", "exp_avg_sq"))):
+                    mean = torch.stack(tensors).mean(dim=0)
+                    for one in tensors:
+                        one.copy_(mean)
+    return losses, {name: one.detach() for name, one in copies[0].trained().items()}
 
 
 def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:

@@ -10,11 +10,13 @@ import torch
 
 from tests.methods.builders import losses_of
 from tests.methods.conftest import four_devices
-from tests.methods.ring_builders import ring_job, ring_plan, train_on_ring, train_plainly, unequal_links
+from tests.methods.ring_builders import ring_job, ring_plan, train_federated, train_on_ring, train_plainly, unequal_links
+from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.method import run_rank
 from workbench.methods.ringada.rounds import Unfreezing
 from workbench.models.adapter_config import Kind
+from workbench.models.loading import load_stack
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 
@@ -59,6 +61,22 @@ def test_a_ring_trains_as_one_process(
     assert len(losses) == len(expected) == job.rounds.num_steps
     assert losses == pytest.approx(expected, rel=1e-5)
     assert set(trained) == set(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "micro_batches", "local_iterations"), [("tiny-bert", 2, 2), ("tiny-t5", 1, 3)])
+def test_federated_averaging_is_that_of_one_process(model: str, micro_batches: int, local_iterations: int, tmp_path: Path) -> None:
+    size = 8 // micro_batches
+    whole = Stage(start=0, stop=load_stack(model).num_layers, shares=tuple(Share(rank=rank, samples=size) for rank in range(4)))
+    plan = Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
+    job = ring_job(
+        model, plan, four_devices(), tmp_path, unfreezing="all", local_iterations=local_iterations, epochs=4, samples=90, federated=True
+    )
+    assert job.rounds.num_rounds > 2
+    expected, weights = train_federated(job)
+    losses, trained, _ = train_on_ring(job)
+    assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
 

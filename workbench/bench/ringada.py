@@ -1,4 +1,6 @@
-"""`workbench bench ringada`: Single, a synchronous PipeAdapter and RingAda, with its cache too, on four emulated devices, interleaved.
+"""`workbench bench ringada`: Single, a synchronous PipeAdapter and RingAda, with its cache too, and federated averaging.
+
+On four emulated devices, interleaved.
 
 Whole runs as a user starts them, in the paper's proportions: a layer more whenever a sixth of the first 62 % of the mini-batches is done.
 """
@@ -45,6 +47,7 @@ RING = {"local_iterations": 1, "unfreeze_every": 4, "depth": 1}
 SIDES = {
     "RingAda": replace(JOB, options=RING),
     "RingAda cached": replace(JOB, options=RING | {"cache": True}),
+    "FedAvg": replace(JOB, options={"local_iterations": 1, "federated": True}),
     "PipeAdapter": replace(JOB, options={"local_iterations": 1, "unfreezing": "all"}),
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
 }

@@ -5,10 +5,12 @@ backward pass needs.  H scores the micro-batch at the initiator, loss and gradie
 LOAD takes from the terminator's cache what the frozen layers made of a micro-batch before; then it has neither E nor P.
 STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.  For a policy that goes by what a
 round brought, NOTE tells the round's first device of a stage's part in it, TELL sums up and HEAR takes the sum, at the end of the round.
+In a round of federated averaging each device is a ring of its own; then ALLREDUCE sums what all have trained and MEAN takes it over.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
 between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
 gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
-iteration i; free:_.i what lets a later mini-batch in; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum.
+iteration i; free:_.i what lets a later mini-batch in; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum;
+mean:_._ what devices have trained, averaged.
 
 F reads the weights of the iteration before, so no weight is stale and none has a second version.  P reads no weights: frozen layers
 take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
@@ -17,21 +19,24 @@ take new mini-batches at once.  This is one layer finer than the paper, whose te
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import groupby
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, opaque
+from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
 from workbench.core.errors import ScheduleError
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Share
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.schedule import NONE, SEND, STEP, Op, Schedule, Value, paused_collector, send
+from workbench.core.schedule import ALLREDUCE, NONE, SEND, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
 from workbench.schedules.plan_costs import Crossing, resident_bytes
 
 EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
 NOTE, TELL, HEAR = "NOTE", "TELL", "HEAR"
+MEAN = "MEAN"
 LOWEST = "A"
 """In a profile, the backward pass of the lowest unfrozen layer: of its adapter alone, for nothing below is trained."""
 
@@ -91,7 +96,33 @@ def ring_round(
     return insert_transfers(Schedule(ops=ops, outputs=outputs))
 
 
-def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int, cached: Collection[int]) -> list[_Task]:
+def federated_round(
+    plan: Plan, iterations: Sequence[Iteration], seconds: Seconds, *, in_flight: int, world_size: int | None = None
+) -> Schedule:
+    """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the mean.
+
+    iterations: those of a rank follow each other.  For the rest see ring_round.
+    """
+    [whole] = plan.stages
+    tasks: list[_Task] = []
+    first = micro_batches = 0
+    for rank, group in groupby(iterations, key=lambda one: one.initiator):
+        own = list(group)
+        alone = replace(plan, stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
+        tasks += _tasks(alone, own, in_flight, (), first, micro_batches)
+        first, micro_batches = first + len(own), micro_batches + sum(one.num_micro_batches for one in own)
+        trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
+        tasks.append(_Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0)))
+        tasks.append(_Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0)))
+    ops = _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
+    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in ops)
+    return Schedule(ops=ops, outputs=outputs)
+
+
+def _tasks(
+    plan: Plan, iterations: Sequence[Iteration], in_flight: int, cached: Collection[int], first: int = 0, number: int = 0
+) -> list[_Task]:
+    """Return a round's operations.  first, number: of its first mini-batch and micro-batch."""
     if not iterations or in_flight < 1 or any(len(stage.shares) != 1 for stage in plan.stages):
         raise ScheduleError(
             f"A round of {len(iterations)} mini-batches, {in_flight} of them in flight, was asked for.",
@@ -100,12 +131,11 @@ def _tasks(plan: Plan, iterations: Sequence[Iteration], in_flight: int, cached: 
         )
     tasks: list[_Task] = []
     updated: dict[int, Value] = {}  # the last weights of each stage
-    number = 0
-    for at, iteration in enumerate(iterations):
+    for at, iteration in enumerate(iterations, first):
         micro_batches = range(number, number + iteration.num_micro_batches)
         number = micro_batches.stop
-        head_before = (Value("head", NONE, at - 1),) if at else ()
-        let_in = (Value("free", NONE, at - in_flight),) if at >= in_flight else ()
+        head_before = (Value("head", NONE, at - 1),) if at > first else ()
+        let_in = (Value("free", NONE, at - in_flight),) if at - first >= in_flight else ()
         end = terminator(plan, iteration.first_unfrozen)
         home = iteration.initiator
 
@@ -240,8 +270,10 @@ class RingCosts:
         if op.kind == SEND:
             return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         layers = self._profile.layers[rank]
-        if op.kind in (NOTE, TELL, HEAR):
-            return 0.0  # two numbers
+        if op.kind == ALLREDUCE:
+            return ring_allreduce_s(self._cluster, op.ranks, self.spec(op.writes[0]).nbytes)
+        if op.kind in (NOTE, TELL, HEAR, MEAN):
+            return 0.0  # two numbers, or a copy
         if op.kind in (HEAD_STEP, TAKE):
             return layers[-1].seconds(HEAD_STEP, 1, 1)
         if op.kind == STEP:
@@ -260,6 +292,8 @@ class RingCosts:
         name, m = value.name, value.microbatch
         if name == "head":
             return Spec((self._head_values,))
+        if name == "mean":
+            return Spec((self._head_values + 3 * sum(layer.trainable_bytes // 4 for layer in self._profile.layers[0]),))
         if name in ("note", "told"):
             return Spec((2 if name == "note" else 1,))
         if name == "free":

@@ -121,6 +121,12 @@ class RingOptimizer:
             own.copy_(given)
         self._head.set_num_steps(step)
 
+    def take_all(self, mean: Tensor) -> None:
+        """Take over weights and moments, (values,)."""
+        own = self.state_vectors()
+        for vector, given in zip(own, mean.split([len(vector) for vector in own]), strict=True):
+            vector.copy_(given)
+
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return all that makes the next step (see Optimizer)."""
         own = tuple(vector for part in self._kept for vector in part.state_vectors())

@@ -11,27 +11,14 @@ from torch import Tensor
 
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
-from workbench.core.schedule import STEP, Op
+from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets
 from workbench.runtime.executor import Handler
-from workbench.schedules.ringada import (
-    BACKWARD,
-    EMBED,
-    FORWARD,
-    HEAD,
-    HEAD_STEP,
-    HEAR,
-    LOAD,
-    NOTE,
-    PREFIX,
-    TAKE,
-    TELL,
-    Iteration,
-    layers_of,
-)
+from workbench.schedules import ringada as ring
+from workbench.schedules.ringada import Iteration, layers_of
 from workbench.tasks.tokenize import Batch
 
 
@@ -66,18 +53,20 @@ class RingHandlers:
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
         return {
-            EMBED: self._embed,
-            LOAD: self._load,
-            PREFIX: self._frozen,
-            FORWARD: self._forward,
-            HEAD: self._score,
-            BACKWARD: self._backward,
+            ring.EMBED: self._embed,
+            ring.LOAD: self._load,
+            ring.PREFIX: self._frozen,
+            ring.FORWARD: self._forward,
+            ring.HEAD: self._score,
+            ring.BACKWARD: self._backward,
             STEP: self._update,
-            HEAD_STEP: self._update_head,
-            TAKE: self._take,
-            NOTE: self._note,
-            TELL: self._tell,
-            HEAR: self._hear,
+            ring.HEAD_STEP: self._update_head,
+            ring.TAKE: self._take,
+            ALLREDUCE: self._share,
+            ring.MEAN: self._mean,
+            ring.NOTE: self._note,
+            ring.TELL: self._tell,
+            ring.HEAR: self._hear,
         }
 
     def _embed(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -133,6 +122,13 @@ class RingHandlers:
 
     def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self.optimizer.take_head(reads[0], self.first_step + len(self.iterations))
+        return (None,)
+
+    def _share(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (torch.cat(self.optimizer.state_vectors()) / len(op.ranks),)
+
+    def _mean(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.take_all(reads[0])
         return (None,)
 
     def _note(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:

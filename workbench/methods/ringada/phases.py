@@ -25,7 +25,7 @@ from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
 from workbench.schedules.plan_costs import Crossing
-from workbench.schedules.ringada import RingCosts, ring_round
+from workbench.schedules.ringada import RingCosts, federated_round, ring_round
 from workbench.tasks.tokenize import collate
 
 
@@ -73,7 +73,8 @@ class RingRankJob(RankJob):
             policy=self.policy,
             epochs=job.epochs,
             seed=job.seed,
-            cached_from=(self.start_epoch, self.start_step) if self.options.cache else None,
+            federated=self.options.federated,
+            cached_from=(self.start_epoch, self.start_step) if self.options.cache and not self.options.federated else None,
         )
 
     def phases(self) -> tuple[Phase, ...]:
@@ -86,15 +87,13 @@ class RingRankJob(RankJob):
         key = (shape.sizes, shape.iterations, shape.cached)
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
-            self._schedules[key] = ring_round(
-                self.plan,
-                shape.iterations,
-                typical.seconds,
-                in_flight=self.options.in_flight,
-                world_size=self.cluster.world_size,
-                is_noted=self.policy.is_adaptive,
-                cached=shape.cached,
-            )
+            fixed: dict[str, int] = {"in_flight": self.options.in_flight, "world_size": self.cluster.world_size}
+            if self.options.federated:
+                made = federated_round(self.plan, shape.iterations, typical.seconds, **fixed)
+            else:
+                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached}
+                made = ring_round(self.plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
+            self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
     def costs(self, shape: RoundShape) -> RingCosts:
@@ -164,12 +163,12 @@ class RingPhase(StagePhase[RingRankJob]):
             model = TechniqueStage(backbone.part(stage.start, stage.stop), rank_job.config, has_head=True)
             self.compute = RingCompute(model, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
-            keeps_head = self.session.rank == rounds.initiators[0]
+            keeps_head = rank_job.options.federated or self.session.rank == rounds.initiators[0]
             num_noted = rounds.num_rounds if rank_job.policy.is_adaptive else 0
             self.optimizer = RingOptimizer(
                 model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
             )
-            if rank_job.options.cache:
+            if rank_job.options.cache and not rank_job.options.federated:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"
                 lengths, lowest = rank_job.split.lengths, rank_job.policy.lowest(rounds.num_rounds, rounds.num_steps)
                 self._prefix = PrefixCache(folder=folder, lengths=lengths, crossing=crossing(rank_job.facts), lowest=lowest)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.ringada.phases import RingRankJob, beside_bytes
 from workbench.methods.ringada.prepare import PreparedJob
@@ -62,8 +62,8 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPri
 def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> None:
     """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
     price = pricer(prepared, profile, cluster)
-    for stage in plan.stages:
-        device, needed = cluster.devices[stage.ranks[0]], price.needs(stage.ranks[0], stage.start, stage.stop)
+    for stage, rank in ((one, rank) for one in plan.stages for rank in one.ranks):
+        device, needed = cluster.devices[rank], price.needs(rank, stage.start, stage.stop)
         if needed > device.memory_bytes:
             raise PlanError(
                 f"Device '{device.name}' has {readable(device.memory_bytes)};",
@@ -75,4 +75,9 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the blocks and the ring order.  Raises PlanError if nothing fits, ConfigError for a split of the data that cannot be."""
     job = prepared.job
+    if prepared.options.federated:
+        size, micro_batches = job.batch_size // job.micro_batches, job.micro_batches
+        shares = tuple(Share(rank=rank, samples=size) for rank in range(cluster.world_size))
+        whole = Stage(start=0, stop=prepared.facts.num_layers, shares=shares)
+        return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
     return plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)

@@ -34,6 +34,8 @@ class RingAdaOptions:
     'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
     in_flight: mini-batches that may be on the ring at once.  cache: whether devices keep what their frozen layers made of each sample on
     their disks, and later rounds skip these layers (ours).
+    federated: no ring but federated averaging: each device trains all adapters of a whole model on its own data, and after each round
+    all take the mean (a baseline that the paper leaves out).
     """
 
     bottleneck: Width = 64
@@ -47,6 +49,7 @@ class RingAdaOptions:
     threshold: Dropout = 0.01
     in_flight: Times = 4
     cache: bool = False
+    federated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class PreparedJob(PreparedTechnique):
         options = self.options
         return Policy(
             num_layers=self.facts.num_layers,
-            unfreezing=options.unfreezing,
+            unfreezing="all" if options.federated else options.unfreezing,
             depth=options.depth,
             every=options.unfreeze_every,
             patience=options.patience,
@@ -112,10 +115,12 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one stage."""
     is_other = plan.mini_batch_size != prepared.job.batch_size
     idle = [device.name for rank, device in enumerate(cluster.devices) if rank not in plan.busy_ranks]
-    shared = [stage for stage in plan.stages if len(stage.shares) > 1]
+    federated = prepared.options.federated
+    shared = [stage for stage in plan.stages if len(stage.shares) > 1 and not federated]
     others = [
         (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),
         (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
+        (federated and len(plan.stages) > 1, "Federated averaging has the whole model on each device.", "Make one stage of all layers."),
         (bool(idle), f"{', '.join(idle)} has samples but no blocks.", "Give each device layers, or leave it out of the cluster."),
     ]
     require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

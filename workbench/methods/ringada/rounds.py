@@ -106,6 +106,7 @@ class Rounds:
     epochs: int
     seed: int
     cached_from: tuple[int, int] | None = None
+    federated: bool = False
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -152,7 +153,7 @@ class Rounds:
         counts, policy = dict.fromkeys(range(self.policy.num_layers), 0), self.policy
         adapted = policy.adapted(brought[:num_rounds]) if policy.is_adaptive else None
         for number in range(num_rounds):
-            for at in range(len(self.initiators) * self.local_iterations):
+            for at in range((1 if self.federated else len(self.initiators)) * self.local_iterations):
                 step = number * self.steps_per_round + at
                 first = policy.first_unfrozen(number, step) if adapted is None else adapted[number]
                 for layer in range(first, policy.num_layers):
