@@ -16,6 +16,7 @@ from workbench.profiler.descriptions import MODELS, ModelDescription, describe
         ("DistilBERT", 66_362_880),
         ("all-MiniLM-L6-v2", 22_713_216),
         ("GPT2", 124_439_808),
+        ("GPT2-Medium", 354_823_168),
         ("GPT2-Large", 774_030_080),
         ("OPT-1.3B", 1_315_758_080),
         ("OPT-2.7B", 2_651_596_800),
@@ -27,6 +28,10 @@ from workbench.profiler.descriptions import MODELS, ModelDescription, describe
 )
 def test_parameters_are_those_of_the_published_models(name, params):
     assert MODELS[name].params == params
+
+
+def test_phi_2_is_counted_with_two_norms_a_layer_and_without_its_heads_bias():
+    assert MODELS["Phi-2"].params == 2_779_683_840 + 32 * 2 * 2560 - 51200
 
 
 def test_the_stack_of_an_encoder_decoder_is_both_sides():

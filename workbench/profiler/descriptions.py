@@ -153,9 +153,12 @@ MODELS: dict[str, ModelDescription] = {
         _described("ViT-Huge", "encoder", 32, 1280, 16, 5120, 14 * 14 * 3 + 2, positions=257, pooler=True, final_norm=True),
         _described("all-MiniLM-L6-v2", "encoder", 6, 384, 12, 1536, 30522, **_BERT),
         _described("GPT2", "decoder", 12, 768, 12, 3072, 50257, **_GPT),
+        _described("GPT2-Medium", "decoder", 24, 1024, 16, 4096, 50257, **_GPT),
         _described("GPT2-Large", "decoder", 36, 1280, 20, 5120, 50257, **_GPT),
         _described("OPT-1.3B", "decoder", 24, 2048, 32, 8192, 50272, **_OPT),
         _described("OPT-2.7B", "decoder", 32, 2560, 32, 10240, 50272, **_OPT),
+        # Its layers have one norm, not the two that are counted here: 5 120 of 87 million parameters.  The head's bias is left out.
+        _described("Phi-2", "decoder", 32, 2560, 32, 10240, 51200, final_norm=True, tied_head=False),
         _described("SmolLM2-135M", "decoder", 30, 576, 9, 1536, 49152, kv_heads=3, **(_LLAMA | {"tied_head": True})),
         _described("TinyLlama-1.1B", "decoder", 22, 2048, 32, 5632, 32000, kv_heads=4, **_LLAMA),
         _described("Llama2-7B", "decoder", 32, 4096, 32, 11008, 32000, kv_heads=32, **_LLAMA),

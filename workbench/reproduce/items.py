@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # plotly takes long to import, and a list of items needs none
     from workbench.plots.export import Captioned
 
 # A new paper is a package of this name here, whose functions are named like its items, and a folder under data/papers.
-PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada")
+PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
 CHANGE = 0.05
 _ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
 Rows = Sequence[Sequence[Any]]

@@ -1,0 +1,55 @@
+"""Confidant's tables on the real computation."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.core.serial import from_json, to_json
+from workbench.reproduce import Result, Settings, find_item
+from workbench.reproduce.confidant.heads import attention_share, bound
+from workbench.reproduce.confidant.memory import equation_gb, model_gb
+
+
+def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
+    item = find_item("confidant", "Table 1")
+    made = item.run(Settings())
+    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
+    cells = {one.labels: one for one in made.comparisons}
+    assert len(cells) == 12 and {one.kind for one in cells.values()} == {"fitted", "predicted", "computed"}
+    assert [labels for labels, one in cells.items() if one.kind == "fitted"] == [("BERT-Base", "memory")]
+    assert abs(cells["BERT-Base", "memory"].deviation or 100) < 0.2  # the constant is what it is fitted to
+    assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
+    assert cells["LLaMA-7B", "memory"].deviation == pytest.approx(164, abs=1)
+    assert cells["Phi-2", "parameters"].ours == pytest.approx(2780, abs=1)
+    assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["table1"]
+
+
+def test_equations_1_and_2_by_hand() -> None:
+    """BERT-Base, 8 x 128: two times 437.9 MB, and twelve layers of s b h (18 + 8 x 4 + 5 x 12 x 128 / 768)."""
+    activations = 12 * 128 * 8 * 768 * (18 + 32 + 10)
+    assert equation_gb("BERT-Base", 128, 8) == pytest.approx((8 * 109_482_240 + activations) / 1e9, rel=1e-4)
+    assert model_gb("BERT-Base", 128, 8) > (16 * 109_482_240 + activations) / 1e9  # the optimizer's state, and four bytes a value
+
+
+def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
+    item = find_item("confidant", "Algorithm 1")
+    made = item.run(Settings())
+    cells = {one.labels[0]: one for one in made.comparisons}
+    assert {one.kind for one in cells.values()} == {"computed"} and all(one.paper is None for one in cells.values())
+    assert cells["misses the optimum, as returned"].ours == 421 and not made.checks[0].holds
+    surplus = {row[0]: row[2] for row in made.tables[0].rows}
+    assert surplus["0.5"] == cells["too many heads"].ours == 0 and surplus["0.125"] == 399
+    for curve in made.series.values():  # gaps in order, none below the optimum
+        assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
+    assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["algorithm1"]
+
+
+def test_what_heads_over_two_processors_can_give() -> None:
+    share = attention_share("BERT-Base", 128)
+    assert share == pytest.approx((8 * 768 + 4 * 128) / (24 * 768 + 4 * 128))
+    assert bound(share, 2) == pytest.approx(1.213, abs=1e-3) and bound(share, float("inf")) == pytest.approx(1 / (1 - share))
+    item = find_item("confidant", "Fig. 4")
+    made = item.run(Settings())
+    assert {one.kind for one in made.comparisons} == {"bounded"} and len(made.comparisons) == 4
+    assert not made.checks[0].holds  # the paper's ratios need more than heads over processors
+    assert item.draw(made)

@@ -1,0 +1,1 @@
+"""Confidant's tables, counted and computed."""

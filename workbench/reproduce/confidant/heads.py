@@ -1,0 +1,125 @@
+"""Algorithm 1 against the optimum on random profiles, and the most that heads over processors can gain (Confidant, sections 3.3, 5.2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+from statistics import fmean
+
+from workbench.planners.heads import EPSILON_STEPS, HeadProfile, allocate_as_printed, best_allocation, without_surplus
+from workbench.profiler.descriptions import LayerShape
+from workbench.reproduce.confidant.testbed import PAPER, description, load_constants
+from workbench.reproduce.items import Item
+from workbench.reproduce.result import Result, Settings, printed
+
+PROFILES, SEED = 1000, 0
+HEADS, PROCESSORS = (12, 16, 32), (2, 3, 4)
+EPSILONS = (0.125, 0.25, EPSILON_STEPS, 1.0, 1e9)
+SAME = 1e-9
+"""Two times are the same if they differ by no more than this share."""
+
+
+def random_profile(draw: random.Random) -> HeadProfile:
+    """Return times of 2 to 4 processors for 12, 16 or 32 heads (Table 3).
+
+    A head takes 1 to 8 ms by processor, each step .2 to 1.8 of that; starting costs up to three heads' time.
+    """
+    heads, rows = draw.choice(HEADS), []
+    for _ in range(draw.choice(PROCESSORS)):
+        each = 1e-3 * 8 ** draw.random()
+        steps = [each * draw.uniform(0.2, 1.8) for _ in range(heads)]
+        rows.append(tuple(accumulate([steps[0] + each * draw.uniform(0, 3), *steps[1:]])))
+    return HeadProfile(seconds=tuple(rows))
+
+
+def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[tuple[int, float, float] | None]:
+    """Return Algorithm 1's surplus heads and how much slower it is than the optimum, for each profile; None where it returns nothing.
+
+    Slower: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
+    """
+    found: list[tuple[int, float, float] | None] = []
+    for profile in profiles:
+        counts = allocate_as_printed(profile, epsilon_s=steps * profile.largest_step_s)
+        if counts is None:
+            found.append(None)
+            continue
+        least = profile.time_s(best_allocation(profile))
+        over = [100 * (profile.time_s(each) / least - 1) for each in (counts, without_surplus(profile, counts))]
+        found.append((sum(counts) - profile.num_heads, over[0], over[1]))
+    return found
+
+
+def summary(found: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
+    """Return how often the allocation is what it should be, and the gaps in per cent."""
+    kept = [one for one in found if one is not None]
+    named = {"no allocation": float(len(found) - len(kept)), "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept))}
+    for column, how in ((1, "as returned"), (2, "without surplus")):
+        over = [float(one[column]) for one in kept] or [float("nan")]
+        named[f"misses the optimum, {how}"] = float(sum(gap > 100 * SAME for gap in over))
+        named[f"mean gap, {how}"], named[f"largest gap, {how}"] = fmean(over), max(over)
+    return named
+
+
+def epsilon_name(steps: float) -> str:
+    """Return an epsilon of EPSILONS in words."""
+    return "no limit" if steps == EPSILONS[-1] else f"{steps:g}"
+
+
+def algorithm1(item: Item, settings: Settings) -> Result:
+    """Compare Algorithm 1 with the optimum."""
+    draw = random.Random(SEED)
+    profiles = [random_profile(draw) for _ in range(PROFILES)]
+    by_epsilon, series = dict[float, dict[str, float]](), {}
+    for steps in EPSILONS:
+        found = gaps(profiles, steps)
+        by_epsilon[steps] = summary(found)
+        over = sorted(one[2] for one in found if one is not None)
+        series[epsilon_name(steps)] = tuple((float(share), over[round(share / 100 * (len(over) - 1))]) for share in range(0, 101, 2))
+    named = by_epsilon[EPSILON_STEPS]
+    return item.result(
+        [item.cell((name,), None, value) for name, value in named.items()],
+        tables={"epsilon": [(epsilon_name(steps), *own.values()) for steps, own in by_epsilon.items()]},
+        columns={"epsilon": tuple(named)},
+        holds={"optimal": not any(named[f"misses the optimum, {how}"] for how in ("as returned", "without surplus"))},
+        series=series,
+        profiles=PROFILES,
+        missed=named["misses the optimum, without surplus"],
+        mean=named["mean gap, without surplus"],
+        quarter=by_epsilon[0.25]["too many heads"],
+        eighth=by_epsilon[0.125]["too many heads"],
+        largest=named["largest gap, without surplus"],
+    )
+
+
+def attention_share(model: str, tokens: int) -> float:
+    """Return the share of a block's forward FLOPs that heads over processors divide: q, k, v, o, and the two products of the attention."""
+    described = description(model)
+    shape = LayerShape(described, 0, tokens)
+    attention = 2.0 * tokens * described.matrices_of_attention + shape.attention_flops
+    return attention / (shape.product_flops + shape.attention_flops)
+
+
+def bound(share: float, processors: float) -> float:
+    """Return Amdahl's bound: a block's time on one processor over that with the attention over so many equal ones."""
+    return 1 / (1 - share + share / processors)
+
+
+def fig4(item: Item, settings: Settings) -> Result:
+    """Put the bound of heads over two equal processors beside the paper's ratios over FTPipeHD."""
+    constants, paper = load_constants(), printed(PAPER, "fig4")
+    comparisons = item.compare(lambda model, devices: bound(attention_share(model, constants.tokens), 2))
+    rows = []
+    for model in dict.fromkeys(model for model, _ in paper):
+        for tokens in (128, constants.tokens, 512):
+            share = attention_share(model, tokens)
+            rows.append((model, tokens, 100 * share, bound(share, 2), bound(share, float("inf"))))
+    most = max(row[-1] for row in rows)
+    return item.result(
+        comparisons,
+        tables={"bounds": rows},
+        holds={"within": all(ratio <= bound(attention_share(model, constants.tokens), 2) for (model, _), ratio in paper.items())},
+        tokens=constants.tokens,
+        two=bound(attention_share("BERT-Base", 128), 2),
+        most=most,
+    )

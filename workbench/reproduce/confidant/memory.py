@@ -1,0 +1,129 @@
+"""Memory of fine-tuning on one device, by our model and by Eq. 1 and 2 as printed (Confidant, Table 1, section 3.2)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.planners.confidant import printed_need
+from workbench.planners.memory import Need, rank_need
+from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.descriptions import FP32_BYTES
+from workbench.reproduce.confidant.testbed import PAPER, Constants, description, load_constants
+from workbench.reproduce.items import Item
+from workbench.reproduce.result import Number, Result, Settings, printed
+
+GB = 1e9
+LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
+ONE_DEVICE = Cluster(name="one device", devices=(Device(name="device", flops_per_s=1e12, memory_bytes=10**12, link=Link(bytes_per_s=1e9)),))
+
+
+def need(model: str, tokens: int, batch: int) -> Need:
+    """Return what full fine-tuning of the whole model with AdamW in float32 needs, without a language head's logits."""
+    profile = analytic_profile(description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
+    return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
+
+
+def model_gb(model: str, tokens: int, batch: int) -> float:
+    """Return the GB of our memory model."""
+    return need(model, tokens, batch).total_bytes / GB
+
+
+def equation_gb(model: str, tokens: int, batch: int) -> float:
+    """Return the GB of Eq. 1 and 2 as printed, on a single device: N = 1, i = 0, no further version of the weights."""
+    sizes = description(model)
+    return (
+        printed_need(
+            need(model, tokens, batch),
+            num_layers=sizes.num_layers,
+            behind=0,
+            heads=sizes.heads,
+            batch=batch,
+            tokens=tokens,
+            hidden=sizes.hidden,
+            feed_forward=sizes.feed_forward,
+        )
+        / GB
+    )
+
+
+def state_gb(model: str, bytes_per_param: float) -> float:
+    """Return the GB of what does not depend on the batch."""
+    return bytes_per_param * description(model).params / GB
+
+
+def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
+    """Return the longest sequences of a mini-batch whose training takes no more than `gb`, 0 for none.  optimizer: with AdamW's state."""
+
+    def taken_gb(tokens: int) -> float:
+        parts = need(model, tokens, batch)
+        return (parts.total_bytes - (0 if optimizer else parts.optimizer_bytes)) / GB
+
+    return bisect_right(range(1, MOST_TOKENS), gb, key=taken_gb)
+
+
+def table1(item: Item, settings: Settings) -> Result:
+    """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
+    constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")
+    models = tuple(dict.fromkeys(model for model, _ in paper))
+    printed_gb = {model: paper[model, "memory"] for model in models}
+
+    def ours(model: str, quantity: str) -> Number:
+        return description(model).params / 1e6 if quantity == "parameters" else model_gb(model, constants.tokens, constants.batch)
+
+    comparisons = [
+        *item.compare(ours),
+        *(
+            item.cell((model, "memory, Eq. 1 and 2"), printed_gb[model], equation_gb(model, constants.tokens, constants.batch), "GB")
+            for model in models
+        ),
+    ]
+
+    def deviations(varied: Constants) -> Sequence[float]:
+        return [100 * (model_gb(model, round(varied.tokens), varied.batch) / printed_gb[model] - 1) for model in models]
+
+    lengths = sorted({*LENGTHS, constants.tokens})
+    by_length = [
+        (model, tokens, model_gb(model, tokens, constants.batch), equation_gb(model, tokens, constants.batch), printed_gb[model])
+        for model in models
+        for tokens in lengths
+    ]
+    lengths_of = {
+        model: [tokens_within(model, printed_gb[model], constants.batch, optimizer=optimizer) for optimizer in (True, False)]
+        for model in models
+    }
+    states = [(model, *(state_gb(model, each) for each in (4, 8, 16)), printed_gb[model], *lengths_of[model]) for model in models]
+    small, large = table6["BERT-Base", "4", "Redmi K50"], table6["BERT-Base", "8", "Redmi K50"]
+    fixed = 2 * small - large
+    bert = description("BERT-Base")
+    frozen = FP32_BYTES * (2 * bert.params - bert.embedding_params) / GB
+    blocks = 20 / 24 * printed_gb["GPT2-Medium"]
+    phone = table6["GPT2-Medium", "8", "Redmi K50"]
+    by_equations = [
+        equation_gb(model, constants.tokens, constants.batch) / model_gb(model, constants.tokens, constants.batch) for model in models
+    ]
+    trivial = [100 * (state_gb(model, 16) / printed_gb[model] - 1) for model in models]
+    return item.result(
+        comparisons,
+        tables={"lengths": by_length, "states": states, "sensitivity": item.sensitivity(constants, deviations, trivial)},
+        holds={
+            "lengths": all(max(found) > 1.5 * min(found) for found in zip(*lengths_of.values(), strict=True)),
+            "adam": state_gb("LLaMA-7B", 16) > printed_gb["LLaMA-7B"],
+            "phone": phone < blocks,
+            "sgd": fixed < state_gb("BERT-Base", 16),
+        },
+        tokens=constants.tokens,
+        adamw=", ".join(str(with_state) for with_state, _ in lengths_of.values()),
+        sgd=", ".join(str(without) for _, without in lengths_of.values()),
+        llama=state_gb("LLaMA-7B", 16),
+        printed=printed_gb["LLaMA-7B"],
+        phone=phone,
+        blocks=blocks,
+        fixed=fixed,
+        adam=state_gb("BERT-Base", 16),
+        frozen=frozen,
+        phi=state_gb("Phi-2", 16),
+        low=100 * (1 - max(by_equations)),
+        high=100 * (1 - min(by_equations)),
+    )
