@@ -41,7 +41,8 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     assert surplus["0.5"] == cells["too many heads"].ours == 0 and surplus["0.125"] == 399
     for curve in made.series.values():  # gaps in order, none below the optimum
         assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
-    assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["algorithm1"]
+    [drawn] = item.draw(from_json(to_json(made), Result))
+    assert [line.name for line in drawn.figure.data] == [f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")]
 
 
 def test_what_heads_over_two_processors_can_give() -> None:

@@ -122,4 +122,6 @@ def fig4(item: Item, settings: Settings) -> Result:
         tokens=constants.tokens,
         two=bound(attention_share("BERT-Base", 128), 2),
         most=most,
+        least=min(paper.values()),
+        highest=max(paper.values()),
     )
