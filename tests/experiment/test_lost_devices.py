@@ -163,6 +163,7 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     frozen = experiment.run(replace(job, faults="freeze:beta@step3"), two_devices(), "simulate")
     assert 2 < frozen.recoveries[0].seconds < 3.5
     slow = experiment.run(replace(job, faults="slow:beta:4@step2"), two_devices(), "simulate")
-    assert sum(step.predicted_s or 0.0 for step in slow.steps) > sum(before)
+    assert slow.recoveries[0].what == "slow beta" and "beta 4.0 times" in told(slow)
+    assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)  # equal if the measured profile gives it no cached sample
     nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), two_devices(), "simulate")
     assert "No device is left" in told(nobody)

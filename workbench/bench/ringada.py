@@ -1,6 +1,4 @@
-"""`workbench bench ringada`: Single, a synchronous PipeAdapter and RingAda, with its cache too, and federated averaging.
-
-On four emulated devices, interleaved.
+"""`workbench bench ringada`: RingAda, with its cache too, and what it is compared with, on four emulated devices, interleaved.
 
 Whole runs as a user starts them, in the paper's proportions: a layer more whenever a sixth of the first 62 % of the mini-batches is done.
 """
@@ -49,8 +47,12 @@ SIDES = {
     "RingAda cached": replace(JOB, options=RING | {"cache": True}),
     "FedAvg": replace(JOB, options={"local_iterations": 1, "federated": True}),
     "PipeAdapter": replace(JOB, options={"local_iterations": 1, "unfreezing": "all"}),
+    "PipeAdapter stashing": replace(
+        JOB, method="fine_tuning", micro_batches=1, options={"technique": "serial", "schedule": "asynchronous_1f1b"}
+    ),
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
 }
+"""Both PipeAdapters train all adapters: one without stale weights, one that stashes them and is emptied after each epoch."""
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     return {
         "name": "ringada",
         "label": "emulated; bound and memory simulated",
-        "what": f"{MINI_BATCHES} mini-batches: all adapters on one device; on a ring, all adapters; on a ring, unfrozen from the top",
+        "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size}, training alone",
         "model": JOB.model,
         "micro_batches": JOB.micro_batches,
         "rounds": rounds,
