@@ -76,6 +76,8 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
 
 def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: Job, tmp_path: Path) -> None:
     federated = replace(job, options=job.options | {"federated": True})
+    with pytest.raises(ConfigError, match=r"cache .* asked for with federated averaging.*Leave one out"):
+        run(replace(federated, options=federated.options | {"cache": True}), tmp_path / "cached")
     whole = run(federated, tmp_path / "whole")
     assert whole.plan.stages[0].ranks == (0, 1) and whole.plan.stages[0].num_layers == 6
     with pytest.raises(KeyboardInterrupt):

@@ -117,3 +117,14 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     weights = whole.trained(1)
     for name, tensor in stopped.trained(1).items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
+
+
+def test_what_stops_before_its_last_checkpoint_does_its_last_step_again(engines: EngineCluster, tmp_path: Path) -> None:
+    stopped = replace(rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path), split=made_up_split(16))
+    engines.run(stop_in_the_second_epoch, [stopped] * 4)
+    assert not list((tmp_path / "checkpoints").glob("epoch-1-*"))
+    former = take_up(stopped)
+    assert (former.epochs, former.step) == (1, 1)
+    results = engines.run(run_rank, [replace(stopped, **former.begins)] * 4)
+    assert sorted(losses_of([*former.results, *results])) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert stopped.trained(EPOCHS - 1)

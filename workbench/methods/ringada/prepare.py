@@ -79,6 +79,9 @@ class PreparedJob(PreparedTechnique):
 def require_known(job: Job) -> RingAdaOptions:
     """Return the options.  Raises ConfigError at once for an option, task or model that does not exist."""
     options = read_options("ringada", RingAdaOptions, job.options)
+    if options.federated and options.cache:
+        asked = "The option cache of ringada was asked for with federated averaging."
+        raise ConfigError(asked, "That trains all adapters from the beginning, so no layer's output stays the same.", "Leave one out.")
     require_task_and_model(job)
     return options
 

@@ -95,7 +95,8 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
         phase = next(phase for phase in rank_job.phases() if epochs in phase.epochs)
         steps_per_epoch = len(phase.steps(epochs))
         same = same_batches(former.plan, plan, cached=phase.cached)
-        before, count = epochs * steps_per_epoch, _count(logs.get(epochs, {}))
+        # Of an epoch that is not kept whole its last step is done again: with it the checkpoint is written.
+        before, count = epochs * steps_per_epoch, min(_count(logs.get(epochs, {})), steps_per_epoch - 1)
         found = _middle_of(folder, epochs, plan.num_layers, before, count) if held is None else None
         kept = max((at for at in held or () if before < at <= before + count), default=before)
         if kept > before and same:
