@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -50,9 +51,10 @@ def on_executors(count: int, work: Callable[[Executor], Any], *, factor: float =
 def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
     """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
+    No rank closes its transport before all are done: as in a run, what a rank does not read itself still arrives.
     settings: of the Transport; a callable is called with the rank.
     """
-    store = dist.HashStore()
+    store, done = dist.HashStore(), threading.Barrier(count)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
     loopback = next(name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found))
@@ -78,8 +80,11 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
             own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
             with Transport(group, rank, subgroup=subgroup, timeout_s=timeout_s, **own) as transport:
                 results[rank] = work(rank, transport)
+                with suppress(threading.BrokenBarrierError):
+                    done.wait()
         except BaseException as error:
             errors.append(error)
+            done.abort()
 
     threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(count)]
     for thread in threads:
