@@ -56,8 +56,8 @@ class Calibration:
     def _late_share(self, dilation: float, num_steps: int) -> float:
         self._engines.dilate(dilation)
         with tempfile.TemporaryDirectory(prefix="workbench-calibration-") as folder:
-            [point] = self._method.sweep(
-                self._prepared, self._profile, self._engines.cluster, {"": self._plan}, self._engines,
+            point = self._method.sweep_point(
+                self._prepared, self._profile, self._engines.cluster, "", self._plan, self._engines,
                 num_steps=num_steps, folder=Path(folder) / "run",
             )  # fmt: skip
         return point.overrun_share

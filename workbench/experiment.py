@@ -145,8 +145,16 @@ def sweep(
     prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute")
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
     folder = cache_folder() / "runs" / f"sweep-{os.getpid()}"
+
+    def measured(engines: Engines | None) -> tuple[SweepPoint, ...]:
+        found = []
+        for number, (name, plan) in enumerate(plans.items(), 1):
+            notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}", stage="sweep"))
+            found.append(method.sweep_point(prepared, costs, cluster, name, plan, engines, num_steps=num_steps, folder=folder))
+        return tuple(found)
+
     if mode == "simulate":
-        return method.sweep(prepared, costs, cluster, plans, None, num_steps=num_steps, folder=folder)
+        return measured(None)
     from workbench.runtime.engines import default_pool
     from workbench.runtime.pacing import find_dilation
 
@@ -156,7 +164,7 @@ def sweep(
     def late_share(dilation: float) -> float:
         nonlocal points
         engines.dilate(dilation)
-        points = method.sweep(prepared, costs, cluster, plans, engines, num_steps=num_steps, folder=folder)
+        points = measured(engines)
         return max((point.overrun_share for point in points), default=0.0)
 
     try:

@@ -221,7 +221,11 @@ def test_full_fine_tuning_in_groups_executes(data: Path, tmp_path: Path) -> None
 def test_a_sweep_measures_what_it_simulates(data: Path) -> None:
     jobs = {paradigm: job_for(data, technique="adapters", paradigm=paradigm) for paradigm in PAIR}
     plans = {paradigm: experiment.plan(job, two_devices(), "execute") for paradigm, job in jobs.items()}
-    points = experiment.sweep(jobs[PAIR[0]], two_devices(), plans, num_steps=3, fidelity="paced")
+    told: list[str] = []
+    points = experiment.sweep(
+        jobs[PAIR[0]], two_devices(), plans, num_steps=3, fidelity="paced", progress=lambda event: told.append(event.message)
+    )
+    assert [f"Plan {number} of 2: {name}" for number, name in enumerate(PAIR, 1)] == [one for one in told if one.startswith("Plan ")][:2]
     assert [point.name for point in points] == list(PAIR)
     assert all(point.num_steps == 3 and point.predicted_s > 0 and point.measured_s for point in points)
 

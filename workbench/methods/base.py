@@ -171,16 +171,17 @@ class Method(Protocol):
         """Run the job on the engines and evaluate what was trained.  prediction: what `predict` returned for this plan."""
         ...
 
-    def sweep(
+    def sweep_point(
         self,
         prepared: Any,
         profile: Profile,
         cluster: Cluster,
-        plans: dict[str, Plan],
+        name: str,
+        plan: Plan,
         engines: Engines | None,
         *,
         num_steps: int,
         folder: Path,
-    ) -> tuple[SweepPoint, ...]:
-        """Simulate, and on engines measure, some steps of each plan."""
+    ) -> SweepPoint:
+        """Simulate, and on engines measure, some steps of a plan.  name: what the sweep calls it."""
         ...

@@ -215,6 +215,8 @@ def test_a_sweep_lays_measured_beside_simulated(data: Path, engines: EngineClust
     plans = {name: experiment.plan(job_for(data, system=name), cluster) for name in ("galaxy", "edgeshard")}
     prepared = method.prepare(job_for(data), ignore)
     profile = method.profile(prepared, cluster, ignore)
-    points = method.sweep(prepared, profile, cluster, plans, engines, num_steps=2, folder=tmp_path)
+    points = [
+        method.sweep_point(prepared, profile, cluster, name, plan, engines, num_steps=2, folder=tmp_path) for name, plan in plans.items()
+    ]
     assert [point.name for point in points] == ["galaxy", "edgeshard"]
     assert all(point.predicted_s > 0 and (point.measured_s or 0) > 0 for point in points)

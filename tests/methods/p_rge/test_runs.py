@@ -188,7 +188,9 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
     method = p_rge.PRGE()
     profile = method.profile(prepared, cluster, lambda event: None)
     plans = {"all": shared(1, 1, 1, 1), "one": shared(0, 4)}
-    points = method.sweep(prepared, profile, cluster, plans, engines, num_steps=2, folder=tmp_path)
+    points = [
+        method.sweep_point(prepared, profile, cluster, name, plan, engines, num_steps=2, folder=tmp_path) for name, plan in plans.items()
+    ]
     assert [point.name for point in points] == ["all", "one"]
     assert all(point.measured_s and point.predicted_s for point in points)
     header, records = read_log(tmp_path / "steps" / "log.jsonl")

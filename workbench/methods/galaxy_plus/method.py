@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -157,38 +157,36 @@ class GalaxyPlus:
         )
         return engines.run(serve_rank, [message] * cluster.world_size, on_event=Progress(plan, notify))
 
-    def sweep(
+    def sweep_point(
         self,
         prepared: PreparedJob,
         profile: Profile,
         cluster: Cluster,
-        plans: Mapping[str, Plan],
+        name: str,
+        plan: Plan,
         engines: Engines | None,
         *,
         num_steps: int,
         folder: Path,
-    ) -> tuple[SweepPoint, ...]:
-        """Simulate, and on engines measure, the request of typical length under each plan (see Method)."""
-        points = []
+    ) -> SweepPoint:
+        """Simulate, and on engines measure, the request of typical length under a plan (see Method)."""
         shown = shown_request(prepared)
         test = prepared.test
         ids: Any = (test.ids[shown],) * num_steps
         labels: Any = (test.labels[shown],) * num_steps
         repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=()))
-        for name, plan in plans.items():
-            check_plan(prepared, profile, cluster, plan)
-            prediction = predict(repeated, profile, cluster, plan)
-            point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
-            if engines is not None:
-                results = self._serve(repeated, profile, cluster, plan, engines, prediction, ignore)
-                served, paced = _first(results, plan), sum(result.paced_s for result in results)
-                point = replace(
-                    point,
-                    measured_s=median(trace.end_s - trace.start_s for trace in served.requests),
-                    overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
-                )
-            points.append(point)
-        return tuple(points)
+        check_plan(prepared, profile, cluster, plan)
+        prediction = predict(repeated, profile, cluster, plan)
+        point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
+        if engines is None:
+            return point
+        results = self._serve(repeated, profile, cluster, plan, engines, prediction, ignore)
+        served, paced = _first(results, plan), sum(result.paced_s for result in results)
+        return replace(
+            point,
+            measured_s=median(trace.end_s - trace.start_s for trace in served.requests),
+            overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+        )
 
 
 def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:

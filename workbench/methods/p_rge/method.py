@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -109,30 +108,28 @@ class PRGE(ProfiledMethod[PreparedJob]):
             done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
-    def sweep(
+    def sweep_point(
         self,
         prepared: PreparedJob,
         profile: Profile,
         cluster: Cluster,
-        plans: Mapping[str, Plan],
+        name: str,
+        plan: Plan,
         engines: Engines | None,
         *,
         num_steps: int,
         folder: Path,
-    ) -> tuple[SweepPoint, ...]:
-        """Simulate, and on engines measure, the first steps under each plan (see Method)."""
-        points = []
+    ) -> SweepPoint:
+        """Simulate, and on engines measure, the first steps under a plan (see Method)."""
         options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
         short = replace(prepared, options=options)
-        for name, plan in plans.items():
-            check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
-            steps = self.predict(short, profile, cluster, plan).steps
-            results = None
-            if engines is not None:
-                with self._run(short, profile, cluster, plan, engines, folder=folder, resume=False, notify=ignore) as run:
-                    results = results_of(run.together(plan, engines))
-            points.append(sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS))
-        return tuple(points)
+        check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
+        steps = self.predict(short, profile, cluster, plan).steps
+        results = None
+        if engines is not None:
+            with self._run(short, profile, cluster, plan, engines, folder=folder, resume=False, notify=ignore) as run:
+                results = results_of(run.together(plan, engines))
+        return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
     def _run(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, engines: Engines, **settings: Any) -> Run:
         setting, profile_of = self._settled(prepared, profile, cluster, plan)[0], self._profile_of(prepared, profile, cluster)

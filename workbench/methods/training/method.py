@@ -269,34 +269,30 @@ class TrainingMethod(ProfiledMethod[P]):
             recoveries=recoveries,
         )
 
-    def sweep(
+    def sweep_point(
         self,
         prepared: P,
         profile: Profile,
         cluster: Cluster,
-        plans: Mapping[str, Plan],
+        name: str,
+        plan: Plan,
         engines: Engines | None,
         *,
         num_steps: int,
         folder: Path,
-    ) -> tuple[SweepPoint, ...]:
-        """Simulate, and on engines measure, some steps of the first phase under each plan (see Method)."""
-        for plan in plans.values():
-            self.check_plan(prepared, cluster, plan)
+    ) -> SweepPoint:
+        """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
+        self.check_plan(prepared, cluster, plan)
+        message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
+        phase = message.phases()[0]
+        steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
+        predicted = Predictor(phase).records(0, steps)
+        results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
             self.begin(prepared, load_stack(prepared.job.model), folder, True, ignore)
-        points = []
-        for name, plan in plans.items():
-            message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
-            phase = message.phases()[0]
-            steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
-            predicted = Predictor(phase).records(0, steps)
-            results = None
-            if engines is not None:
-                results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
-            points.append(records.sweep_point(name, plan, predicted, results))
-        return tuple(points)
+            results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
+        return records.sweep_point(name, plan, predicted, results)
 
 
 def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:
