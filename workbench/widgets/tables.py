@@ -36,14 +36,19 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> Markup:
-        style = "text-align:left;padding:2px 14px 2px 0"
-        head = joined(Markup("<th style='{}'>{}</th>").format(style, name) for name in self.columns if any(self.columns))
-        rows = (joined(Markup("<td style='{}'>{}</td>").format(style, cell) for cell in row) for row in self.rows)
+        head = joined(_cell("th", name) for name in self.columns if any(self.columns))
+        rows = (joined(_cell("td", cell) for cell in row) for row in self.rows)
         body = joined(Markup("<tr>{}</tr>").format(row) for row in rows)
         title = Markup("<div><b>{}</b></div>").format(self.title) if self.title else ""
         note = Markup("<div>{}</div>").format(self.note) if self.note else ""
         table = Markup("{}<table style='line-height:1.4'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}")
         return table.format(title, head, body, note)
+
+
+def _cell(tag: str, text: str) -> Markup:
+    """Return a cell.  One word, such as a device's name, is not broken at its hyphens."""
+    style = "text-align:left;padding:2px 14px 2px 0" + ";white-space:nowrap" * (" " not in text)
+    return Markup(f"<{tag} style='{{}}'>{{}}</{tag}>").format(style, text)
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:
