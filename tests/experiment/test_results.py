@@ -24,6 +24,8 @@ from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.pac_plus import method as pac_plus
+from workbench.methods.ringada import measure as ringada_measure
+from workbench.methods.ringada import method as ringada
 from workbench.models.loading import load_model
 from workbench.models.published import save_tokenizer
 
@@ -35,6 +37,7 @@ FORMS = {
     "full": ("transformers", "full"),
     "adapters": ("edge-llm-workbench", "adapters"),
     "p_rge": ("peft", "lora_fa"),
+    "ringada": ("edge-llm-workbench", "adapters"),
 }
 SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 10, "micro_batches": 2, "learning_rate": 1e-2}
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft and transformers
@@ -82,6 +85,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
         patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
+        patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
         patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         return Trained(tmp_path_factory.mktemp("results"))
 
