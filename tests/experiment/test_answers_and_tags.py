@@ -29,7 +29,9 @@ def test_pac_plus_answers_questions_from_the_cache_too(tmp_path: Path) -> None:
     assert model.about.texts == ("question", "context") and model.evaluate().metrics == pytest.approx(model.about.metrics)
     [answer] = model.predict([("Who left Rouen?", "Emma left Rouen by ship. " * 40)])
     assert answer.answer in "Emma left Rouen by ship. " * 40
-    assert model.evaluate(str(job.data)).samples > report.job.train_samples
+    rows = model.read(str(job.data))
+    assert [one.answer in context for one, (_, context) in zip(model.predict(rows[:2]), rows[:2], strict=True)] == [True, True]
+    assert len(rows) == model.evaluate(str(job.data)).samples > report.job.train_samples
 
 
 @pytest.mark.filterwarnings("ignore")

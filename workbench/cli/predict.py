@@ -20,7 +20,7 @@ def predict(
     result: ResultFolder,
     texts: Annotated[list[str] | None, typer.Argument(help="The sentences.")] = None,
     pair: Annotated[list[str] | None, typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text of one sentence a line, or a CSV, JSONL or Parquet file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON.")] = None,
     columns: Columns = "",
     as_json: Json = False,
 ) -> None:

@@ -92,6 +92,11 @@ def load_question_answering(data: Path | str | None) -> Task:
     return _task("question_answering", _divided({name: list(part) for name, part in rows.items()}, data), Path(str(data)).name)
 
 
+def read_questions(path: Path) -> list[tuple[str, str]]:
+    """Return (question, context) for each question of an official JSON file, in its order (raises as load_question_answering)."""
+    return [(question.text, question.context) for question in _from_official(path)]
+
+
 def _official(path: Path | None) -> dict[str, Path]:
     """Return the official files by split, none if there are none."""
     if path is None or not path.exists():

@@ -32,6 +32,7 @@ from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_lo
 from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.prompts.scoring import Calibration, choices, generate_answers
 from workbench.tasks.prompts.templates import Prompt
+from workbench.tasks.question_answering import read_questions
 from workbench.tasks.spans import answers, score, tags
 from workbench.tasks.task import Split, Task
 from workbench.tasks.text_to_text import as_text_to_text
@@ -203,9 +204,11 @@ class LoadedResult:
         return _answers(scores, about)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
-        """Return the samples of a file: the rows of a table by its columns (see load_own), the lines of a text."""
+        """Return the samples of a file: a table's rows by its columns (see load_own), a text's lines, or SQuAD's questions (JSON)."""
         if Path(path).suffix in ("", ".txt") and len(self.about.texts) == 1:
             return [(line,) for line in read_text(path, "the sentences").splitlines() if line.strip()]
+        if self.about.kind == "question_answering" and Path(path).suffix == ".json":
+            return [*read_questions(Path(path).expanduser())]
         if self.about.kind == "token_classification" and columns is None:
             return [(text,) for text in joined_splits(load_task(self.about.job.task, data=path, columns=self.about.job.columns)).texts]
         return self._table(path, columns, "test", has_labels=False)[0]
