@@ -75,6 +75,10 @@ def test_not_a_number_is_told() -> None:
 
 
 def test_a_cache_that_never_halves_the_time_is_told() -> None:
+    alone = replace(REPORT, epochs=REPORT.epochs[:1])
+    assert {one(3, alone).message for one in (exercises.check_half_time, exercises.check_speedup)} == {
+        "No epoch of this run came from the cache. Train 2 epochs or more."
+    }
     assert "never" in exercises.check_half_time(3, make_report(first_s=2.0, cached_s=1.5)).message
 
 

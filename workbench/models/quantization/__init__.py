@@ -2,4 +2,12 @@
 
 from workbench.models.quantization.config import STORAGE_TYPES, FloatType, QuantizationConfig, dequantize_blocks, quantize_blocks
 from workbench.models.quantization.engines import import_bitsandbytes, resolve_engine
-from workbench.models.quantization.stored import QuantizedEmbedding, QuantizedLinear, StoredWeight, dense_weight, held_bytes, quantize
+from workbench.models.quantization.stored import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    StoredWeight,
+    dense_weight,
+    held_bytes,
+    is_linear,
+    quantize,
+)

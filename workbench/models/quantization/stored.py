@@ -223,15 +223,15 @@ def _groups(module: nn.Module) -> list[_Places]:
     groups: dict[tuple[int, bool], _Places] = {}
     for parent in module.modules():
         for name, child in parent.named_children():
-            if _is_linear(child) or _is_table(child):
+            if is_linear(child) or _is_table(child):
                 weight: Any = child.weight
-                groups.setdefault((id(weight), _is_linear(child)), []).append((parent, name, child))
+                groups.setdefault((id(weight), is_linear(child)), []).append((parent, name, child))
     return list(groups.values())[::-1]
 
 
 def _store_group(places: _Places, config: QuantizationConfig) -> None:
     first: Any = places[0][2]
-    if _is_linear(first):
+    if is_linear(first):
         stored = store(dense_weight(first), config.storage, config)
     else:
         storage = config.embedding_storage
@@ -245,14 +245,15 @@ def _store_group(places: _Places, config: QuantizationConfig) -> None:
 
 
 def _wrap(module: Any, stored: StoredWeight) -> nn.Module:
-    if _is_linear(module):
+    if is_linear(module):
         return QuantizedLinear(stored, module.bias)
     if isinstance(module, LanguageModelHead):
         return QuantizedLinear(stored, module.bias, module.scale)
     return QuantizedEmbedding(stored, float(getattr(module, "embed_scale", 1.0)))
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer: nn.Linear or GPT-2's Conv1D."""
     from transformers.pytorch_utils import Conv1D
 
     # Subclasses may use their weight in ways of their own.

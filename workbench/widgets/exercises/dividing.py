@@ -75,14 +75,20 @@ def check_bubble(answer: float | None, *, num_stages: int, num_micro_batches: in
     return number_verdict(answer, expected, hint, right, 0.02)
 
 
-def _epochs(report: Report) -> tuple[float, float]:
-    """Return the seconds of the first epoch and of a cached one."""
-    return report.epochs[0].seconds, mean(epoch.seconds for epoch in report.epochs if epoch.cached)
+_NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")
+
+
+def _epochs(report: Report) -> tuple[float, float] | None:
+    """Return the seconds of the first epoch and of a cached one; None if none was cached."""
+    cached = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    return (report.epochs[0].seconds, mean(cached)) if cached else None
 
 
 def check_speedup(answer: float | None, report: Report) -> Verdict:
     """How many times shorter is an epoch from the cache?"""
-    first, cached = _epochs(report)
+    if (seconds := _epochs(report)) is None:
+        return _NONE_CACHED
+    first, cached = seconds
     hint = "Divide the first epoch's seconds by those of a later one; both are in the figure of the epoch times."
     right = f"{first:.1f} s / {cached:.1f} s = {first / cached:.1f}."
     return number_verdict(answer, first / cached, hint, right)
@@ -105,7 +111,9 @@ def check_idlest(answer: str | None, report: Report, timeline: str = "first epoc
 
 def check_half_time(answer: int | None, report: Report) -> Verdict:
     """From how many epochs on does the cache save at least half of the time?"""
-    first, cached = _epochs(report)
+    if (seconds := _epochs(report)) is None:
+        return _NONE_CACHED
+    first, cached = seconds
     if cached >= first / 2:
         return Verdict(None, "In this run a cached epoch takes more than half of the first: it never does. Train on more samples.")
     # first + (n - 1) cached <= n first / 2
