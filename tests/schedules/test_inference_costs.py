@@ -204,7 +204,7 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     bad = replace(hybrid(HETEROGENEOUS, stack, (2,) * 4), units=(3, 3, 3, 3), shares=(1.0,) * 4)
 
     def tuned(fits=lambda plan: True) -> InferencePlan:
-        return tune([bad], priced, profile=priced.profile, cluster=priced.cluster, length=284, message_s=MESSAGE_S, fits=fits, tries=30)
+        return tune([bad], priced, profile=priced.profile, cluster=priced.cluster, length=284, message_s=MESSAGE_S, fits=fits, tries=12)
 
     free = tuned()
     assert free.units[3] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
