@@ -84,11 +84,11 @@ def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
     bars = [trace.text for trace in epoch_times(busy).data if trace.text]
     assert bars == [("2 s (!)",), ("0.25 s (!)", "0.25 s (!)")]
     figure = predicted_against_measured(busy)
-    assert list(named(figure, "plan")[0].text) == ["[6] (!)", "[3, 3] (!)", "[2, 4] (!)"]
+    assert [text.strip() for text in named(figure, "plan")[0].text] == ["[6] (!)", "[3, 3] (!)", "[2, 4] (!)"]
     assert set(named(figure, "plan")[0].marker.symbol) == {"circle-open"}
     assert "deviation 5.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
     late = replace(quiet, sweep=(replace(quiet.sweep[0], overrun_share=0.2), *quiet.sweep[1:]))
-    assert list(named(predicted_against_measured(late), "plan")[0].text) == ["[6] (!)", "[3, 3]", "[2, 4]"]
+    assert [text.strip() for text in named(predicted_against_measured(late), "plan")[0].text] == ["[6] (!)", "[3, 3]", "[2, 4]"]
     note = style.busy_note(busy)
     chart = gantt(busy.timelines["first epoch, measured"], note=note)
     assert "10 s (!) in all" in chart.layout.title.subtitle.text and chart.layout.xaxis.title.text == "time (s) (!)"

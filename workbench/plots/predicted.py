@@ -140,7 +140,8 @@ def predicted_against_measured(report: Report) -> go.Figure:
             x=[point.predicted_s * unit.factor for point in members],
             y=[point.measured_s * unit.factor for point in members],
             mode="markers+text" if named else "markers",
-            text=["" if named and not places[point] else point.name + point.mark for point in members],
+            # The spaces keep the marker off the first or last letter.
+            text=["" if named and not places[point] else f"\u00a0{point.name}{point.mark}\u00a0" for point in members],
             hovertext=[point.name for point in members],
             textposition=[places[point] or "middle right" for point in members],
             textfont={"size": 11},
