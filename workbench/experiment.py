@@ -153,8 +153,9 @@ def sweep(
             found.append(method.sweep_point(prepared, costs, cluster, name, plan, engines, num_steps=num_steps, folder=folder))
         return tuple(found)
 
+    simulated = measured(None)  # refuses a plan that cannot be before any is executed
     if mode == "simulate":
-        return measured(None)
+        return simulated
     from workbench.runtime.engines import default_pool
     from workbench.runtime.pacing import find_dilation
 

@@ -218,7 +218,7 @@ def test_full_fine_tuning_in_groups_executes(data: Path, tmp_path: Path) -> None
     assert any(name.startswith("embedding.") for name in moved) and any(name.startswith("layers.5.") for name in moved)
 
 
-def test_a_sweep_measures_what_it_simulates(data: Path) -> None:
+def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {paradigm: job_for(data, technique="adapters", paradigm=paradigm) for paradigm in PAIR}
     plans = {paradigm: experiment.plan(job, two_devices(), "execute") for paradigm, job in jobs.items()}
     told: list[str] = []
@@ -228,6 +228,11 @@ def test_a_sweep_measures_what_it_simulates(data: Path) -> None:
     assert [f"Plan {number} of 2: {name}" for number, name in enumerate(PAIR, 1)] == [one for one in told if one.startswith("Plan ")][:2]
     assert [point.name for point in points] == list(PAIR)
     assert all(point.num_steps == 3 and point.predicted_s > 0 and point.measured_s for point in points)
+    pipeline = next(plan for plan in plans.values() if len(plan.stages) > 1)
+    wrong = replace(pipeline, stages=pipeline.stages[:1])
+    monkeypatch.setattr(default_pool(), "acquire", lambda *_: pytest.fail("a plan is executed before all are known to be possible"))
+    with pytest.raises(ConfigError, match="layers"):
+        experiment.sweep(jobs[PAIR[0]], two_devices(), {"good": plans[PAIR[0]], "wrong": wrong}, num_steps=3, fidelity="paced")
 
 
 def test_damaged_trained_folders_are_told(tmp_path: Path) -> None:
