@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from workbench.core import Plan, Share, Stage
-from workbench.core.errors import StateError
-from workbench.core.plan import held_by, homes_of, last_whole_step, with_backups
+from workbench.core.plan import held_by, homes_of, whole_steps, with_backups
 
 LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), "step": ()}
 
@@ -42,11 +39,9 @@ def test_homes_are_put_together_from_what_ranks_hold() -> None:
     assert held_by({2: ("a",), 0: ("a", "b")}) == {"a": (0, 2), "b": (0,)}
 
 
-def test_the_last_step_that_is_held_whole() -> None:
-    """A backup that a lost device took half of with it does not count; without any, the missing tensors are named."""
+def test_the_steps_that_are_held_whole() -> None:
+    """A backup that a lost device took half of with it does not count."""
     held = {10: {"a": (0,), "b": (1,)}, 20: {"a": (0,)}}
-    assert last_whole_step(held, ("a", "b")) == 10
-    with pytest.raises(StateError, match=r"No device holds b, c\."):
-        last_whole_step({20: {"a": (0,)}}, ("a", "b", "c"))
-    with pytest.raises(StateError, match=r"No device holds a, b, c, d and 1 more\. Resume"):
-        last_whole_step({}, "abcde")
+    assert whole_steps(held, ("a", "b")) == {10: held[10]}
+    assert whole_steps(held, "a") == held
+    assert whole_steps({}, "a") == {}

@@ -190,17 +190,10 @@ def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]
     return {name: tuple(ranks) for name, ranks in found.items()}
 
 
-def last_whole_step(held: Mapping[int, Homes], names: Iterable[str]) -> int:
-    """Return the last step of which every tensor has a holder.  held: by step, who holds the state as it was after it.
-
-    Raises StateError naming the tensors that the last of the steps lacks.
-    """
+def whole_steps(held: Mapping[int, Homes], names: Iterable[str]) -> dict[int, Homes]:
+    """Return the steps of which every tensor has a holder.  held: by step, who holds the state as it was after it."""
     needed = tuple(names)
-    for step in sorted(held, reverse=True):
-        if all(held[step].get(name) for name in needed):
-            return step
-    require_holders(held[max(held)] if held else {}, needed)
-    return 0
+    return {step: homes for step, homes in held.items() if all(homes.get(name) for name in needed)}
 
 
 def require_holders(held: Homes, names: Iterable[str]) -> None:

@@ -12,9 +12,8 @@ from operator import mul
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import StateError
 from workbench.core.job import Job
-from workbench.core.plan import Homes, Plan, held_by, last_whole_step
+from workbench.core.plan import Homes, Plan, held_by, whole_steps
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
 from workbench.methods.base import Event, Notify
@@ -202,17 +201,16 @@ class TrainingPolicy(ToldPolicy):
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
-        """Return who of the members keeps each tensor as it was after the last step of which all are kept; None if they keep nothing."""
+        """Return, by step, who of the members keeps each tensor, of the steps of which all are kept; None if they keep nothing.
+
+        It is empty if two devices were lost at once: the last checkpoint is on the disk.
+        """
         if not self._first.job.backup_every:
             return None
         kept = [self._backups.get(rank, {}) for rank in members]
         steps = {step for own in kept for step in own}
         held = {step: held_by({place: own.get(step, ()) for place, own in enumerate(kept)}) for step in steps}
-        try:
-            last = last_whole_step(held, self._trained)
-        except StateError:  # two devices were lost at once: the last checkpoint is on the disk
-            return {}
-        return {last: held[last]} if last in held else {}
+        return whole_steps(held, self._trained)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
