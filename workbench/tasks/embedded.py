@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import random
 from pathlib import Path
+from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.fetch import asset_path
@@ -26,16 +27,14 @@ def load_sentiment(folder: Path | None = None) -> Task:
 
     Sentences rated exactly zero (37) have no class and are left out, as are repeated sentences (2).
     """
-    train, validation, test = _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0))
-    parts = {
+    parts: dict[str, Any] = {
         name: Split(texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids)
-        for name, part in (("train", train), ("validation", validation), ("test", test))
+        for name, part in _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0)).items()
     }
     source = "vaderSentiment 3.3.2, movie reviews"
     return Task(
         name="sentiment", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), source=source,
-        class_names=("negative", "positive"),
-        train=parts["train"], validation=parts["validation"], test=parts["test"],
+        class_names=("negative", "positive"), **parts,
     )  # fmt: skip
 
 
@@ -45,27 +44,21 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
     The movie reviews are divided exactly as in the binary task (those that it leaves out join the training split), the other
     sources in the same proportion.  Each sample carries its source.
     """
-    columns: list[list[Split]] = [[], [], []]
+    parts: dict[str, Any] = {}
     first_id = 0
     for source in SOURCES:
         samples = _read(folder, source, first_id=first_id)
         first_id += len(samples)
         if source == MOVIE_REVIEWS:
             divided = _movie_split(samples)
-            taken = {index for part in divided for index in part.sample_ids}
-            columns[0].append(samples.take([index for index in samples.sample_ids if index not in taken]))
+            taken = {index for part in divided.values() for index in part.sample_ids}
+            parts["train"] = samples.take([index for index in samples.sample_ids if index not in taken])
         else:
-            order = _permutation(list(range(len(samples))), source)
-            test, validation = round(TEST_SHARE * len(order)), round(VALIDATION_SHARE * len(order))
-            divided = _cut(samples, order, test, validation)
-        for column, part in zip(columns, divided, strict=True):
-            column.append(part)
-    train, validation_split, test_split = (_join(column) for column in columns)
+            test, validation = round(TEST_SHARE * len(samples)), round(VALIDATION_SHARE * len(samples))
+            divided = _cut(samples, list(range(len(samples))), source, test, validation)
+        parts = {name: parts[name] + part if name in parts else part for name, part in divided.items()}
     source = "vaderSentiment 3.3.2, all four sources"
-    return Task(
-        name="sentiment-rating", kind="regression", num_outputs=1, metrics=("pearson", "spearman"), source=source,
-        train=train, validation=validation_split, test=test_split,
-    )  # fmt: skip
+    return Task(name="sentiment-rating", kind="regression", num_outputs=1, metrics=("pearson", "spearman"), source=source, **parts)
 
 
 def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
@@ -90,7 +83,7 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
     return Split(texts=texts, labels=ratings, sample_ids=ids, sources=(source,) * len(rows))
 
 
-def _movie_split(samples: Split) -> list[Split]:
+def _movie_split(samples: Split) -> dict[str, Split]:
     first: dict[str, int] = {}
     for index, text in enumerate(samples.texts):
         first.setdefault(text, index)
@@ -101,27 +94,14 @@ def _movie_split(samples: Split) -> list[Split]:
             f"Their file has {len(usable)} usable sentences, not over {MOVIE_TRAIN + MOVIE_TEST}.",
             "Leave --data out; if it was, delete the folder vader-ratings from the cache and run: python -m workbench fetch",
         )
-    return _cut(samples, _permutation(usable, MOVIE_REVIEWS), MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
+    return _cut(samples, usable, MOVIE_REVIEWS, MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
 
 
-def _permutation(indices: list[int], source: str) -> list[int]:
-    random.Random(source).shuffle(indices)
-    return indices
-
-
-def _cut(samples: Split, order: list[int], test: int, validation: int) -> list[Split]:
-    """Return train, validation and test."""
-    cuts = (order[test + validation :], order[test : test + validation], order[:test])
-    return [samples.take(sorted(cut)) for cut in cuts]
-
-
-def _join(splits: list[Split]) -> Split:
-    return Split(
-        texts=tuple(text for split in splits for text in split.texts),
-        labels=tuple(float(label) for split in splits for label in split.labels),
-        sample_ids=tuple(index for split in splits for index in split.sample_ids),
-        sources=tuple(source for split in splits for source in split.sources or ()),
-    )
+def _cut(samples: Split, order: list[int], seed: str, test: int, validation: int) -> dict[str, Split]:
+    """Return train, validation and test of the samples at `order`, drawn by a fixed seed."""
+    random.Random(seed).shuffle(order)
+    cuts = {"train": order[test + validation :], "validation": order[test : test + validation], "test": order[:test]}
+    return {name: samples.take(sorted(cut)) for name, cut in cuts.items()}
 
 
 def load_unlabelled() -> tuple[str, ...]:
@@ -156,16 +136,8 @@ def load_digits(folder: Path | None = None) -> Task:
         labels=tuple(int(label) for label in found.target),
         sample_ids=tuple(range(len(grey))),
     )
-    order = list(range(len(grey)))
-    random.Random("digits").shuffle(order)
-    test, validation, train = order[:TEST], order[TEST : TEST + VALIDATION], order[TEST + VALIDATION :]
+    parts: dict[str, Any] = _cut(samples, list(range(len(grey))), "digits", TEST, VALIDATION)
     return Task(
-        name="digits",
-        kind="classification",
-        num_outputs=10,
-        metrics=("accuracy",),
-        source="scikit-learn's copy of the UCI handwritten digits",
-        train=samples.take(sorted(train)),
-        validation=samples.take(sorted(validation)),
-        test=samples.take(sorted(test)),
-    )
+        name="digits", kind="classification", num_outputs=10, metrics=("accuracy",),
+        source="scikit-learn's copy of the UCI handwritten digits", **parts,
+    )  # fmt: skip

@@ -24,7 +24,7 @@ def test_a_causal_model_predicts_a_label_words_first_token_from_the_prompts_last
     assert batch.positions.tolist() == [[14], [10]] and batch.targets.tolist() == [[ord("g")], [ord("t")]]
     assert batch.labels.tolist() == [1, 0] and batch.indices == (1, 0) and batch.target_mask.all() and batch.decoder_ids is None
     assert {getattr(batch, name).dtype for name in ("input_ids", "attention_mask", "targets", "positions", "labels")} == {torch.int64}
-    assert collate_prompts(encoded, [0], length=20).to("cpu").input_ids.shape == (1, 20)
+    assert collate_prompts(encoded, [0], length=20).input_ids.shape == (1, 20)
 
 
 @pytest.mark.parametrize("lead", [(), (1,)])

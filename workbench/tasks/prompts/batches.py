@@ -13,7 +13,6 @@ from workbench.tasks.prompts.encoding import EncodedPrompts, EncodedRow
 from workbench.tasks.tokenize import padded_length
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -40,20 +39,6 @@ class PromptBatch:
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def to(self, device: torch.device | str) -> PromptBatch:
-        """Return the batch on a device."""
-        return PromptBatch(
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            targets=self.targets.to(device),
-            positions=self.positions.to(device),
-            target_mask=self.target_mask.to(device),
-            labels=self.labels.to(device),
-            indices=self.indices,
-            decoder_ids=None if self.decoder_ids is None else self.decoder_ids.to(device),
-            choices=None if self.choices is None else self.choices.to(device),
-        )
 
 
 def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> list[int]:

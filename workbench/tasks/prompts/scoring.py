@@ -10,9 +10,6 @@ mean_prior: the words' mean probabilities over unlabelled prompts are (Zhou et a
 from __future__ import annotations
 
 import math
-import re
-import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -22,6 +19,7 @@ from workbench.core.errors import ConfigError, require_numbers
 from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.samples import PromptSample, PromptTask, fixed_order
+from workbench.tasks.spans import answer_f1
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,9 +68,6 @@ def unknown_calibration(name: str) -> ConfigError:
 MAX_NEW_TOKENS = 50
 """MeZO's limit; an answer ends with its line."""
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = set(string.punctuation)
-
 
 class Decoder(Protocol):
     """What a tokenizer must do besides, to read what was generated."""
@@ -80,29 +75,6 @@ class Decoder(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
         ...
-
-
-def normalized(answer: str) -> str:
-    """Return an answer as SQuAD compares it: lower case, without punctuation, articles and repeated spaces."""
-    bare = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def answer_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the harmonic mean of precision and recall of the words, against the answer that it fits best; 1 where both are empty."""
-    return max((_f1(normalized(prediction).split(), normalized(answer).split()) for answer in answers), default=0.0)
-
-
-def exact_match(prediction: str, answers: Sequence[str]) -> bool:
-    """Return whether a prediction is one of the answers, both normalized."""
-    return any(normalized(prediction) == normalized(answer) for answer in answers)
-
-
-def _f1(predicted: Sequence[str], real: Sequence[str]) -> float:
-    if not predicted or not real:
-        return float(predicted == real)
-    common = sum((Counter(predicted) & Counter(real)).values())
-    return 2 * common / (len(predicted) + len(real))
 
 
 def generate_answers(
@@ -200,7 +172,8 @@ def evaluate(
         if calibration != "none":
             raise _no_calibration(task, calibration)
         texts = generate_answers(logits_at, encoder, tokenizer, samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        right = tuple(answer_f1(text, sample.answers) for text, sample in zip(texts, samples, strict=True))
+        best = (max((answer_f1(text, one) for one in sample.answers), default=0.0) for text, sample in zip(texts, samples, strict=True))
+        right = tuple(best)
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
     right = tuple(float(one == sample.label) for one, sample in zip(chosen, samples, strict=True))
     return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
