@@ -11,7 +11,7 @@ import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
-from workbench.core import Job, Report
+from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.base import Event
 from workbench.methods.fine_tuning import method as fine_tuning
@@ -58,6 +58,32 @@ def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole:
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report)[0] == pytest.approx(losses(whole)[0], rel=1e-5)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4
+
+
+def devices(count: int, **settings: object) -> Cluster:
+    [device] = two_devices().devices[:1]
+    names = ("alpha", "beta", "gamma", "delta")[:count]
+    return Cluster(name="some", devices=tuple(replace(device, name=name, **settings) for name in names))  # type: ignore[arg-type]
+
+
+def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, whole: Report, tmp_path: Path) -> None:
+    """It computes the same stage with the same state: nothing is done again, and the losses are those of an unbroken run.
+
+    The devices are slow, so that steps are left when it has made ready; a host on which they are not finds the same losses.
+    """
+    job = replace(job, options=job.options | {"devices": 2}, faults="leave:beta@step1", backup_every=3)
+    report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path, fidelity="paced")
+    assert "gamma takes the place of beta (predicted: it loads" in " ".join(report.notes)
+    assert [recovery.repeated for recovery in report.recoveries if recovery.what == "leave beta"] in ([0], [])
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
+
+
+@pytest.mark.parametrize(("killed", "repeated"), [("beta gamma", 3), ("beta delta", 1)])
+def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int, job: Job) -> None:
+    """A device's state is kept by the next one of the ring; if both are gone, the epoch begins again (simulated)."""
+    faults = "; ".join(f"kill:{name}@step3" for name in killed.split())
+    report = experiment.run(replace(job, options={"drain_every": 1}, faults=faults, backup_every=2), devices(4), "simulate")
+    assert {recovery.repeated for recovery in report.recoveries} == {repeated}
 
 
 def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> None:

@@ -61,13 +61,14 @@ class Predicted:
 class Trainer:
     """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs.
 
-    only: those that it wants by itself, whatever their pace.
+    only: those that it wants by itself, whatever their pace.  idle: those that stand by for one that leaves on notice.
     """
 
     total: int
     at_least: int = 1
     backup_every: int = 5
     only: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
     step: int = 0
     history: list[int] = field(default_factory=list)  # steps in the order in which they were done
     generations: list[Generation] = field(default_factory=list)
@@ -78,14 +79,18 @@ class Trainer:
         return self.total
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10)
+        members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10 and rank not in self.idle)
+        prepares = self.only
+        if self.idle and self.generations and not self.losses:
+            prepares = tuple(rank for rank in self.idle if rank in ready)[: len(set(self.generations[-1].members) - set(ready))]
+            members = tuple(sorted((*members, *prepares)))
         if len(members) < self.at_least:
             raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
         speeds = [1 / factors.get(rank, 1.0) for rank in members]
         job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
         shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
         plan = Plan(method="toy", stages=(Stage(start=0, stop=1, shares=shares),), micro_batch_size=len(members), num_micro_batches=1)
-        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, bool(self.only))
+        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, prepares)
 
     def begun(self, generation: Generation) -> Generation:
         assert generation.job.first_step == self.step, "a stale plan was begun"
@@ -246,6 +251,38 @@ def test_one_that_leaves_costs_no_step() -> None:
     assert members(told) == [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3)] and told.policy.losses == []
     assert told.policy.history == list(range(60))
     assert told.coordinator.recoveries[0].stood_still_s < 0.3
+
+
+def test_an_idle_device_makes_ready_while_one_that_leaves_works_on() -> None:
+    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8"))
+    assert members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+    [(prepared_s, rank)] = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
+    paused_s = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
+    assert rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1  # steps were made meanwhile
+    assert told.coordinator.recoveries[0].stood_still_s < 0.3
+
+
+def test_a_notice_that_is_followed_by_an_early_death_is_a_loss() -> None:
+    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d1@step9"))
+    assert members(told) == [(0, 1, 2), (0, 2)] and told.policy.losses == [(9, 5)]
+
+
+def test_a_stand_in_that_dies_while_it_makes_ready_is_replaced_or_missed() -> None:
+    told = coordinate(Trainer(60, idle=(3, 4)), *faults("leave:d1@step8; kill:d3@step9"), world_size=5)
+    assert members(told) == [(0, 1, 2), (0, 2, 4)] and told.policy.losses == []
+    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d3@step9"))
+    assert members(told) == [(0, 1, 2), (0, 2)] and told.policy.losses == []
+
+
+def test_two_losses_at_once_and_a_loss_while_the_others_form_a_group() -> None:
+    told = coordinate(Trainer(60), *faults("kill:d1@step12; kill:d2@step12"))
+    assert members(told) == [(0, 1, 2, 3), (0, 3)] and told.policy.losses == [(12, 10)]
+    one = coordinate(Trainer(60), *faults("kill:d1@step12"))
+    formed_s = max(seconds for seconds, _, message in one.devices.commands if isinstance(message, Train)) - 0.501  # of the run
+    during = Fault(kind="kill", rank=2, start=formed_s)
+    told = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
+    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.losses == [(12, 10), (10, 10)]
+    assert told.policy.history == [*range(12), *range(10, 60)]
 
 
 def test_a_slow_device_is_planned_for_within_five_steps() -> None:

@@ -25,6 +25,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "watts_busy": (Device, "watts_busy", 1),
     "watts_idle": (Device, "watts_idle", 1),
     "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
+    "battery": (Device, "battery", 1),
 }
 """By key: the field that it sets, which states its range, and the key's unit in the field's."""
 

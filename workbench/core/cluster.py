@@ -45,6 +45,7 @@ class Device:
     above the runtime's own footprint.  host_share: the share of one core of the host at which the device
     is emulated (0.5: twice as slow as a core), None if it is not meant to be emulated.  address: SSH host
     of a real device.  watts_busy, watts_idle: power.  storage_bytes_per_s: sequential read rate.
+    battery: the charge that is left, 1 is full.
     """
 
     name: Name
@@ -57,6 +58,7 @@ class Device:
     watts_busy: Watts = 0.0
     watts_idle: Watts = 0.0
     storage_bytes_per_s: Rate = 90e6
+    battery: Share = 1.0
     model: Text = ""
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Weights, optimizer moments, heads and cached activations are named by layer, not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan
@@ -115,6 +115,14 @@ class Plan:
             if rank in stage.ranks:
                 return index
         return None
+
+    def renumbered(self, ranks: Mapping[int, int]) -> Plan:
+        """Return the plan on other devices.  ranks: the new rank of each device that has a share."""
+
+        def on(stage: Stage) -> Stage:
+            return replace(stage, shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares))
+
+        return replace(self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None)
 
     def grouping(self) -> str:
         """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""

@@ -191,6 +191,24 @@ def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan
     return asynchronous_plan(costs, found, method=method)
 
 
+def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3) -> list[float]:
+    """Return DC of each idle device, to take the place of one that leaves (Eq. 4): p b / (H + eta), the highest is the best.
+
+    capacities: of each device the seconds of 1 to L layers.  batteries: charge that is left.  left: p, how much of the run.
+    Both H, the sum of the seconds, and b are mapped onto 0 to 1 from the least to the most among the devices, so their units cancel.
+    The paper does not say what they are if least and most are equal, or for one device: nothing tells the devices apart then, and each
+    counts as the best, H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no
+    choice, and the device with the least charge scores 0, however fast it is.
+    """
+    if not batteries:
+        return []
+    sums = np.array([np.sum(one) for one in capacities], float)
+    charges = np.array(batteries, float)
+    slow = (sums - sums.min()) / (np.ptp(sums) or 1.0)
+    full = (charges - charges.min()) / np.ptp(charges) if np.ptp(charges) else np.ones(len(charges))
+    return list(left * full / (slow + eta))
+
+
 def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
     """Return the error of devices, in an order, whose memory suits no partition: which block does not fit where, and by how much."""
     start, layers = 0, costs.profile.num_layers

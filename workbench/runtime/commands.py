@@ -134,7 +134,7 @@ class Generation(NamedTuple):
     members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
     job: what the members are sent.  own(job, place): what of it the member at a place gets.
     timeout_s: after so long members give up one that is silent.
-    prepares: where it follows another at the policy's wish, its members make ready for it while the other still works.
+    prepares: where it follows another, these of its members make ready for it while the other still works.
     """
 
     number: int
@@ -143,7 +143,7 @@ class Generation(NamedTuple):
     job: Any
     predictor: Predictor
     timeout_s: float = 20.0
-    prepares: bool = False
+    prepares: tuple[int, ...] = ()
     own: Callable[[Any, int], Any] = whole
 
 

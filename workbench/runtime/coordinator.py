@@ -7,6 +7,7 @@ pause together, or when one of them is lost.  What the next one does, and what i
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +140,7 @@ class Coordinator:
                 self._preparing.discard(rank)
                 self._noticed("leave", rank)
                 if generation is not None and rank in generation.members:
-                    self._pause()
+                    self._plan_ahead()
                 else:
                     self.fleet.command((rank,), Stop())
             case "lost":
@@ -185,6 +186,8 @@ class Coordinator:
         generation = self._generation
         self._preparing.discard(rank)
         self.show(rank, "lost")
+        if rank in self._unprepared:
+            self._plan_ahead()
         if generation is None or rank not in generation.members or rank in self._ended:
             return
         for kind in ("kill", "freeze", "leave"):
@@ -284,16 +287,24 @@ class Coordinator:
         if not self.policy.differs(self._generation, ready, factors):
             self._planned, self._unprepared = None, set()
         elif self._planned is None or self.policy.differs(self._planned, ready, factors):
-            try:
-                self._planned = planned = self.policy.generation(self._number + 1, ready, factors)
-            except PlanError:
-                return
-            self._unprepared = set(planned.members) if planned.prepares else set()
-            for rank in self._unprepared:
-                place = planned.members.index(rank)
-                self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
-            if not planned.prepares:
-                self._pause()
+            with suppress(PlanError):
+                self._make_ready(self.policy.generation(self._number + 1, ready, factors))
+
+    def _plan_ahead(self) -> None:
+        """Make ready for the generation without those that leave while the present one works, as far as the policy can; then pause."""
+        self._planned, self._unprepared = None, set()
+        try:
+            self._make_ready(self.policy.generation(self._number + 1, self._ready, self.pace.factors))
+        except PlanError:
+            self._pause()
+
+    def _make_ready(self, planned: Generation) -> None:
+        self._planned, self._unprepared = planned, set(planned.prepares)
+        for rank in planned.prepares:
+            place = planned.members.index(rank)
+            self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
+        if not planned.prepares:
+            self._pause()
 
     def _wait_for_others(self, generation: Generation) -> None:
         if self._deadline_s is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workbench.core.cluster import Cluster
@@ -13,13 +14,23 @@ from workbench.core.profile import Profile
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
 from workbench.methods.fine_tuning.method import FineTuning, stage_costs
 from workbench.methods.fine_tuning.prepare import PreparedJob
-from workbench.planners.confidant import StageCosts, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous, printed_need
+from workbench.planners.confidant import (
+    StageCosts,
+    asynchronous_plan,
+    compatibilities,
+    even_partition,
+    partition_in_order,
+    plan_asynchronous,
+    printed_need,
+)
 from workbench.planners.memory import readable
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan.  Raises PlanError, naming what does not fit where and by how much."""
     assert isinstance(prepared.options, ConfidantOptions)
+    train = range(min(prepared.options.devices or cluster.world_size, cluster.world_size))
+    profile, cluster = profile.part(train), cluster.part(train)
     costs, partition = stage_costs(prepared, profile, cluster), prepared.options.partition
     if partition in ("memory_aware", "any_order"):
         plan = plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
@@ -55,6 +66,19 @@ def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterat
         )
 
 
+def stand_in(
+    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+) -> int | None:
+    """Return the idle device that is most compatible by Eq. 4 of those in whose memory the stage of `rank` fits; None if there is none."""
+    index = plan.stage_of(rank)
+    assert index is not None
+    costs, stage, behind = stage_costs(prepared, profile, cluster), plan.stages[index], len(plan.stages) - 1 - index
+    fitting = [one for one in idle if costs.stage(one, behind)[stage.start, stage.stop] < math.inf]
+    capacities = [costs.stage(one, 0, in_memory=False)[0, 1:] for one in fitting]
+    scores = compatibilities(capacities, [cluster.devices[one].battery for one in fitting], left)
+    return max(zip(scores, fitting, strict=True), key=lambda pair: pair[0])[1] if fitting else None
+
+
 class Confidant(FineTuning):
     """Fine-tuning in an asynchronous pipeline over unlike devices."""
 
@@ -62,6 +86,7 @@ class Confidant(FineTuning):
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
+    stand_in = staticmethod(stand_in)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Refuse what does not exist, and a single device (see Method)."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
@@ -12,6 +14,8 @@ from workbench.methods.options import read_options
 from workbench.models.techniques import Technique
 from workbench.schedules.pipeline import OrderName
 
+NumDevices = Annotated[int, Meta(ge=0, le=10**6)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidantOptions(FineTuningOptions):
@@ -19,11 +23,13 @@ class ConfidantOptions(FineTuningOptions):
 
     partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set of devices; 'even'
     as many layers for each ('PipeDream' in section 5); 'capacity' by computing capacity without memory (FTPipeHD).
+    devices: the first so many that are there train; the others stand by, and take the place of one that leaves on notice.  0: all train.
     """
 
     technique: Technique = "full"
     schedule: OrderName = "asynchronous_1f1b"
     partition: Literal["memory_aware", "any_order", "even", "capacity"] = "memory_aware"
+    devices: NumDevices = 0
 
 
 def require_known(job: Job) -> ConfidantOptions:

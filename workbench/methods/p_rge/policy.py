@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
 from workbench.methods.base import Engines, Notify
@@ -228,11 +228,7 @@ class QueryPolicy(ToldPolicy):
 def renumbered(plan: Plan) -> tuple[tuple[int, ...], Plan]:
     """Return the devices of a plan in the order in which it names them, and the plan with the devices numbered in this order."""
     ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
-    stages = []
-    for stage in plan.stages:
-        shares = tuple(Share(rank=ranks.index(share.rank), queries=share.queries) for share in stage.shares)
-        stages.append(Stage(start=stage.start, stop=stage.stop, shares=shares))
-    return ranks, replace(plan, stages=tuple(stages))
+    return ranks, plan.renumbered({rank: place for place, rank in enumerate(ranks)})
 
 
 class Run(AbstractContextManager["Run"]):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
+from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
 from workbench.core.job import Job
-from workbench.core.plan import Homes, held_by, homes_of, with_backups
+from workbench.core.plan import Homes, Plan, held_by, homes_of, with_backups
 from workbench.core.profile import Profile
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
@@ -55,8 +57,13 @@ class Keeper:
 
     def stepped(self) -> None:
         """Keep the state if this step is one of those after which it is kept."""
+        if self._optimizer is not None and not self._optimizer.num_steps % self._every:
+            self.keep()
+
+    def keep(self) -> None:
+        """Keep the state after the last step, unless it is kept already: all ranks do so at the same step."""
         optimizer = self._optimizer
-        if optimizer is None or optimizer.num_steps % self._every:
+        if optimizer is None or optimizer.num_steps in self._kept.names():
             return
         own = State(step=optimizer.num_steps, tensors=optimizer.named_tensors()).snapshot()
         others = {name: empty(self._specs[name]) for name in self._also}
@@ -74,11 +81,39 @@ class Keeper:
 
 def backup_s(rank_job: RankJob) -> float:
     """Return the seconds that one backup of a pipeline's stages should take."""
-    plan, profile = rank_job.plan, rank_job.profile
+    specs, homes = _homes(rank_job.plan, rank_job.profile)
+    return _seconds(moves(with_backups(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))
+
+
+class Substitution(NamedTuple):
+    """What it takes that others take the places of devices that leave: seconds of loading while all train on, and of standing still."""
+
+    loading_s: float
+    moving_s: float
+
+
+def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> Substitution:
+    """Return its price: weights come from each device's own storage, what is trained over the ring's next device after the last step."""
+    specs, homes = _homes(before, profile)
+    kept = with_backups(homes, sorted(before.busy_ranks))
+    left = {name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in kept.items()}
+    loading_s = 0.0
+    for stage in after.stages:
+        nbytes = sum(layer.frozen_bytes + layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop])
+        new = [rank for rank in stage.ranks if rank not in before.busy_ranks]
+        loading_s = max([loading_s, *(nbytes / cluster.devices[rank].storage_bytes_per_s for rank in new)])
+    wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # two neighbours that leave: from the disk
+    return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)) + _seconds(moves(wanted, left, specs, cluster)))
+
+
+def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:
+    """Return what each layer has trained, and who trains it."""
     specs = {f"layer {layer}": Spec((_state_bytes(profile, layer),), "uint8") for layer in range(plan.num_layers)}
-    homes = homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
-    ranks = sorted({rank for stage in plan.stages for rank in stage.ranks})
-    return sum(simulate(one.program, memory=False).makespan_s for one in moves(with_backups(homes, ranks), homes, specs, rank_job.cluster))
+    return specs, homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
+
+
+def _seconds(rounds: Sequence[Move]) -> float:
+    return sum(simulate(one.program, memory=False).makespan_s for one in rounds)
 
 
 def with_room(profile: Profile, job: Job) -> Profile:

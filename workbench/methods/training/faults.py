@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 from workbench.core.errors import DeviceLostError
+from workbench.core.plan import Homes, with_backups
 from workbench.methods.base import Prediction
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import RankJob
-from workbench.methods.training.policy import Replanned, Timetable, generation_of, is_another, next_job
+from workbench.methods.training.policy import Replanned, Succession, Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts, whole
 from workbench.runtime.coordinator import Coordinator
@@ -50,11 +51,12 @@ class _Work:
 class _Policy:
     """A runtime.coordinator.Policy that keeps account of the steps alone.  seconds: of each step, by its number."""
 
-    def __init__(self, first: RankJob, replanned: Replanned) -> None:
-        self._first, self._replanned = first, replanned
+    def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
+        self._first, self._next = first, Succession(first, replanned, say)
         self._timetable = Timetable(first)
         self._former: tuple[RankJob, tuple[int, ...]] | None = None
         self.step = 0
+        self._kept: tuple[int, Homes] = 0, {}  # the last step of which devices keep what is trained, and which ones
         self.seconds: dict[int, float] = {}
 
     @property
@@ -62,7 +64,7 @@ class _Policy:
         return self._timetable.num_steps
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        return generation_of(number, *next_job(self._first, self._replanned, ready, factors), factors)
+        return self._next.generation(number, ready, factors, 1 - self.step / self.num_steps)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
@@ -79,6 +81,7 @@ class _Policy:
             begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
         self.step = timetable.number(epoch, begin)
         self._timetable, self._former = timetable, (job, generation.members)
+        self._next.now = generation.members, job
 
         @cache
         def slowed(factors: tuple[float, ...]) -> Timetable:
@@ -107,12 +110,25 @@ class _Policy:
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         every = self._first.job.backup_every
-        if every and (lost or any(ended.end == "lost" for ended in parts.values())):
+        if lost:
+            self._next.now = None
+        if not every:
+            return
+        is_broken = lost or any(ended.end == "lost" for ended in parts.values())
+        kept = self.step - self.step % every if is_broken else self.step
+        if kept > generation.job.first_step:
+            plan = generation.job.job.plan.renumbered(dict(enumerate(generation.members)))
+            stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
+            self._kept = kept, with_backups(stages, sorted(plan.busy_ranks))
+        step, homes = self._kept
+        homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
+        self._kept = step, homes
+        if is_broken:
             epoch, _ = self._timetable.epoch_of(self.step)
-            self.step = max(self.step - self.step % every, self._timetable.number(epoch, 0))
+            self.step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return is_another(generation, *next_job(self._first, self._replanned, ready, factors))
+        return self._next.differs(generation, ready, factors)
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
@@ -121,10 +137,14 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
     Time-outs and what passes between a death and its notice are those of emulated devices (VirtualWorld).
     """
     said: list[str] = []
-    policy = _Policy(first, replanned)
+
+    def say(text: str) -> None:
+        said.append(f"{text}.")
+
+    policy = _Policy(first, replanned, say)
     devices = VirtualDevices(first.cluster.world_size, _Work(), VirtualWorld())
     fleet = fleet_of(devices, first.cluster, first.job)
-    coordinator = Coordinator(fleet=fleet, policy=policy, say=lambda text: said.append(f"{text}."), adapts=True)
+    coordinator = Coordinator(fleet=fleet, policy=policy, say=say, adapts=True)
     try:
         coordinator.run()
     except DeviceLostError as error:

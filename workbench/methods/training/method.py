@@ -131,6 +131,12 @@ class TrainingMethod(ProfiledMethod[P]):
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Path, bool, Notify], object]
 
+    def stand_in(
+        self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+    ) -> int | None:
+        """Return which idle device takes the place of one that leaves (see Replanned); None: the devices that are left are planned for."""
+        return None
+
     @abstractmethod
     def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what this host's layers depend on besides model and lengths, and what measures them up to a length."""
@@ -186,12 +192,12 @@ class TrainingMethod(ProfiledMethod[P]):
     def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
         """Return what makes the job of some devices, as slow as they were found to be.  first: of all.  fields: of all these jobs."""
 
-        def replanned(ranks: Sequence[int], factors: Mapping[int, float]) -> RankJob:
+        def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
             part = cluster.part(ranks)
-            chosen = self.plan(prepared, profile.part(ranks, factors), part)
+            chosen = plan or self.plan(prepared, profile.part(ranks, factors), part)
             return replace(first.handed_on(self.rank_job(prepared, profile.part(ranks), part, chosen)), **fields)
 
-        return replanned
+        return Replanned(job, partial(self.stand_in, prepared, profile, cluster))
 
     def execute(
         self,

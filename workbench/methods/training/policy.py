@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
@@ -20,6 +20,7 @@ from workbench.methods.base import Event, Notify
 from workbench.methods.common.plans import SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.backups import substitution
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import RankJob
@@ -30,8 +31,17 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
 
-Replanned = Callable[[Sequence[int], Mapping[int, float]], RankJob]
-"""Makes the job of some devices, by rank, as slow as they were found to be.  Raises PlanError."""
+
+class Replanned(NamedTuple):
+    """job: makes the job of some devices, by rank, as slow as they were found to be, under a plan of its own or a given one, which
+    numbers them by their places.  Raises PlanError.
+
+    stand_in: which idle device takes over what a plan of the whole cluster gives to one that leaves on notice, None for none: (plan,
+    rank, idle devices, how much of the run is left, from 1 to 0).
+    """
+
+    job: Callable[..., RankJob]
+    stand_in: Callable[[Plan, int, Sequence[int], float], int | None]
 
 
 class Timetable:
@@ -142,12 +152,71 @@ def served(engines: EngineCluster, serve_rank: Callable[[RankContext, str], None
         yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
 
 
+class Succession:
+    """Which devices go on, and with which job.  first: the job as it was planned for all devices.  say: takes what the user should know.
+
+    now: the members and job of the last generation; None after a loss: all devices that are left get another plan (passive fault
+    tolerance).  Of a device that leaves on notice an idle one takes the place, if there is one for it (proactive: Confidant, section 3.4).
+    """
+
+    def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
+        self.first, self._replanned, self._say = first, replanned, say
+        self.now: tuple[tuple[int, ...], RankJob] | None = None
+        self._known: tuple[Any, Generation] | None = None
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], left: float) -> Generation:
+        """Return the next generation (see Policy).  left: how much of the run."""
+        key = (number, ready, dict(factors))
+        if self.now is None:
+            self._known = None
+        if self._known is not None and self._known[0] == key:
+            return self._known[1]
+        stood_in = self._stood_in(ready, factors, left)
+        if stood_in is None:
+            return generation_of(number, *next_job(self.first, self._replanned, ready, factors), factors)
+        members, job, prepares = stood_in
+        self._known = key, generation_of(number, members, job, factors)._replace(prepares=prepares)
+        return self._known[1]
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' pace asks for another plan (see Policy)."""
+        return is_another(generation, *next_job(self.first, self._replanned, ready, factors))
+
+    def _stood_in(
+        self, ready: tuple[int, ...], factors: Mapping[int, float], left: float
+    ) -> tuple[tuple[int, ...], RankJob, tuple[int, ...]] | None:
+        """Return members, their job and those of them that take another's place; None if nobody leaves, or not all can be replaced."""
+        if self.now is None:
+            return None
+        ranks, job = self.now
+        before = after = job.plan.renumbered(dict(enumerate(ranks)))
+        idle, chosen = [rank for rank in ready if rank not in before.busy_ranks], []
+        names = [device.name for device in self.first.cluster.devices]
+        for rank in sorted(before.busy_ranks.difference(ready)):
+            found = self._replanned.stand_in(after, rank, idle, left)
+            if found is None:
+                return None
+            idle.remove(found)
+            chosen.append(f"{names[found]} takes the place of {names[rank]}")
+            after = after.renumbered({one: found if one == rank else one for one in after.busy_ranks})
+        if not chosen:
+            return None
+        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
+        job = self._replanned.job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
+        price = substitution(self.first.cluster, self.first.profile, before, after)
+        step_s = Timetable(job).longest_s()
+        self._say(
+            f"{', '.join(chosen)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.moving_s:.2g} s to move what is"
+            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.moving_s:.2g} s is enough)"
+        )
+        return members, job, prepares
+
+
 class TrainingPolicy(ToldPolicy):
     """A ToldPolicy of phases and epochs.
 
-    first: the job as it was planned for all devices.  replanned: makes the job of some of them, as slow as they were found to be; raises
-    PlanError.  former: what was done before.  generations: all that have begun.  results: what its members made of the last one, by place.
-    spent_s: seconds of the slowest device, by what was done besides steps.
+    first, replanned: see Succession.  former: what was done before.  generations: all that have begun.  results: what its members made
+    of the last one, by place.  spent_s: seconds of the slowest device, by what was done besides steps.
     """
 
     def __init__(
@@ -158,7 +227,8 @@ class TrainingPolicy(ToldPolicy):
         notify: Notify,
     ) -> None:
         super().__init__(notify)
-        self._first, self._former, self._replanned = first, former, replanned
+        self._first, self._former = first, former
+        self._next = Succession(first, replanned, self.say)
         self._everyone = tuple(range(first.cluster.world_size))
         self._timetable = Timetable(first)
         self._step = self._timetable.number(former.epochs, former.step)
@@ -185,13 +255,14 @@ class TrainingPolicy(ToldPolicy):
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the steps that are left as a job of devices that are ready (see Policy)."""
-        return generation_of(number, *next_job(self._first, self._replanned, ready, factors), factors)
+        return self._next.generation(number, ready, factors, 1 - self._step / self.num_steps)
 
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job = replace(generation.job, **former.begins)
         self.generations.append(Begun(members=generation.members, job=job, former=former))
+        self._next.now = generation.members, job
         self._timetable = generation.predictor  # type: ignore[assignment]  # made above
         self._step = self._timetable.number(former.epochs, former.step)
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
@@ -218,6 +289,8 @@ class TrainingPolicy(ToldPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Keep what came of a generation; after a loss the folder says where the next one begins."""
+        if lost:
+            self._next.now = None
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained
         self._backups = {rank: kept for rank, kept in self._backups.items() if rank not in lost}
@@ -230,7 +303,7 @@ class TrainingPolicy(ToldPolicy):
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
-        return is_another(generation, *next_job(self._first, self._replanned, ready, factors))
+        return self._next.differs(generation, ready, factors)
 
 
 def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
@@ -242,7 +315,7 @@ def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], facto
 
 def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
     """Return the devices that get something to do of those that are ready, and their job; the others are free to be probed."""
-    job = replanned(ready, factors)
+    job = replanned.job(ready, factors)
     plan = job.plan
     used = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
     if len(used) == len(ready):

@@ -223,7 +223,12 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
                     session.barrier()  # all have done the step before
                     raise _Paused
 
-            result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
+            try:
+                result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
+            except _Paused:
+                if keeper is not None:
+                    keeper.keep()  # no step is done again, and one that leaves hands on what it alone has trained
+                raise
         if phase.is_writer and phase.optimizer is not None:
             save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
         if phase.optimizer is not None:

@@ -114,7 +114,7 @@ class ServingPolicy:
         )
         stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.layout.stacks)
         predictor = RequestSeconds(plan.predicted_s)
-        return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=not self._is_tight(plan))
+        return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members)
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
         held = [self._held.get(rank) for rank in plan.ranks]
