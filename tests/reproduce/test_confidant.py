@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from workbench.core.serial import from_json, to_json
@@ -43,6 +45,21 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
         assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
     [drawn] = item.draw(from_json(to_json(made), Result))
     assert [line.name for line in drawn.figure.data] == [f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")]
+
+
+def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
+    item = find_item("confidant", "Table 7")
+    made = item.run(Settings())
+    cells = {one.labels: one for one in made.comparisons}
+    fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
+    assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
+    assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
+    blocks = 2 * 7_087_872  # parameters of two of the lost device's four
+    assert cells["passive", "Weight redistribution"].ours == pytest.approx(1e3 * blocks / 4.99e6 * 4, rel=0.05)
+    assert [check.holds for check in made.checks] == [True, False, False, True, False]
+    full, lora = ([row for row in made.tables[0].rows if row[0] == name] for name in ("full", "lora"))
+    assert all(slow[3] > fast[3] for rows in (full, lora) for slow, fast in pairwise(rows))  # type: ignore[operator]
+    assert item.draw(from_json(to_json(made), Result))
 
 
 def test_what_heads_over_two_processors_can_give() -> None:

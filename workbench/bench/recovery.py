@@ -43,6 +43,8 @@ CASES = {
     "pac_plus": Case(_job("pac_plus", 2), 4),
     "pac_plus, cached": Case(_job("pac_plus", 12), 14),
     "fine_tuning, lora": Case(_job("fine_tuning", 3, technique="lora"), 4),
+    "confidant": Case(replace(_job("confidant", 2, technique="lora", drain_every=2), backup_every=2), 4),
+    "confidant, idle": Case(replace(_job("confidant", 2, technique="lora", drain_every=2, devices=3), backup_every=2), 4),
     "ringada": Case(_job("ringada", 6, local_iterations=1), 4),
     "p_rge": Case(replace(_job("p_rge", 1, steps=60), micro_batches=1, batch_size=4, max_length=256), 8),
 }

@@ -85,7 +85,8 @@ class Told(NamedTuple):
     content: Any = None
 
 
-PING_EVERY_S = 0.5
+PING_EVERY_S, SILENCE_S = 0.5, 2.0
+"""Seconds between two pings of a device, and after which one without a sign of life is ended."""
 _SLOW_ANSWERS = 4.0
 """A device is silent for so many times as long as the slowest answer of late took: on a busy host all answer late."""
 _TURN_S = 0.2
@@ -107,7 +108,7 @@ class Fleet:
         names: Sequence[str],
         faults: FaultSchedule,
         *,
-        silence_s: float = 2.0,
+        silence_s: float = SILENCE_S,
         num_restarts: int = 0,
     ) -> None:
         """names: of the devices.  silence_s: a device without a sign of life for so long is ended.

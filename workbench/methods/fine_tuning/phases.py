@@ -9,7 +9,7 @@ from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
 from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer, windows
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import Phase, RankJob, StagePhase, make_optimizer
+from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -52,6 +52,18 @@ class FineTuningRankJob(RankJob):
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
+    def loaded(self, rank: int) -> Loaded | None:
+        """Return a rank's stage as it is before the first step (see RankJob); None if it has none."""
+        index = self.plan.stage_of(rank)
+        if index is None:
+            return None
+        stage, steps = self.plan.stages[index], self.phases()[0].steps(0)
+        model = TechniqueStage(self.load_backbone(stage.start, stage.stop), self.config)
+        num_batches = sum(len(step.samples) for step in steps) if self.is_asynchronous else len(steps)
+        optimizer = make_optimizer(self, model, num_batches)
+        windowed = WindowOptimizer(optimizer, num_batches, self.drain_every) if self.is_asynchronous else optimizer
+        return Loaded((stage.start, stage.stop), StageCompute(model), windowed)
+
     def prepare_imports(self) -> None:
         """Import what model and technique need (see SessionJob)."""
         import_family(self.job.model)
@@ -67,15 +79,21 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
         self.session.progress.phase(LOADING)
-        if self.index is not None:
-            stage = self.rank_job.plan.stages[self.index]
-            model = TechniqueStage(self.rank_job.load_backbone(stage.start, stage.stop), self.rank_job.config)
-            self.compute = StageCompute(model)
-            num_batches = sum(len(step.samples) for step in self.phase.steps(0)) if self.rank_job.is_asynchronous else self.steps_per_epoch
-            optimizer = make_optimizer(self.rank_job, model, num_batches)
-            is_windowed = self.rank_job.is_asynchronous
-            self.optimizer = WindowOptimizer(optimizer, num_batches, self.rank_job.drain_every) if is_windowed else optimizer
+        loaded = self.rank_job.loaded(self.session.rank)
+        if loaded is not None:
+            self.take(loaded)
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
+
+    def take(self, loaded: Loaded) -> bool:
+        """Take a stage that is loaded (see RankPhase)."""
+        if self.index is None or loaded.layers != self.layers:
+            return False
+        self.compute, self.optimizer = loaded.compute, loaded.optimizer
+        return True
+
+    def hand_on(self) -> Loaded | None:
+        """Return the stage (see RankPhase)."""
+        return None if self.optimizer is None else Loaded(self.layers, self.compute, self.optimizer)
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -53,6 +53,14 @@ class Phase:
     def name(self) -> str:
         """Return what reports call one of its epochs."""
         return "cached epoch" if self.cached else "first epoch"
+
+
+class Loaded(NamedTuple):
+    """What a rank computes with, and the optimizer of what it trains.  layers: [start, stop)."""
+
+    layers: tuple[int, int]
+    compute: Any
+    optimizer: Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +122,10 @@ class RankJob(SessionJob, ABC):
         store = partial(quantize, config=self.quantization)
         return store(load_stage(self.job.model, start, stop, after_layer=store))
 
+    def loaded(self, rank: int) -> Loaded | None:
+        """Return what a rank needs loaded before it can take part; None if that is not known before."""
+        return None
+
     def trained(self, epoch: int) -> dict[str, Tensor]:
         """Return what was trained as it was after an epoch, by parameter (see weights_after)."""
         return weights_after(self.folder, epoch, self.plan.num_layers)
@@ -161,6 +173,14 @@ class RankPhase(ABC, Generic[AJob]):
     @abstractmethod
     def load(self, epoch: int) -> None:
         """Make layers and optimizer as they are before an epoch; in a run that is resumed, what was trained is restored afterwards."""
+
+    def take(self, loaded: Loaded) -> bool:
+        """Take what this device has loaded already, if it is this phase's; return whether it is."""
+        return False
+
+    def hand_on(self) -> Loaded | None:
+        """Return what another job of this device may take."""
+        return None
 
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
         """Return what is open while an epoch's steps from `begin` on are done."""

@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 import torch.distributed as dist
 
+from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
@@ -24,7 +25,7 @@ from workbench.methods.training.backups import Keeper
 from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.handlers import PlannedStep, StepShape
-from workbench.methods.training.phases import AJob, RankPhase
+from workbench.methods.training.phases import AJob, Loaded, RankPhase
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, Worker
@@ -84,11 +85,13 @@ class Served:
     """How a device works whose run goes on without others.
 
     begins: asked before every step, whether to do it.  told: takes every step that is done.  kept: what it keeps for others.
+    loaded: what it has loaded already for the next job, one or none.
     """
 
     begins: Callable[[int], bool]
     told: Callable[[StepDone], None]
     kept: Backups
+    loaded: list[Loaded]
 
     def stepped(self, first: int, keeper: Keeper | None, trace: StepTrace) -> None:
         """Tell of a step of an epoch, and keep what it has trained.  first: number of the epoch's first step."""
@@ -111,15 +114,19 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
     def __exit__(self, *exc: Any) -> None:
         self._open.__exit__(*exc)  # the budget says what was refused
 
+    def budget(self, device: Device) -> MemoryBudget:
+        """Return the budget of this device, which begins when it is first asked for, after what all devices import."""
+        if self._budget is None:
+            self._budget = self._open.enter_context(MemoryBudget(device.name, device.memory_bytes))
+        return self._budget
+
     @contextmanager
     def session(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> Iterator[RankSession[ASessionJob]]:
         """Yield an open session of a job, which the coordinator can reach (see Worker.train)."""
         job.prepare_imports()
-        if self._budget is None:
-            self._budget = self._open.enter_context(MemoryBudget(context.device.name, context.device.memory_bytes))
-        with full_disk_told(job.folder), RankSession(context, job, process_group, self._budget) as session:
+        with full_disk_told(job.folder), RankSession(context, job, process_group, self.budget(context.device)) as session:
             controls.watch(session.executor, session.pacer if session.slows_down else None)
             yield session
 
@@ -129,13 +136,13 @@ class TrainingWorker(DeviceWorker[AJob]):
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
-        self._phases_on, self._kept = phases_on, Backups()
+        self._phases_on, self._kept, self._loaded = phases_on, Backups(), list[Loaded]()
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
         """Do a job (see Worker)."""
         result = RankResult(rank=context.rank)
-        served = Served(begins=controls.begins, told=context.publish, kept=self._kept)
+        served = Served(begins=controls.begins, told=context.publish, kept=self._kept, loaded=self._loaded)
         try:
             with self.session(context, process_group, job, controls) as session:
                 try:
@@ -157,8 +164,10 @@ class TrainingWorker(DeviceWorker[AJob]):
         return "finished", result
 
     def prepare(self, job: AJob, place: int) -> None:
-        """Import what the job needs."""
+        """Import what the job needs, and load its layers."""
         job.prepare_imports()
+        self.budget(job.cluster.devices[place])
+        self._loaded[:] = filter(None, [job.loaded(place)])
 
     def slowness(self, factor: float, detail: None) -> float | None:
         """Return how many times longer than when the device began a fixed computation takes it."""
@@ -194,7 +203,10 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:
         return
-    phase.load(epochs.start)
+    loaded = served.loaded.pop() if served is not None and served.loaded else None
+    if loaded is None or not (rank_job.held or rank_job.state) or not phase.take(loaded):
+        del loaded
+        phase.load(epochs.start)
     keeper = None
     if served is not None and rank_job.job.backup_every:
         keeper, phase.is_backed_up = Keeper(session, phase.optimizer, served.kept, result), True
@@ -228,6 +240,8 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             except _Paused:
                 if keeper is not None:
                     keeper.keep()  # no step is done again, and one that leaves hands on what it alone has trained
+                if served is not None:
+                    served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
         if phase.is_writer and phase.optimizer is not None:
             save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
