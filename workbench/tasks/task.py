@@ -53,7 +53,7 @@ class Split:
     def __add__(self, other: Split) -> Split:
         """Return the samples of both, which have the same columns."""
         others = other._columns()
-        columns: Any = {name: own and own + others[name] for name, own in self._columns().items()}
+        columns: Any = {name: None if own is None else own + others[name] for name, own in self._columns().items()}
         return Split(**columns)
 
     def _columns(self) -> dict[str, Any]:
