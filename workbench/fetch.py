@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from workbench.convert import convert_smollm2
-from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
+from workbench.core.errors import MissingDataError, check_choice
 
 MAX_UNPACKED_BYTES = 4 << 30
 """A package that unpacks to more than this is not one of ours."""
@@ -117,8 +117,7 @@ def fetch(
 
 
 def _known(name: str) -> Asset:
-    if name not in ASSETS:
-        raise ConfigError(f"The asset '{name}' was asked for.", f"Known are {', '.join(ASSETS)}.", did_you_mean(name, ASSETS))
+    check_choice("asset", name, ASSETS)
     return ASSETS[name]
 
 

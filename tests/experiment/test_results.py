@@ -27,7 +27,7 @@ from workbench.methods.pac_plus import method as pac_plus
 from workbench.methods.ringada import measure as ringada_measure
 from workbench.methods.ringada import method as ringada
 from workbench.models.loading import load_model
-from workbench.models.published import save_tokenizer
+from workbench.models.saving import save_tokenizer
 
 CLASSES = ("bad", "fine", "good")
 SENTENCES = ("the film was bad", "a fine town", "good people and good news")

@@ -16,8 +16,8 @@ from workbench.models.quantization import QuantizationConfig
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
+from workbench.tasks.spans import IGNORED, Window
 from workbench.tasks.tokenize import TokenizedSplit, collate
-from workbench.tasks.windows import IGNORED, Window
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")

@@ -22,7 +22,7 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import AdapterDescription, TrainedDescription, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
 from workbench.models.zeroth_order import TrainedDescription as PromptedDescription
-from workbench.models.zeroth_order.saving import save_trained as save_prompted
+from workbench.models.zeroth_order.loading import save_trained as save_prompted
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}
 

@@ -18,8 +18,7 @@ from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Share, Stage
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.method import run_rank
-from workbench.methods.fine_tuning.phases import FineTuningRankJob
-from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import take_up
 from workbench.methods.training.phases import make_optimizer

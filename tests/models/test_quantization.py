@@ -18,17 +18,22 @@ from workbench.models.quantization import (
     QuantizedEmbedding,
     QuantizedLinear,
     dense_weight,
-    engines,
     held_bytes,
     quantize,
 )
-from workbench.models.quantization.config import quantize_blocks
-from workbench.models.quantization.engines import BITSANDBYTES_BLOCKS, dequantize, import_bitsandbytes, resolve_engine
+from workbench.models.quantization.config import (
+    BITSANDBYTES_BLOCKS,
+    dequantize,
+    has_bitsandbytes,
+    import_bitsandbytes,
+    quantize_blocks,
+    resolve_engine,
+)
 from workbench.models.quantization.stored import BlockWeight, store
 
 FLOATS = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}
 CODED = {"int8": 0.03, "int4": 0.4, "nf4": 0.4}
-needs_bitsandbytes = pytest.mark.skipif(not engines.has_bitsandbytes(), reason="bitsandbytes is not installed")
+needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")
 
 
 def run(stack):
@@ -171,7 +176,7 @@ def test_the_library_says_nothing_and_asks_no_hub(tmp_path):
 
 
 def test_a_missing_library(monkeypatch):
-    monkeypatch.setattr(engines, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr("workbench.models.quantization.config.has_bitsandbytes", lambda: False)
     assert resolve_engine("nf4", "auto") == "reference"
     with pytest.raises(ConfigError, match=r"pip install 'edge-llm-workbench\[quantization\]'"):
         quantize(load_stack("tiny-bert-1"), QuantizationConfig(storage="nf4", engine="bitsandbytes"))

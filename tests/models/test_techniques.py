@@ -17,8 +17,7 @@ from transformers import AutoModelForTokenClassification
 from workbench.core.errors import WorkbenchError
 from workbench.models.loading import load_model, load_stack
 from workbench.models.lora import require_peft
-from workbench.models.published import save_tokenizer
-from workbench.models.saving import TrainedDescription, load_trained, save_trained, set_trained
+from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage

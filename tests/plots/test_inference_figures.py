@@ -12,7 +12,7 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread, ratios
 from workbench.plots import OverlapCell, latencies, layer_cut, overlap, request_latencies, serving, speedups, style
 from workbench.plots.layer_cut import Arrow, Matrix, held_bytes, layer_parts, sent_bytes
-from workbench.plots.trade import TradePoint, trade
+from workbench.plots.overlapping import TradePoint, trade
 
 NAMES = ("alpha", "beta", "gamma")
 SHAPE = StackShape(num_layers=2, num_units=6, hidden_size=24, columns=96, unit_bytes=100, column_bytes=10, layer_bytes=7, hidden_bytes=8)

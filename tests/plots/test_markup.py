@@ -21,10 +21,8 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
 from workbench.plots import export, layer_cut, zeroth_order, zeroth_order_roofline
-from workbench.plots.bandwidths import latencies, speedups
-from workbench.plots.overlapping import OverlapCell, overlap
+from workbench.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 from workbench.plots.style import empty
-from workbench.plots.trade import TradePoint, trade
 from workbench.reproduce import Check, Comparison, Result, Table
 from workbench.reproduce.writing import write
 

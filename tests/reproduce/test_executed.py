@@ -12,7 +12,7 @@ from workbench.models.loading import load_stack
 from workbench.reproduce import find_item
 from workbench.reproduce.pac_plus import executed, executed_cache
 from workbench.reproduce.pac_plus.executed_build import run_all
-from workbench.reproduce.pac_plus.executed_runs import RunFolder, Training, answers, ensemble, mcnemar, paired_bootstrap, score
+from workbench.reproduce.pac_plus.executed_runs import Training, answers, ensemble, mcnemar, paired_bootstrap, score
 from workbench.reproduce.pac_plus.executed_training import TappedSplit
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.embedded import SOURCES
@@ -86,7 +86,7 @@ def test_taps_come_back_as_the_backbone_gave_them():
 
 @pytest.mark.parametrize("technique", ["full", "adapters", "lora", "parallel_adapters"])
 def test_each_technique_trains_on_the_same_footing(technique, data):
-    (outcome,) = run_all([small(technique)], RunFolder(None), data, silent).values()
+    (outcome,) = run_all([small(technique)], None, data, silent).values()
     assert len(outcome.test_outputs) == len(outcome.validation_outputs) == 20
     assert [step for step, _ in outcome.curve] == [5, 10] and outcome.best_step in (5, 10)
     assert outcome.validation_score == max(value for _, value in outcome.curve)
@@ -97,14 +97,15 @@ def test_each_technique_trains_on_the_same_footing(technique, data):
 
 
 def test_outcomes_are_kept_and_found_again(data, tmp_path):
-    runs, lines = RunFolder(tmp_path), []
-    first = run_all([small("parallel_adapters")], runs, data, lines.append)
-    again = run_all([small("parallel_adapters")], RunFolder(tmp_path), None, silent)  # no data: nothing is run
+    lines = []
+    first = run_all([small("parallel_adapters")], tmp_path, data, lines.append)
+    again = run_all([small("parallel_adapters")], tmp_path, None, silent)  # no data: nothing is run
     assert first == again and any("epoch 2" in line for line in lines)
     (file,) = tmp_path.iterdir()
     file.write_text("{", encoding="utf-8")
-    assert RunFolder(tmp_path).find(small("parallel_adapters")) is None
-    other = run_all([small("parallel_adapters", seed=1)], runs, data, silent)
+    remade = run_all([small("parallel_adapters")], tmp_path, data, silent)  # what does not read is made again
+    assert next(iter(remade.values())).test_outputs == next(iter(first.values())).test_outputs
+    other = run_all([small("parallel_adapters", seed=1)], tmp_path, data, silent)
     assert next(iter(other.values())).test_outputs != next(iter(first.values())).test_outputs
 
 
@@ -113,13 +114,13 @@ def test_options_change_the_training(data, embedded):
         {}, {"averaging": 0.9}, {"initialization": "pruned"}, {"initialization": "distilled"}, {"backbone": "int8"},
         {"score_every": 2}, {"taps": "float32"},
     ]  # fmt: skip
-    outcomes = list(run_all([small("parallel_adapters", **one) for one in changes], RunFolder(None), data, silent).values())
+    outcomes = list(run_all([small("parallel_adapters", **one) for one in changes], None, data, silent).values())
     assert len({outcome.test_outputs for outcome in outcomes}) == len(changes) - 1  # scoring more often changes nothing else
     assert [step for step, _ in outcomes[5].curve] == [2, 4, 5, 6, 8, 10] and outcomes[5].losses == outcomes[0].losses
 
 
 def test_the_backbones_own_dropout_is_an_option(data):
-    without, with_it = run_all([small("lora", backbone_dropout=on) for on in (False, True)], RunFolder(None), data, silent).values()
+    without, with_it = run_all([small("lora", backbone_dropout=on) for on in (False, True)], None, data, silent).values()
     assert without.losses != with_it.losses
 
 
@@ -130,7 +131,7 @@ def test_wrong_settings_are_refused(data):
         ({"epochs": 0}, "0 epochs"),
     ):
         with pytest.raises(ConfigError, match=match):
-            run_all([small(**({"technique": "parallel_adapters"} | changes))], RunFolder(None), data, silent)
+            run_all([small(**({"technique": "parallel_adapters"} | changes))], None, data, silent)
 
 
 def test_scores_and_paired_tests():
@@ -154,7 +155,7 @@ def test_scores_and_paired_tests():
 
 
 def test_an_ensemble_is_the_mean_of_the_logits(data):
-    outcomes = list(run_all([small("parallel_adapters", seed=seed, epochs=1) for seed in (0, 1)], RunFolder(None), data, silent).values())
+    outcomes = list(run_all([small("parallel_adapters", seed=seed, epochs=1) for seed in (0, 1)], None, data, silent).values())
     expected = torch.tensor([outcome.test_outputs for outcome in outcomes]).mean(dim=0)
     torch.testing.assert_close(torch.tensor(ensemble(outcomes)), expected)
 

@@ -13,8 +13,8 @@ from workbench.methods.galaxy_plus.serving.experiments import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
-from workbench.reproduce.galaxy_plus import counted, environments, latency, scaling, speedups, straggler
-from workbench.reproduce.galaxy_plus.latency import sequence_s, timeline
+from workbench.reproduce.galaxy_plus import counted, environments, scaling, speedups, straggler
+from workbench.reproduce.galaxy_plus.scaling import sequence_s, timeline
 from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, load_constants, profile
 from workbench.reproduce.result import lookup, paper_folder, paper_values
@@ -39,7 +39,7 @@ def result():
         patch.setattr(Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given))
         patch.setattr(scaling, "MANY", (1, 2, 3, 4, 8))
         patch.setattr(straggler, "FACTORS", (straggler.FACTOR,))
-        patch.setattr(latency, "TABLE_V", ("DistilBert", "OPT-L"))
+        patch.setattr(scaling, "TABLE_V", ("DistilBert", "OPT-L"))
         yield run
 
 

@@ -44,7 +44,7 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
         patch.setattr(executed_training, "training_batch", dies_at_4)
         with pytest.raises(Killed):
             Runner(cut, silent).outcome(trial)
-    assert cut.find(trial) is None
+    assert not cut.path(trial).exists()
     path = cut.steps_path(trial)
     assert len(path.read_text().splitlines()) == 1 + 4
     with path.open("a", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     other = replace(trial, seed=1, steps=2)
     assert runner.validation_score(other) == runner.validation_score(other)
     assert steps == [6, 0, 1]
-    assert cut.find(other) is None
+    assert not cut.path(other).exists()
 
 
 def test_trainings_are_told_apart_and_bad_ones_refused():

@@ -8,9 +8,15 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches, tokenize
-from workbench.widgets.initial_weights import LearningCurve, learning_curves
-from workbench.widgets.precision import block_errors, cache_errors, stored_backbones
-from workbench.widgets.technique_costs import cost_figure, measure_techniques
+from workbench.widgets.precision import (
+    LearningCurve,
+    block_errors,
+    cache_errors,
+    cost_figure,
+    learning_curves,
+    measure_techniques,
+    stored_backbones,
+)
 
 CONFIG = ParallelAdapterConfig(hidden_size=32, num_layers=2, reduction=8)
 MODEL = "tiny-bert-2"

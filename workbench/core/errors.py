@@ -88,3 +88,10 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one o
     """Return what to do about an unknown name: take the known one that is spelt most like it, or `otherwise`."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean '{close[0]}'?" if close else otherwise
+
+
+def check_choice(what: str, value: object, known: Iterable[str]) -> None:
+    """Raise ConfigError for a value that is not known.  what: "task", say."""
+    names = list(known)
+    if value not in names:
+        raise ConfigError(f"The {what} '{value}' was asked for.", f"Known are {', '.join(names)}.", did_you_mean(str(value), names))

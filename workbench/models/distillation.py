@@ -25,9 +25,9 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.partial_loading import save_tensors
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
-from workbench.models.tensor_files import save_tensors
 
 _OWN_HEAD = "last.output."  # the task's head knows labels: it is not distilled
 _CALIBRATION_BATCHES = 16

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.models.quantization import dense_weight
 from workbench.models.side_layers import LAMBDA
 from workbench.models.stack import LayerStack, part_of
@@ -158,8 +158,7 @@ def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None)
     'all_zero' sets all projections inside the side layers to zero, the paper's words taken literally: no gradient reaches either end of
     a branch, so its projections never change.
     """
-    if how not in get_args(How):
-        raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {', '.join(get_args(How))}.", "Choose one of them.")
+    check_choice("initialization", how, get_args(How))
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
             _initialize_one(name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind == "sequence_to_sequence")

@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.families import layer_paths
-from workbench.models.published import Published
+from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
-from workbench.models.tensor_files import save_tensors
+
+if TYPE_CHECKING:
+    from workbench.models.saving import Published
 
 ADAPTER_ROLES = ("output", "down")
 DEVIATION = 0.01

@@ -1,11 +1,11 @@
-"""Read only one stage's weights from a model folder: a small device never holds, nor maps, what it does not keep."""
+"""Read only one stage's weights from a model folder, so that a small device never holds, nor maps, what it does not keep; write tensors."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,13 @@ from typing import IO, Annotated, Any, NamedTuple, TypeVar
 import msgspec
 import torch
 from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from workbench.core.errors import WriteError
+from workbench.core.files import whole_file
 from workbench.core.serial import shown
 from workbench.models.families import Family
 from workbench.models.language_model_head import LanguageModelHead, head_scale
@@ -246,3 +250,12 @@ def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dty
         return None
     bias = tensors["final_logits_bias"].read(dtype).flatten() if "final_logits_bias" in tensors else None
     return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))
+
+
+def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors under their names, as whole_file does.  Raises WriteError if the system refuses."""
+    with whole_file(path) as part:
+        try:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
+        except SafetensorError as error:  # it wraps the system's errors
+            raise WriteError(f"Writing '{path}' was asked for.", f"{error}.", "Free some space, or choose another place.") from error

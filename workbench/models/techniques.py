@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.models.calibration import BatchLike
 from workbench.models.evaluation import Predictions
 from workbench.models.initialization import seeded_generator
@@ -53,9 +53,7 @@ class TechniqueConfig:
     label_std: float = 1.0
 
     def __post_init__(self) -> None:
-        known = get_args(Technique)
-        if self.technique not in known:
-            raise ConfigError(f"The technique '{self.technique}' was asked for.", f"Known are {', '.join(known)}.", "Choose one of them.")
+        check_choice("technique", self.technique, get_args(Technique))
         if self.kind == "sequence_to_sequence":
             raise ConfigError(
                 f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
@@ -152,8 +152,7 @@ def candidates(
 
 def objective_s(cost: Price, objective: Objective) -> float:
     """Return the seconds that an objective minimises."""
-    if objective not in ("paper", "bottleneck"):
-        raise ConfigError(f"The objective '{objective}' was asked for.", "Known: paper, bottleneck.", "Choose one of them.")
+    check_choice("objective", objective, get_args(Objective))
     return cost.total_s if objective == "paper" else cost.bottleneck_s
 
 

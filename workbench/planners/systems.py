@@ -58,39 +58,23 @@ def whole_batches(planner: Callable[..., Plan]) -> Planner[Plan]:
     return planned
 
 
-def asteroid(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-) -> Plan:
+def asteroid(profile: Profile, cluster: Cluster, *, batch_size: int, micro_batches: int, sequence_length: int, **job: Any) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
     profile: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
     devices.  Ours to choose: the price (pricing.Price.bottleneck_s), the orders (the cluster's, by speed, by memory), and that a
-    mini-batch is cut finer than into `micro_batches` where that is faster or the only way to fit.
+    mini-batch is cut finer than into `micro_batches` where that is faster or the only way to fit.  job: memory_length of Planner.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
     micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    settings: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, **job}
+    settings |= {"objective": "bottleneck", "method": "asteroid"}
     found: list[Plan] = []
     refusal: PlanError | None = None
     for finer in (count for count in range(micro_batches, batch_size + 1) if batch_size % count == 0):
         for order in dict.fromkeys([tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, sequence_length)]):
             try:
-                found += candidates(
-                    profile,
-                    cluster,
-                    batch_size=batch_size,
-                    micro_batches=finer,
-                    sequence_length=sequence_length,
-                    memory_length=memory_length,
-                    order=order,
-                    objective="bottleneck",
-                    method="asteroid",
-                )[:1]
+                found += candidates(profile, cluster, micro_batches=finer, order=order, **settings)[:1]
             except PlanError as error:
                 refusal = error
     if not found:
@@ -104,35 +88,20 @@ def asteroid(
     return min(found, key=seconds)
 
 
-def homogeneous(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    cached: bool = True,
-) -> Plan:
+def homogeneous(profile: Profile, cluster: Cluster, *, micro_batches: int, sequence_length: int, **job: Any) -> Plan:
     """Return PAC+ (Homo)'s plan: Algorithm 1 for devices that are all alike, as fast as their mean, priced on the devices as they are.
 
     It believes in the memory of the smallest device, so the plan runs wherever it finds one, as in Fig. 12.
+    job: batch_size and memory_length of Planner, and cached of pac_plus.plan.
     Raises PlanError, naming device, stage and bytes, if it finds none or one does not fit.
     """
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    made = plan(
-        alike,
-        _alike(cluster),
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=sequence_length,
-        memory_length=memory_length,
-        method="pac_plus_homogeneous",
-        cached=cached,
-    )
-    memory.check(profile, cluster, made, sequence_length=memory_length or sequence_length)
+    job |= {"sequence_length": sequence_length, "method": "pac_plus_homogeneous"}
+    made = plan(alike, _alike(cluster), micro_batches=micro_batches, **job)
+    longest = job.get("memory_length") or sequence_length
+    memory.check(profile, cluster, made, sequence_length=longest)
     if made.cached is not None:
-        memory.check_cached(profile, cluster, made.cached, sequence_length=memory_length or sequence_length)
+        memory.check_cached(profile, cluster, made.cached, sequence_length=longest)
     cost = price(profile, cluster, made.stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
     return replace(made, predicted_s=cost.parts(), notes=())
 

@@ -1,13 +1,11 @@
 """Figures from timelines, reports and clusters; every title says what is simulated, emulated or real."""
 
-from workbench.plots.bandwidths import latencies, speedups
-from workbench.plots.breakdown import breakdown, stacked_bars, time_by_class
-from workbench.plots.device_samples import device_samples
+from workbench.plots.breakdown import breakdown, device_samples, stacked_bars, time_by_class
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
 from workbench.plots.layer_cut import layer_cut
 from workbench.plots.memory import cluster, memory
-from workbench.plots.overlapping import OverlapCell, overlap
+from workbench.plots.overlapping import OverlapCell, latencies, overlap, speedups
 from workbench.plots.placement import needs, placement
 from workbench.plots.predicted import compared_bars, compared_losses, predicted_against_measured
 from workbench.plots.serving import request_latencies, serving

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import check_choice
 from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
@@ -88,8 +88,7 @@ def layer_costs(
 
     sizes: what the technique adds; without, its defaults with `reduction`.
     """
-    if technique not in get_args(Technique):
-        raise ConfigError(f"The technique '{technique}' was asked for.", f"Known: {', '.join(get_args(Technique))}.", "Choose one of them.")
+    check_choice("technique", technique, get_args(Technique))
     chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
     costs = []
     for layer in range(model.stack_layers):

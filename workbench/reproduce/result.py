@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.serial import from_json
+from workbench.core.serial import from_json, to_json, write_text
 
 Source = Literal["simulated", "executed", "counted"]
 Kind = Literal["fitted", "bounded", "predicted", "computed", "measured"]
@@ -120,6 +120,16 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
         return from_json(path.read_bytes(), kind, source=str(path)) if path.is_file() else None
     except ConfigError:
         return None
+
+
+def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
+    """Return what a file keeps of an earlier run, or make it and keep it there.  path: None keeps nothing."""
+    found = None if path is None else read_kept(path, kind)
+    if found is None:
+        found = make()
+        if path is not None:
+            write_text(path, to_json(found, indent=-1))
+    return found
 
 
 FIXED = ("value", "unit", "source")

@@ -16,7 +16,7 @@ from workbench.core.errors import StateError
 from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.core.timeline import Span
-from workbench.models.tensor_files import save_tensors
+from workbench.models.partial_loading import save_tensors
 from workbench.runtime.executor import Execution
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
+from workbench.tasks.spans import IGNORED, SpanEncoder, Window, cut_windows
 from workbench.tasks.task import Split
-from workbench.tasks.windows import IGNORED, SpanEncoder, Window, cut_windows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,9 +2,10 @@
 
 from workbench.widgets.bowl import Bowl, BowlLab, descents
 from workbench.widgets.cluster_form import ClusterForm
+from workbench.widgets.controls import output_folder, passages_folder, tiny
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
-from workbench.widgets.inference_explorer import InferenceExplorer, LayerCutter
+from workbench.widgets.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
 from workbench.widgets.inference_problem import (
     InferenceProblem,
     compare_inference,
@@ -14,7 +15,6 @@ from workbench.widgets.inference_problem import (
     runnable,
 )
 from workbench.widgets.job_form import JobForm
-from workbench.widgets.lines import lines
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
 from workbench.widgets.progress import LiveProgress, bar
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
@@ -23,8 +23,6 @@ from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring
 from workbench.widgets.rooflines import Choice, RooflineExplorer, measure_roofline, one_by_one, paper_machines
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer
-from workbench.widgets.scheme_editor import SchemeEditor
-from workbench.widgets.settings import output_folder, passages_folder, tiny
 from workbench.widgets.split_editor import PlannerExplorer, SplitEditor
 from workbench.widgets.straggler_lab import StragglerLab, serve_here, settings_for
 from workbench.widgets.tables import (
@@ -33,6 +31,7 @@ from workbench.widgets.tables import (
     grouping_table,
     inference_plan_table,
     inference_table,
+    lines,
     orders_table,
     phases_table,
     plan_table,

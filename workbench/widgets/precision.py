@@ -1,19 +1,38 @@
-"""What fewer bits cost: bytes held, error of the weights and of the taps, change of the answers (PAC+, section IV-D, Eq. 1-2, Fig. 8)."""
+"""What PAC+'s choices cost and bring, measured here.
+
+Fewer bits: bytes held, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Initial weights:
+the same training from different ones, its activations in memory (section IV-C, Fig. 14).  Techniques: both passes of a step, the bytes
+that autograd keeps, the weights trained (section II, Fig. 3, Table I).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+import plotly.graph_objects as go
 import torch
+from torch import Tensor, nn
 
-from workbench.models.evaluation import predict
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.distillation import Distillation, distill, load_distilled
+from workbench.models.evaluation import ActivationMemory, predict
+from workbench.models.initialization import initialize
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
+from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.plots.breakdown import stacked_bars
+from workbench.profiler.timing import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
-from workbench.tasks.tokenize import Batch
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
+from workbench.widgets.progress import bar
 
 BLOCKWISE = ("int8", "int4", "nf4")
 
@@ -76,3 +95,178 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
         off = layout.decode(raw).float() - tap
         found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
     return found
+
+
+WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero", "all_zero")
+WARM_UP, WEIGHT_DECAY = 0.06, 0.01
+MIN_BATCH = 2  # distillation compares the sentences of a batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningCurve:
+    """One way to begin.  scores: (steps done, share of the validation samples that are right)."""
+
+    way: str
+    scores: tuple[tuple[int, float], ...]
+
+    def steps_to(self, target: float) -> int | None:
+        """Return after how many steps the score first reached `target`, None if never."""
+        return next((step for step, score in self.scores if score >= target), None)
+
+
+def learning_curves(
+    stack: LayerStack,
+    config: ParallelAdapterConfig,
+    train: TokenizedSplit,
+    validation: TokenizedSplit,
+    *,
+    ways: Sequence[str] = WAYS,
+    epochs: int = 2,
+    batch_size: int = 32,
+    learning_rate: float = 2e-3,
+    every: int = 4,
+) -> tuple[LearningCurve, ...]:
+    """Return the validation score every `every` steps for each way of initialising; order, dropout and rates are the same for all.
+
+    The backbone runs once for each batch.  'distilled' learns from the training sentences without their labels, one epoch.
+    """
+    batches = [
+        collate(train, indices) for epoch in range(epochs) for indices in epoch_batches(train.lengths, batch_size, config.seed, epoch)
+    ]
+    with torch.no_grad():
+        taps = [[tap.clone() for tap in stack(batch.input_ids, batch.attention_mask)[1]] for batch in bar(batches, "backbone")]
+    scored = ActivationMemory(stack, evaluation_batches(validation))
+    steps_per_epoch = len(batches) // epochs
+    statistics = calibrate(stack, batches[:steps_per_epoch])
+    curves = []
+    for way in ways:
+        adapter = ParallelAdapter(config)
+        if way == "distilled":
+            enough: list[Batch] = [batch for batch in batches[:steps_per_epoch] if len(batch.input_ids) >= MIN_BATCH]
+            load_distilled(adapter, distill(stack, config, lambda _, enough=enough: enough, Distillation(epochs=1)))  # type: ignore[misc]
+        else:
+            initialize(adapter, way, stack=stack)  # type: ignore[arg-type]
+        set_statistics(adapter, statistics)
+        optimizer = make_optimizer(adapter, WEIGHT_DECAY)
+        scores = [(0, _score(scored, adapter))]
+        for step, (batch, tapped) in enumerate(bar(list(zip(batches, taps, strict=True)), f"training from '{way}' weights")):
+            set_learning_rate(optimizer, learning_rate_at(step, len(batches), learning_rate, WARM_UP))
+            logits = adapter.train().predict(tapped, batch.attention_mask, batch.sample_ids, epoch=step // steps_per_epoch)
+            task_loss(logits, batch.labels, config.kind, label_std=config.label_std).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step + 1) % every == 0 or step + 1 == len(batches):
+                scores.append((step + 1, _score(scored, adapter)))
+        curves.append(LearningCurve(way=way, scores=tuple(scores)))
+    return tuple(curves)
+
+
+def _score(scored: ActivationMemory, adapter: ParallelAdapter) -> float:
+    [predicted] = scored.predict([adapter])
+    right = [mine == theirs for mine, theirs in zip(predicted.answers("classification"), predicted.references(), strict=True)]
+    return sum(right) / len(right)
+
+
+TECHNIQUES = {
+    "full": "full",
+    "lora": "LoRA",
+    "adapters": "Adapters",
+    "parallel_adapters": "Parallel Adapters",
+    "parallel_adapters_cached": "Parallel Adapters, cached",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniqueCost:
+    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, weights left out."""
+
+    technique: str
+    trained: int
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+
+    @property
+    def label(self) -> str:
+        """Return the technique's name as people write it."""
+        return TECHNIQUES[self.technique]
+
+
+def measure_techniques(
+    model: str, batch: Batch, config: ParallelAdapterConfig, *, techniques: Sequence[str] = tuple(TECHNIQUES), repeats: int = 3
+) -> tuple[TechniqueCost, ...]:
+    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows how far it is.
+
+    config: of the Parallel Adapters; the others get its kind, outputs and seed.
+    """
+    steps = {technique: _step(technique, model, batch, config) for technique in bar(techniques, "loading")}
+    forward: dict[str, list[float]] = {technique: [] for technique in techniques}
+    backward: dict[str, list[float]] = {technique: [] for technique in techniques}
+    turns = [(turn, technique) for turn in range(repeats + 1) for technique in techniques]
+    for turn, technique in bar(turns, "training steps"):
+        begin = time.perf_counter()
+        loss = steps[technique][1]()
+        middle = time.perf_counter()
+        loss.backward()
+        if turn:  # the first turn warms up
+            forward[technique].append(middle - begin)
+            backward[technique].append(time.perf_counter() - middle)
+    return tuple(
+        TechniqueCost(
+            technique=technique,
+            trained=sum(one.numel() for one in module.parameters() if one.requires_grad),
+            forward_s=median(forward[technique]),
+            backward_s=median(backward[technique]),
+            saved_bytes=_saved_bytes(module, run),
+        )
+        for technique, (module, run) in steps.items()
+    )
+
+
+def cost_figure(costs: Sequence[TechniqueCost]) -> go.Figure:
+    """Return both passes' milliseconds of each technique."""
+    parts = {"forward": [1e3 * one.forward_s for one in costs], "backward": [1e3 * one.backward_s for one in costs]}
+    title = "A training step by technique"
+    return stacked_bars([one.label for one in costs], parts, title=title, label="measured in this process", x_title="ms")
+
+
+def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfig) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """Return what is trained, and a forward pass up to the loss."""
+    stack = load_stack(model)
+    if technique in ("full", "lora", "adapters"):
+        chosen = TechniqueConfig(
+            technique=technique,  # type: ignore[arg-type]
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            kind=config.kind,
+            num_outputs=config.num_outputs,
+            seed=config.seed,
+        )
+        stage = TechniqueStage(stack.stage(0, stack.num_layers), chosen)
+
+        def through_all() -> Tensor:
+            _, last = stage(batch.input_ids, batch.attention_mask)
+            return task_loss(stage.logits(last, batch.attention_mask, batch.sample_ids, 0), batch.labels, config.kind)
+
+        return stage, through_all
+    adapter = ParallelAdapter(config).train()
+    kept: list[Tensor] = []
+
+    def taps() -> list[Tensor]:
+        with torch.no_grad():
+            return list(stack(batch.input_ids, batch.attention_mask)[1])
+
+    if technique == "parallel_adapters_cached":
+        kept = taps()
+
+    def beside() -> Tensor:
+        return task_loss(adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind)
+
+    return adapter, beside
+
+
+def _saved_bytes(module: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Return the bytes of all tensors that one forward pass leaves for the backward pass, each storage once."""
+    loss, nbytes = saved_by_autograd(run, module.parameters())
+    loss.backward()
+    return nbytes

@@ -1,9 +1,10 @@
-"""Plans, sweeps, reports and single-shot inference as small tables for a notebook."""
+"""Plans, sweeps, reports and single-shot inference as small tables for a notebook, and a plain line figure for what it sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
@@ -12,7 +13,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import Report, SweepPoint
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
-from workbench.plots.style import all_notes, byte_unit, time_unit
+from workbench.plots.style import CYCLE, LEGEND_BELOW, SYMBOLS, all_notes, byte_unit, finish, time_unit
 from workbench.summary import summary_rows
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem
 from workbench.widgets.planning import Comparison
@@ -217,3 +218,40 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
         title=f"{layers}{', ' * bool(ways)}{', '.join(ways)}",
         note=" ".join(plan.notes),
     )
+
+
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    label: str,
+    x_title: str,
+    y_title: str,
+    subtitle: str = "",
+    logarithmic: str = "",
+) -> go.Figure:
+    """Return a figure with a line through the (x, y) points of each series.
+
+    label: what the numbers are (simulated, measured).  logarithmic: the axes that are, such as 'x' or 'xy'.
+    """
+    figure = go.Figure()
+    for index, (name, points) in enumerate(series.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                mode="lines+markers",
+                name=name,
+                line={"color": CYCLE[index % len(CYCLE)], "width": 2},
+                marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+                showlegend=True,
+            )
+        )
+    figure.update_xaxes(title=x_title, zeroline=False)
+    figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
+    if "x" in logarithmic:
+        marked = sorted({x for points in series.values() for x, _ in points})
+        figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
+    if "y" in logarithmic:
+        figure.update_yaxes(type="log", dtick=1)
+    return finish(figure, title=title, label=label, subtitle=subtitle, height=420, margin={"b": 95}, legend=LEGEND_BELOW)

@@ -23,8 +23,8 @@ from workbench.methods.common.model_card import CARD, model_card
 from workbench.models import evaluation, saving, techniques
 from workbench.models.hub import locate, snapshot_of
 from workbench.models.loading import is_tiny, load_stack, load_tokenizer, model_facts
-from workbench.models.published import kept_name
 from workbench.models.quantization import quantize
+from workbench.models.saving import kept_name
 from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
 from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables

@@ -1,20 +1,32 @@
-"""The one phase of a fine-tuning run: every epoch forward and back through a pipeline's stages."""
+"""The one phase of a fine-tuning run: every epoch forward and back through a pipeline's stages.
+
+Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch updates a stage's
+weights as soon as its backward pass is done there, and goes back with the version that it came with.
+A step of the trainer is a window: some mini-batches that follow each other without a drain.  Between two windows the pipeline is empty,
+so that all stages have done the same mini-batches: this is the state of checkpoints, backups and the next generation.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from torch import Tensor
+
+from workbench.core.schedule import STEP, Op
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
-from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer, windows
-from workbench.methods.training.handlers import PlannedStep
+from workbench.methods.training.handlers import PlannedStep, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
+from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
+from workbench.tasks.batching import epoch_batches
 
 JOURNAL_BYTES = 32_000_000
 """A stage with more parameters and moments than this is kept after every epoch only: to copy them after every step would cost more
@@ -106,3 +118,122 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:
     """Return the phase as a rank does it."""
     return (TechniquePhase(session, session.rank_job.phases()[0], result),)
+
+
+ALIKE = 32
+"""Mini-batches that are put in order of length among each other."""
+
+
+def windows(lengths: tuple[int, ...], batch_size: int, drain_every: int, *, seed: int, epoch: int) -> tuple[PlannedStep, ...]:
+    """Return an epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  drain_every: 0 is once an epoch.
+
+    Runs of mini-batches are in order of length: stages that compute mini-batches of unlike length at the same time wait for each other.
+    """
+    drawn = epoch_batches(lengths, batch_size, seed, epoch)
+    size = drain_every or len(drawn)
+    run = min(size, ALIKE)
+    batches = [
+        one for at in range(0, len(drawn), run) for one in sorted(drawn[at : at + run], key=lambda batch: max(lengths[i] for i in batch))
+    ]
+    return tuple(PlannedStep.of(batches[at : at + size], lengths) for at in range(0, len(batches), size))
+
+
+class WindowOptimizer:
+    """A FlatAdamW whose steps, as the trainer counts them, are windows: an Optimizer.
+
+    num_batches: mini-batches of an epoch.  drain_every: see windows.
+    """
+
+    def __init__(self, inner: FlatAdamW, num_batches: int, drain_every: int) -> None:
+        self.inner, self._num_batches, self._size = inner, num_batches, drain_every or num_batches
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many windows were done."""
+        epochs, batches = divmod(self.inner.num_steps, self._num_batches)
+        return epochs * -(-self._num_batches // self._size) + -(-batches // self._size)
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters, gradients and moments (see Optimizer)."""
+        return self.inner.state_bytes
+
+    def state_vectors(self) -> tuple[Tensor, ...]:
+        """Return all that makes the next step (see Optimizer)."""
+        return self.inner.state_vectors()
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Go on as after so many windows."""
+        epochs, windows = divmod(num_steps, -(-self._num_batches // self._size))
+        self.inner.set_num_steps(epochs * self._num_batches + windows * self._size)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and moments by name (see Optimizer)."""
+        return self.inner.named_tensors()
+
+    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over parameters and moments by name, and the windows done (see Optimizer)."""
+        self.inner.load_named_tensors(tensors, 0)
+        self.set_num_steps(num_steps)
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """A version of a stage's trained weights, (total,).  in_flight: mini-batches that came with it and have not gone back yet."""
+
+    weights: Tensor
+    in_flight: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Return its bytes."""
+        return self.weights.nbytes
+
+
+@dataclass(slots=True, kw_only=True)
+class StashingHandlers:
+    """One window's operations on one rank.  each: of a mini-batch.
+
+    newest: version of the weights.  first: the window's, as long as a mini-batch needs it; it comes without content.
+    """
+
+    each: BackpropagationHandlers
+    newest: Version = field(init=False)
+    first: Version | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.newest = self.first = Version(self.each.optimizer.parameters)
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {"F": self._forward, "B": self._backward, STEP: self._step}
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._version(op, reads).in_flight += 1
+        size = len(self.each.batches[op.microbatch].sample_ids)
+        written = replace(self.each, total=size).table()["F"](op, reads)
+        share = size / self.each.total  # a window's loss is the mean over its samples
+        return tuple(one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True))
+
+    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        version = self._version(op, reads)
+        version.in_flight -= 1
+        if version is self.first is not self.newest and not version.in_flight:
+            self.first = None
+        return self.each.table()["B"](op, reads)
+
+    def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        optimizer = self.each.optimizer
+        if self.newest.in_flight:
+            optimizer.keep_version()
+        optimizer.step()
+        optimizer.compute_with(optimizer.parameters)
+        self.newest = Version(optimizer.parameters)
+        return (self.newest,)
+
+    def _version(self, op: Op, reads: tuple[Any, ...]) -> Version:
+        """Let the stage compute with the version that an operation reads, and return it."""
+        version: Version | None = named(op, reads, "weight")[0] or self.first
+        assert version is not None, f"{op.label} reads the window's first version, which is gone"
+        self.each.optimizer.compute_with(version.weights)
+        return version

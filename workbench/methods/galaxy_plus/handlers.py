@@ -43,7 +43,7 @@ class InferenceHandlers:
             "ENTER": self._enter,
             "QKV": self._query_key_value,
             "ATT": self._attend,
-            "CQ": lambda op, reads: (self._shard.cross_query(op.stage, _joined(reads)),),
+            "CQ": lambda op, reads: (self._shard.qkv(op.stage, _joined(reads)),),
             "CKV": lambda op, reads: (self._shard.cross_keys_values(op.stage, _joined(reads)),),
             "CATT": self._cross_attend,
             "OUT": self._leave,

@@ -99,7 +99,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def cross_attend(tokens: int, units: int) -> Call:
         own = shard(units)
         with torch.inference_mode():
-            asked, memory = own.cross_query(cross, hidden(tokens)), own.cross_keys_values(cross, hidden(tokens))
+            asked, memory = own.qkv(cross, hidden(tokens)), own.cross_keys_values(cross, hidden(tokens))
         return partial(own.begin, tokens, target_length=tokens), lambda run: own.cross_attend(cross, (asked,), (memory,), run)
 
     def product(function: str, number: int, *, columns: bool = False, width: int = 0) -> Callable[[int, int], Call]:

@@ -20,9 +20,9 @@ from workbench.models.distillation import Distillation, distill, distillation_fi
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
+from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
-from workbench.models.tensor_files import save_tensors
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.batching import epoch_batches

@@ -17,7 +17,7 @@ from workbench.methods.base import ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.plans import MAX_SIMULATIONS
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.cached_epochs import phases_on
+from workbench.methods.pac_plus.epochs import phases_on
 from workbench.methods.pac_plus.initial import begin
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
@@ -30,9 +30,8 @@ from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.published import kept_name, save_tokenizer
 from workbench.models.quantization import quantize
-from workbench.models.saving import AdapterDescription, save_adapter
+from workbench.models.saving import AdapterDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
 from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory

@@ -1,7 +1,14 @@
 """Backbones whose weights are stored in few bits and computed with in more (PAC+, section IV-D, Eq. 1-2, Fig. 8)."""
 
-from workbench.models.quantization.config import STORAGE_TYPES, FloatType, QuantizationConfig, dequantize_blocks, quantize_blocks
-from workbench.models.quantization.engines import import_bitsandbytes, resolve_engine
+from workbench.models.quantization.config import (
+    STORAGE_TYPES,
+    FloatType,
+    QuantizationConfig,
+    dequantize_blocks,
+    import_bitsandbytes,
+    quantize_blocks,
+    resolve_engine,
+)
 from workbench.models.quantization.stored import (
     QuantizedEmbedding,
     QuantizedLinear,

@@ -13,8 +13,15 @@ from workbench.core.errors import ConfigError
 from workbench.models.language_model_head import LanguageModelHead
 from workbench.models.partial_loading import cast_buffers
 from workbench.models.products import linear
-from workbench.models.quantization.config import FLOAT_TYPES, QuantizationConfig, dequantize_constants, quantize_blocks, quantize_constants
-from workbench.models.quantization.engines import dequantize, resolve_engine
+from workbench.models.quantization.config import (
+    FLOAT_TYPES,
+    QuantizationConfig,
+    dequantize,
+    dequantize_constants,
+    quantize_blocks,
+    quantize_constants,
+    resolve_engine,
+)
 
 
 class StoredWeight(nn.Module):

@@ -90,7 +90,10 @@ class ModelShard:
     # Attention.
 
     def qkv(self, number: int, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values of the own units, side by side (n, t, (group + 2) x units x head size)."""
+        """Return queries, keys and values of the own units, side by side (n, t, (group + 2) x units x head size).
+
+        Of a cross-attention the queries alone (n, s, units x head size).
+        """
         held = self.held[number]
         return F.linear(hidden, held.inputs[0], held.biases[0])
 
@@ -140,10 +143,6 @@ class ModelShard:
             keys, values = keys[:, :, :stop], values[:, :, :stop]
         mask = self.positions.mask(block, held.ranges, run, start, stop)
         return attend(queries, keys, values, mask, is_causal=part.shape.is_causal and mask is None, scale=block.scale)
-
-    def cross_query(self, number: int, hidden: Tensor) -> Tensor:
-        """Return queries of the own units (n, s, units x head size)."""
-        return self.qkv(number, hidden)
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
         """Return keys and values of the own units (n, t, 2 x units x head size) of the encoder's output."""
@@ -204,7 +203,7 @@ class ModelShard:
                 return self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
             if block.kind == "cross_attention":
                 assert memory is not None
-                queries, keys_values = self.cross_query(number, hidden), self.cross_keys_values(number, memory)
+                queries, keys_values = self.qkv(number, hidden), self.cross_keys_values(number, memory)
                 return self.out(number, self.cross_attend(number, (queries,), (keys_values,), run))
             return self.down(number, self.up(number, hidden))
 

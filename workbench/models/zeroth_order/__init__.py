@@ -1,11 +1,18 @@
 """Fine-tuning with forward passes only: P-RGE and what it is compared with (P-RGE, section 3, Algorithms 1 to 3)."""
 
+from workbench.models.zeroth_order.adapted import PrecisionWarning, smallest_epsilon, warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.config import Copies, Execution, TrainableConfig, ZerothOrderConfig
 from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
 from workbench.models.zeroth_order.estimators import FirstOrder, Mezo, Prge, StepResult, passes_of, replay
-from workbench.models.zeroth_order.loading import load_backbone, load_causal_model, load_causal_stage
+from workbench.models.zeroth_order.loading import (
+    TrainedDescription,
+    find_trained,
+    load_backbone,
+    load_causal_model,
+    load_causal_stage,
+    load_trained,
+    save_for_peft,
+)
 from workbench.models.zeroth_order.losses import PromptLike, Prompts
-from workbench.models.zeroth_order.precision import PrecisionWarning, smallest_epsilon, warn_of_rounding
-from workbench.models.zeroth_order.saving import TrainedDescription, find_trained, load_trained, save_for_peft
 from workbench.models.zeroth_order.step_log import LogFile, StepLog, gradients_of, make_log, read_log

@@ -17,8 +17,7 @@ from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.injection import inject, own_parameters, pooled_head
-from workbench.models.zeroth_order.losses import PromptLike, class_losses, word_logits, word_losses
-from workbench.models.zeroth_order.packing import Packing
+from workbench.models.zeroth_order.losses import Packing, PromptLike, class_losses, word_logits, word_losses
 from workbench.models.zeroth_order.trainables import HEAD, Binding
 
 Enter = Callable[[int], None]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.seeds import MAX_QUERIES
 from workbench.models.lora import ROLES
 
@@ -83,9 +83,3 @@ def check_positive(name: str, value: float, found: str) -> None:
     """Raise ConfigError unless a number is finite and above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"{name} = {value} was asked for.", found, "Give a number above 0.")
-
-
-def check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ConfigError for a value that is not known."""
-    if value not in known:
-        raise ConfigError(f"The {what} '{value}' was asked for.", f"Known are {', '.join(known)}.", did_you_mean(str(value), known))

@@ -15,12 +15,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.seeds import query_seed
+from workbench.models.zeroth_order.adapted import warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.config import Execution, ZerothOrderConfig, check_choice, check_positive
+from workbench.models.zeroth_order.config import Execution, ZerothOrderConfig, check_positive
 from workbench.models.zeroth_order.losses import PromptLike
-from workbench.models.zeroth_order.precision import warn_of_rounding
 from workbench.models.zeroth_order.step_log import StepLog, gradients_of, make_log
 from workbench.models.zeroth_order.trainables import HEAD, Trainables, fill
 

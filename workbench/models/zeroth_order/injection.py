@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.initialization import seeded_generator
 from workbench.models.lora import projections
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage
@@ -71,13 +71,13 @@ def own_parameters(model: nn.Module, binding: Binding) -> Trainables:
 
 def pooled_head(hidden_size: int, num_outputs: int, seed: int, binding: Binding) -> PooledHead:
     """Return a small random head."""
-    weight = torch.randn(hidden_size, num_outputs, generator=_generator(seed, "head.weight")) * HEAD_DEVIATION
+    weight = torch.randn(hidden_size, num_outputs, generator=seeded_generator(seed, "head.weight")) * HEAD_DEVIATION
     return PooledHead(weight, binding)
 
 
 def frozen_a(seed: int, name: str, rows: int, rank: int) -> Tensor:
     """Return A (rows, rank) as peft draws it (Kaiming's uniform distribution), a function of seed and name."""
-    return torch.empty(rows, rank).uniform_(-(rows**-0.5), rows**-0.5, generator=_generator(seed, name))
+    return torch.empty(rows, rank).uniform_(-(rows**-0.5), rows**-0.5, generator=seeded_generator(seed, name))
 
 
 def shape_of(base: Any) -> tuple[int, int]:
@@ -106,7 +106,3 @@ def _shared_matrices(stage: BackboneStage, layers: dict[str, dict[str, str]], co
     rows, columns = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
     # Kaiming's uniform distribution for a matrix (r, k), or (out, r), with gain 1 / sqrt(3): 1 / sqrt(fan in).
     return frozen_a(config.seed, "vera.A", rows, config.rank), frozen_a(config.seed, "vera.B", config.rank, columns)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1)

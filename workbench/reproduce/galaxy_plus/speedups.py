@@ -15,7 +15,7 @@ from workbench.planners.galaxy_plus import algorithm_1
 from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.drawing import draw, paired_bars
-from workbench.reproduce.galaxy_plus.latency import plans, scheduled
+from workbench.reproduce.galaxy_plus.scaling import plans, scheduled
 from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, OURS, READINGS, Reading, run_system
 from workbench.reproduce.galaxy_plus.testbed import (
     ENVIRONMENTS,

@@ -27,7 +27,7 @@ from workbench.models.zeroth_order import (
     replay,
 )
 from workbench.models.zeroth_order.estimators import FirstOrder
-from workbench.reproduce.result import read_kept
+from workbench.reproduce.result import kept_or_made, read_kept
 from workbench.tasks.prompts import EncodedPrompts, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
 
 Method = Literal["zero-shot", "calibrated", "P-RGE", "MeZO", "FO-SGD", "FO-Adam"]
@@ -122,14 +122,9 @@ class TrialFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, trial: Trial) -> TrialOutcome | None:
-        """Return the outcome of a trial that was run before, None if there is none that reads."""
-        outcome = read_kept(self._path(trial), TrialOutcome)
-        return outcome if outcome is not None and outcome.trial == trial else None
-
-    def keep(self, outcome: TrialOutcome) -> None:
-        """Keep an outcome."""
-        write_text(self._path(outcome.trial), to_json(outcome, indent=-1))
+    def path(self, trial: Trial) -> Path:
+        """Return the file of a training's outcome."""
+        return self.folder / f"{trial.task}-{trial.method}-{trial.technique}-{trial.queries}-{trial.seed}-{trial.digest}.json"
 
     def steps_path(self, trial: Trial) -> Path:
         """Return the file of a forward-only training's seeds and scalars."""
@@ -138,9 +133,6 @@ class TrialFolder:
     def curve_path(self, trial: Trial) -> Path:
         """Return the file of a training's scores on the way."""
         return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.curve_digest}.curve.json"
-
-    def _path(self, trial: Trial) -> Path:
-        return self.folder / f"{trial.task}-{trial.method}-{trial.technique}-{trial.queries}-{trial.seed}-{trial.digest}.json"
 
 
 Progress = Callable[[str], None]
@@ -187,10 +179,9 @@ class Runner:
 
     def outcome(self, trial: Trial) -> TrialOutcome:
         """Return a trial's outcome: from the folder where it is there, else by running it now."""
-        outcome = self.folder.find(trial)
-        if outcome is None:
-            outcome = run_trial(trial, self._bench(trial), self.folder, self.progress)
-            self.folder.keep(outcome)
+        outcome = kept_or_made(
+            self.folder.path(trial), TrialOutcome, lambda: run_trial(trial, self._bench(trial), self.folder, self.progress)
+        )
         self.progress(f"{trial.name}: validation {outcome.validation_score:.1f}, test {outcome.test_score:.1f}")
         return outcome
 

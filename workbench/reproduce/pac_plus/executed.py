@@ -16,7 +16,6 @@ from workbench.reproduce.pac_plus.executed_runs import (
     RESAMPLES,
     Difference,
     Outcome,
-    RunFolder,
     Training,
     ensemble,
     mcnemar,
@@ -80,7 +79,7 @@ def training(settings: Settings, task: str, technique: str, seed: int, **changes
 def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Training, Outcome]:
     """Run what was not run before; outcomes are kept in the settings' workdir."""
     folder = None if settings.workdir is None else settings.workdir / "trainings"
-    return run_all(trainings, RunFolder(folder), settings.data, settings.progress)
+    return run_all(trainings, folder, settings.data, settings.progress)
 
 
 def task_of(settings: Settings, one: Training) -> Task:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +23,7 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, import_bitsandbytes, quantize
 from workbench.models.stack import LayerStack
 from workbench.models.torch_pruning import copy_torch_pruned
-from workbench.reproduce.pac_plus.executed_runs import Outcome, RunFolder, Training
+from workbench.reproduce.pac_plus.executed_runs import Outcome, Training
 from workbench.reproduce.pac_plus.executed_training import (
     TappedSplit,
     TokenizedTask,
@@ -32,6 +33,7 @@ from workbench.reproduce.pac_plus.executed_training import (
     statistics_of,
     train,
 )
+from workbench.reproduce.result import kept_or_made
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.embedded import load_unlabelled
@@ -46,20 +48,19 @@ _SPLITS = ("train", "validation", "test")
 _TAP_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def run_all(trainings: Sequence[Training], runs: RunFolder, data: Path | None, progress: Callable[[str], None]) -> dict[Training, Outcome]:
+def run_all(
+    trainings: Sequence[Training], folder: Path | None, data: Path | None, progress: Callable[[str], None]
+) -> dict[Training, Outcome]:
     """Return the outcome of each training: from the folder where it is there, else by running it now.
 
-    data: a folder with the GLUE tasks, for those that need one.
+    folder: None keeps none.  data: a folder with the GLUE tasks, for those that need one.
     """
-    bench = _Bench(data, runs.folder, progress)
+    bench = _Bench(data, folder, progress)
     found: dict[Training, Outcome] = {}
-    for training in sorted(trainings, key=_grouping):  # stable: trainings that share taps come one after the other
-        outcome = runs.find(training)
-        if outcome is None:
-            outcome = train(training, bench.task(training), bench.trainee(training), progress)
-            runs.keep(outcome)
-        progress(f"{training.name}: test {outcome.test_score:.2f}")
-        found[training] = outcome
+    for training in sorted(dict.fromkeys(trainings), key=_grouping):  # stable: trainings that share taps come one after the other
+        path = None if folder is None else folder / training.file_name
+        found[training] = kept_or_made(path, Outcome, partial(bench.outcome, training))
+        progress(f"{training.name}: test {found[training].test_score:.2f}")
     return {training: found[training] for training in trainings}
 
 
@@ -79,6 +80,10 @@ class _Bench:
             self._kept.pop(kind, None)  # let go of the old one before the new one is made
             self._kept[kind] = (key, make())
         return self._kept[kind][1]
+
+    def outcome(self, training: Training) -> Outcome:
+        """Train now."""
+        return train(training, self.task(training), self.trainee(training), self._progress)
 
     def task(self, training: Training) -> TokenizedTask:
         """Return the training's task, tokenized."""

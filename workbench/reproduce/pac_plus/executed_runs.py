@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import binomtest
 
 from workbench.core.errors import ConfigError
-from workbench.core.serial import to_json, write_text
-from workbench.reproduce.result import read_kept
+from workbench.core.serial import to_json
 from workbench.tasks.metrics import compute
 from workbench.tasks.task import Task
 
@@ -64,6 +62,12 @@ class Training:
         special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
         return " ".join((self.task, self.technique, *special, f"seed {self.seed}"))
 
+    @property
+    def file_name(self) -> str:
+        """Return the name of the file that keeps its outcome: another for each setting."""
+        digest = hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+        return f"{self.task}-{self.technique}-{self.seed}-{digest}.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -85,36 +89,6 @@ class Outcome:
     losses: tuple[float, ...]
     trainable_parameters: int
     seconds: float
-
-
-class RunFolder:
-    """Outcomes as JSON files, found by all that they depend on: an interrupted comparison goes on where it was.
-
-    folder: None keeps them in memory only.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._memory: dict[Training, Outcome] = {}
-
-    def find(self, training: Training) -> Outcome | None:
-        """Return the outcome of a training that was run before, None if there is none that reads."""
-        if training not in self._memory and self.folder is not None:
-            outcome = read_kept(self._path(self.folder, training), Outcome)
-            if outcome is not None and outcome.training == training:
-                self._memory[training] = outcome
-        return self._memory.get(training)
-
-    def keep(self, outcome: Outcome) -> None:
-        """Keep an outcome."""
-        self._memory[outcome.training] = outcome
-        if self.folder is not None:
-            write_text(self._path(self.folder, outcome.training), to_json(outcome, indent=-1))
-
-    @staticmethod
-    def _path(folder: Path, training: Training) -> Path:
-        digest = hashlib.sha256(to_json(training).encode()).hexdigest()[:16]
-        return folder / f"{training.task}-{training.technique}-{training.seed}-{digest}.json"
 
 
 def score(task: Task, outputs: Sequence[Sequence[float]], labels: Sequence[float]) -> float:

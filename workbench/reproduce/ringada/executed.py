@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from workbench.core.serial import to_json, write_text
 from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, printed, read_kept
+from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed
 from workbench.reproduce.ringada.training import PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
@@ -86,11 +85,7 @@ def _kept(settings: Settings, scheme: str, seed: int, steps: int, points: int) -
     path: Path | None = None
     if settings.workdir is not None:
         path = settings.workdir / "fig3" / f"{QUICK_MODEL if settings.quick else MODEL}-{scheme}-{steps}-{points}-{seed}.json"
-    found = None if path is None else read_kept(path, Curve)
-    if found is None:
-        found = _train(settings, scheme, seed, steps, points)
-        if path is not None:
-            write_text(path, to_json(found))
+    found = kept_or_made(path, Curve, lambda: _train(settings, scheme, seed, steps, points))
     settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {found.test:.1f} %")
     return found
 
