@@ -20,6 +20,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the notebooks' temporary output (see workbench.widgets.settings.output_folder), if this session's notebooks wrote it."""
+    """Remove the notebooks' temporary output (see workbench.widgets.controls.output_folder), if this session's notebooks wrote it."""
     if any(item.nodeid.startswith(("notebooks/", "tests/browser/")) for item in session.items):
         shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)
