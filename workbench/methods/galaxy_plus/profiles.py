@@ -137,7 +137,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     }
     if part.shape.has_cross_attention:
         makers |= {
-            "CQ": product("cross_query", cross),
+            "CQ": product("qkv", cross),
             "CKV": product("cross_keys_values", cross),
             "CATT": cross_attend,
             "COUT": product("out", cross, width=part.head_size),
