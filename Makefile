@@ -39,7 +39,7 @@ TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/models+tests/planners
 	tests/methods rest mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
-PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(NBVAL)
+PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: setup
 	$(BIN)/ruff check .
@@ -47,7 +47,8 @@ test: setup
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
 	printf '%s\n' $(TEST_GROUPS) | xargs -P 3 -n 1 sh -c ' \
 		group=$$1; case $$group in \
-			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(REST);; *) set -- $(PYTEST) $$(echo $$group | tr + " ");; \
+			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) -p no:nbval $(REST);; \
+			notebooks*) set -- $(PYTEST) $(NBVAL) $$(echo $$group | tr + " ");; *) set -- $(PYTEST) -p no:nbval $$(echo $$group | tr + " ");; \
 		esac; \
 		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
 		"$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh

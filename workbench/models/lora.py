@@ -9,7 +9,6 @@ feed-forward's last projection and before the residual connection.
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.core.imports import hidden
 from workbench.core.serial import write_text
 from workbench.models.families import layer_paths
 from workbench.models.partial_loading import save_tensors
@@ -112,16 +112,13 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 def require_peft() -> Any:
     """Return the module peft.  Raises ConfigError if it is not installed."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # bitsandbytes, which peft looks for, complains of kernels that LoRA does not need
     try:
-        import peft
+        with hidden("bitsandbytes"):  # it brings torch's compiler, and LoRA on our own quantized layers does not need it
+            import peft
     except ImportError:
         raise ConfigError(
             "LoRA was asked for.", "The package 'peft' is not installed.", "Install it (pip install peft), or choose another technique."
         ) from None
-    finally:
-        logging.disable(before)
     return peft
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ K = TypeVar("K", bound=Hashable)
 Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
 """What is timed: a function, or (prepare, run), of which only run(prepare()) is timed."""
 
+TINY_VARIABLE = "WORKBENCH_TINY"
 QUANTILE = 0.25
 SHORTEST_S = 2e-4
 MOST_LOOPS = 64
@@ -44,18 +46,28 @@ class Timing:
     rounds: int
 
 
+def tiny() -> bool:
+    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that a test runs every notebook's cell fast.
+
+    Papermill's own parameters come after the parameters cell and win.
+    """
+    return os.environ.get(TINY_VARIABLE, "") not in ("", "0")
+
+
 def time_calls(
     calls: Mapping[K, Call],
     *,
-    repeats: int = 9,
+    repeats: int | None = None,
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
     threads: int | None = 1,
 ) -> dict[K, Timing]:
     """Return the timing of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
 
-    A call shorter than 0.2 ms runs several times a round.  threads: torch threads to run with, None to leave them as they are.
+    repeats: None for 9, at the smallest settings 3 (see tiny).  A call shorter than 0.2 ms runs several times a round.
+    threads: torch threads to run with, None to leave them as they are.
     """
+    repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
         raise ConfigError(f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them.")
     began = clock()

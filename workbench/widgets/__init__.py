@@ -1,8 +1,14 @@
 """What the notebooks show and bind to their parameters: forms, live progress, a schedule player, the planner to play with."""
 
+from workbench.core.imports import hidden
+
+with hidden("rfc3987_syntax"):  # plotly asks for nbformat, whose schema library would build a grammar of addresses, which takes a second
+    from plotly.io import renderers
+
+from workbench.profiler.timing import tiny
 from workbench.widgets.bowl import Bowl, BowlLab, descents
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import output_folder, passages_folder, tiny
+from workbench.widgets.controls import output_folder, passages_folder
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench.widgets.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor

@@ -5,7 +5,6 @@ And what the notebooks' parameters begin with: small under test, of full size fo
 
 from __future__ import annotations
 
-import os
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.serial import write_text
 from workbench.fetch import cache_folder
 from workbench.plots.style import only_our_tags
+from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
 
 Control = TypeVar("Control", bound=widgets.Widget)
@@ -189,17 +189,6 @@ class FigureBox(Panel):
                 trace.update(fields | dict.fromkeys(gone), overwrite=True)
         if len(bare.data) > same:
             self.shown.add_traces(bare.data[same:])
-
-
-TINY_VARIABLE = "WORKBENCH_TINY"
-
-
-def tiny() -> bool:
-    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that a test runs every cell fast.
-
-    Papermill's own parameters come after the parameters cell and win.
-    """
-    return os.environ.get(TINY_VARIABLE, "") not in ("", "0")
 
 
 def output_folder(name: str) -> Path:
