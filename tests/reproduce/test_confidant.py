@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 
 from workbench.core.serial import from_json, to_json
+from workbench.methods.training.backups import Substitution
 from workbench.reproduce import Result, Settings, find_item
+from workbench.reproduce.confidant.faults import Prices, goodput_of
 from workbench.reproduce.confidant.heads import attention_share, bound
 from workbench.reproduce.confidant.memory import equation_gb, model_gb
 
@@ -59,6 +61,21 @@ def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
     assert [check.holds for check in made.checks] == [True, False, False, True, False]
     full, lora = ([row for row in made.tables[0].rows if row[0] == name] for name in ("full", "lora"))
     assert all(slow[3] > fast[3] for rows in (full, lora) for slow, fast in pairwise(rows))  # type: ignore[operator]
+    assert item.draw(from_json(to_json(made), Result))
+
+
+def test_goodput_by_hand_and_its_findings() -> None:
+    prices = Prices(step_s=1.0, backup_s=0.25, loss_s=5.0, substitution=Substitution(1.0, 0.5, 0.5))
+    assert prices.alpha_s == 3.0
+    stays = {"mean_s": 1e9, "seed": 0, "noticed": 0.0}
+    assert goodput_of(prices, keeps=True, **stays) == pytest.approx(0.8) and goodput_of(prices, keeps=False, **stays) == 1.0
+    stays = {"mean_s": 300.0, "seed": 0}
+    on_notice, lost = (goodput_of(prices, keeps=True, noticed=share, **stays) for share in (1.0, 0.0))
+    assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
+    item = find_item("confidant", "goodput")
+    made = item.run(Settings())
+    assert [check.holds for check in made.checks] == [True, False]  # of devices that stay for hours, backups cost more than losses
+    assert len(made.comparisons) == 28 and all(0 <= float(one.ours or 0) <= 100 for one in made.comparisons)
     assert item.draw(from_json(to_json(made), Result))
 
 

@@ -198,7 +198,8 @@ class Change:
     """Something that befalls a device, and what follows, in seconds of the devices' clock.
 
     what: such as 'kill beta'.  step: how many were done; known: how many by the time it was noticed.  begun_s: of the generation that it
-    led to; resumed_s: of the end of its first step.  The rest: see core.report.Recovery.
+    led to; stopped_s: when the last member had done the last step before; first: generation and step that came first; resumed_s: when
+    the last member had done it.  The rest: see core.report.Recovery.
     """
 
     what: str
@@ -206,6 +207,8 @@ class Change:
     since_s: float
     noticed_s: float | None = None
     begun_s: float | None = None
+    stopped_s: float = 0.0
+    first: tuple[int, int] | None = None
     resumed_s: float | None = None
     step_s: float = 0.0
     stood_still_s: float = 0.0

@@ -174,9 +174,8 @@ class Coordinator:
 
     def _stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         place, now_s = generation.members.index(rank), self.fleet.now_s()
-        if done.step != self._last_step:
-            self._resumed(generation, done.step, now_s)
-            self._last_step, self._last_step_s = done.step, now_s
+        self._resumed(generation, done.step, now_s)
+        self._last_step, self._last_step_s = done.step, now_s
         self.policy.stepped(generation, rank, done)
         if done.busy_s:
             expected_s = generation.predictor.busy_s(done.step, place) / self._planned_with.get(rank, 1.0)
@@ -247,7 +246,8 @@ class Coordinator:
         self.pace.accept({})
         for change in self._changes:
             if change.noticed_s is not None and change.begun_s is None:
-                change.begun_s, change.repeated = self.fleet.now_s(), max(0, change.known - self.policy.step)
+                change.begun_s, change.stopped_s = self.fleet.now_s(), self._last_step_s
+                change.repeated = max(0, change.known - self.policy.step)
         if self._number > 1:
             names = [self.fleet.name(rank) for rank in generation.members]
             self.say(f"From step {self.policy.step + 1} on: {generation.plan.told(names)}")
@@ -357,6 +357,6 @@ class Coordinator:
 
     def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
         for change in self._changes:
-            if change.begun_s is not None and change.resumed_s is None:
-                change.resumed_s, change.step_s = now_s, generation.predictor.seconds(step)
-                change.stood_still_s = max(0.0, now_s - self._last_step_s - change.step_s)
+            if change.begun_s is not None and change.first in (None, (generation.number, step)):
+                change.first, change.resumed_s, change.step_s = (generation.number, step), now_s, generation.predictor.seconds(step)
+                change.stood_still_s = max(0.0, now_s - change.stopped_s - change.step_s)

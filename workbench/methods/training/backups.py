@@ -86,10 +86,19 @@ def backup_s(rank_job: RankJob) -> float:
 
 
 class Substitution(NamedTuple):
-    """What it takes that others take the places of devices that leave: seconds of loading while all train on, and of standing still."""
+    """What it takes that others take the places of devices that leave: seconds of loading while all train on, and of standing still.
+
+    keeping_s: until each device's state is on the next one too.  moving_s: until the new device has it.
+    """
 
     loading_s: float
+    keeping_s: float
     moving_s: float
+
+    @property
+    def still_s(self) -> float:
+        """Return how long all stand still."""
+        return self.keeping_s + self.moving_s
 
 
 def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> Substitution:
@@ -103,7 +112,7 @@ def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) 
         new = [rank for rank in stage.ranks if rank not in before.busy_ranks]
         loading_s = max([loading_s, *(nbytes / cluster.devices[rank].storage_bytes_per_s for rank in new)])
     wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # two neighbours that leave: from the disk
-    return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)) + _seconds(moves(wanted, left, specs, cluster)))
+    return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster)))
 
 
 def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:

@@ -206,8 +206,8 @@ class Succession:
         price = substitution(self.first.cluster, self.first.profile, before, after)
         step_s = Timetable(job).longest_s()
         self._say(
-            f"{', '.join(chosen)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.moving_s:.2g} s to move what is"
-            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.moving_s:.2g} s is enough)"
+            f"{', '.join(chosen)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.still_s:.2g} s to move what is"
+            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is enough)"
         )
         return members, job, prepares
 

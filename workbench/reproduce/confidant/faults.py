@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
@@ -11,7 +15,7 @@ from workbench.core.plan import Plan, Share, Stage, homes_of, with_backups
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.serial import read_toml
-from workbench.methods.training.backups import substitution
+from workbench.methods.training.backups import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
 from workbench.reproduce.confidant.testbed import PAPER, description
 from workbench.reproduce.items import Item
@@ -97,7 +101,7 @@ def table7(item: Item, settings: Settings) -> Result:
         for rate in (constants["bytes_per_s"] / MBIT, 100.0, 1000.0):
             world = made(bytes_per_s=rate * MBIT, technique=technique)
             price = substitution(world.cluster, world.profile, before, after)
-            rows.append((technique, rate, price.loading_s, price.moving_s, price.loading_s + world.trained_s(before, 32) + price.moving_s))
+            rows.append((technique, rate, price.loading_s, price.still_s, price.loading_s + world.trained_s(before, 32) + price.still_s))
     stale = proactive["Substitution"] / pace_s
     parts = sum(paper["passive", part] for part in passive)
     return item.result(
@@ -122,4 +126,126 @@ def table7(item: Item, settings: Settings) -> Result:
         printed_ratio=paper["passive", "Retrain"] / paper["proactive", "Retrain"],
         ours_passive=seconds["passive"]["Recovery"],
         ours_proactive=seconds["proactive"]["Recovery"],
+    )
+
+
+STEPS, DEVICES, SEEDS = 10_000, 1_000, range(5)
+STAYS_MIN = (2, 5, 10, 30, 60, 180, 600)
+BACKUP_EVERY, EPOCH = 10, 1_000
+TIE = 0.5
+"""Points of goodput that the draws make."""
+GIVE_UP = 20.0
+"""A run is given up when it has taken so many times as long as an undisturbed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Seconds.  step_s: of a mini-batch.  backup_s: what backups add to one.  loss_s: of a loss, without what is done again."""
+
+    step_s: float
+    backup_s: float
+    loss_s: float
+    substitution: Substitution
+
+    @property
+    def alpha_s(self) -> float:
+        """Return how long before it leaves a device must say so."""
+        return self.substitution.loading_s + self.step_s + self.substitution.still_s
+
+
+class Crowd:
+    """Devices that come and go: each stays, and is away, for exponential times of one mean."""
+
+    def __init__(self, mean_s: float, seed: int) -> None:
+        self._draw, self._mean_s = random.Random(seed), mean_s
+        self._is_there = [self._draw.random() < 0.5 for _ in range(DEVICES)]
+        self.until_s = [self._draw.expovariate(1 / mean_s) for _ in range(DEVICES)]
+
+    def another(self, now_s: float, members: Sequence[int]) -> int:
+        """Return a device that is there now and not among the members."""
+        while True:
+            device = self._draw.randrange(DEVICES)
+            while self.until_s[device] <= now_s:
+                self._is_there[device] = not self._is_there[device]
+                self.until_s[device] += self._draw.expovariate(1 / self._mean_s)
+            if self._is_there[device] and device not in members:
+                return device
+
+    def gives_notice(self, share: float) -> bool:
+        """Return whether a departure is one of the share that comes with a notice."""
+        return self._draw.random() < share
+
+
+def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float) -> float:
+    """Return an undisturbed run's seconds over those of a run on three of the devices, none of which is sure to stay.
+
+    keeps: whether devices keep each other's state; else a loss costs the steps since the last epoch.  noticed: the share of departures
+    on notice, which idle devices stand in for.
+    """
+    crowd, members = Crowd(mean_s, seed), list[int]()
+    for _ in range(TRAINING):
+        members.append(crowd.another(0.0, members))
+    now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
+    recovered_s, lost = -1.0, -1  # when the last loss was made good, and at which place it was
+    while now_s < GIVE_UP * STEPS * prices.step_s:
+        place = min(range(TRAINING), key=lambda at: crowd.until_s[members[at]])
+        leaves_s = crowd.until_s[members[place]]
+        if now_s + (STEPS - step) * each_s <= leaves_s:
+            return STEPS * prices.step_s / (now_s + (STEPS - step) * each_s)
+        if leaves_s - now_s >= prices.alpha_s and crowd.gives_notice(noticed):
+            step += int((leaves_s - now_s - prices.substitution.still_s) / each_s)
+            now_s = leaves_s
+        else:
+            step += max(0, int((leaves_s - now_s) / each_s))
+            both = leaves_s < recovered_s and (place - lost) % TRAINING != 0  # of three devices each two are neighbours
+            step -= step % (BACKUP_EVERY if keeps and not both else EPOCH)
+            now_s = recovered_s = max(now_s, leaves_s) + prices.loss_s
+            lost = place
+        members[place] = crowd.another(now_s, members)
+    return step * prices.step_s / now_s
+
+
+def goodput(item: Item, settings: Settings) -> Result:
+    """Simulate runs on devices that come and go, by how long they stay."""
+    constants = read_toml(paper_folder(PAPER) / "constants.toml")["table7"]
+    phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
+    before = phones.plan(0, 1, 2)
+    price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
+    step_s = (phones.trained_s(before, 36) - phones.trained_s(before, 24)) / 12
+    loss_s = SILENCE_S + PING_EVERY_S / 2 + price.loading_s + price.moving_s + phones.trained_s(before, 1) - step_s
+    prices = Prices(step_s=step_s, backup_s=price.keeping_s / BACKUP_EVERY, loss_s=loss_s, substitution=price)
+    ways: dict[str, dict[str, Any]] = {
+        "proactive, all on notice": {"keeps": True, "noticed": 1.0},
+        "proactive, half on notice": {"keeps": True, "noticed": 0.5},
+        "passive": {"keeps": True, "noticed": 0.0},
+        "none": {"keeps": False, "noticed": 0.0},
+    }
+
+    def mean(stay: int, how: dict[str, Any]) -> float:
+        return 100 * fmean(goodput_of(prices, 60.0 * stay, seed, **how) for seed in SEEDS)
+
+    found = {(way, stay): mean(stay, how) for way, how in ways.items() for stay in STAYS_MIN}
+    proactive, passive, none = ({stay: found[way, stay] for stay in STAYS_MIN} for way in (*list(ways)[::2], "none"))
+    return item.result(
+        [item.cell((way, f"{stay}"), None, one) for (way, stay), one in found.items()],
+        holds={
+            "order": all(proactive[stay] > passive[stay] - TIE for stay in STAYS_MIN),
+            "worth": all(passive[stay] > none[stay] for stay in STAYS_MIN),
+        },
+        series={way: tuple((float(stay), found[way, stay]) for stay in STAYS_MIN) for way in ways},
+        steps=STEPS,
+        devices=DEVICES,
+        every=BACKUP_EVERY,
+        epoch=EPOCH,
+        step=step_s,
+        loss=loss_s,
+        moving=price.still_s,
+        backup=price.keeping_s,
+        alpha=prices.alpha_s,
+        least=STAYS_MIN[0],
+        most=STAYS_MIN[-1],
+        passive=passive[STAYS_MIN[0]],
+        proactive=proactive[STAYS_MIN[0]],
+        passive_most=passive[STAYS_MIN[-1]],
+        none_most=none[STAYS_MIN[-1]],
     )
