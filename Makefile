@@ -32,11 +32,11 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Groups of tests, long ones first.  The first mostly waits for emulated devices, so it runs beside two that compute, one for each core of a
-# small machine.  "rest" is whatever no other names, mypy comes last.  Each group imports torch again, so there are few.
+# Groups of tests, long ones first.  Half of them mostly wait for emulated devices, so four run side by side, two of which compute, one for
+# each core of a small machine.  "rest" is whatever no other names, mypy comes last.  Each group imports torch again, so there are few.
 # Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
-TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/models+tests/planners+tests/schedules+tests/reproduce tests/cli+tests/experiment \
-	tests/methods rest mypy
+TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/cli+tests/experiment \
+	tests/models+tests/planners+tests/schedules+tests/reproduce rest tests/methods mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -45,7 +45,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
-	printf '%s\n' $(TEST_GROUPS) | xargs -P 3 -n 1 sh -c ' \
+	printf '%s\n' $(TEST_GROUPS) | xargs -P 4 -n 1 sh -c ' \
 		group=$$1; case $$group in \
 			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) -p no:nbval $(REST);; \
 			notebooks*) set -- $(PYTEST) $(NBVAL) $$(echo $$group | tr + " ");; *) set -- $(PYTEST) -p no:nbval $$(echo $$group | tr + " ");; \
