@@ -78,6 +78,22 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
     assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("idle", "chosen"), [({"battery": 0.5}, "delta"), ({"host_share": 0.2}, "delta"), ({}, "gamma"), ({"memory_bytes": 300_000}, "delta")]
+)
+def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen: str, job: Job) -> None:
+    """Of equal ones the first; one with less charge, one that is slower and one whose memory does not suffice are not (simulated)."""
+    four = devices(4)
+    four = replace(four, devices=(*four.devices[:2], replace(four.devices[2], **idle), four.devices[3]))  # type: ignore[arg-type]
+    job = replace(job, options=job.options | {"devices": 2}, faults="leave:beta@step1")
+    assert f"{chosen} takes the place of beta" in " ".join(experiment.run(job, four, "simulate").notes)
+
+
+def test_a_notice_of_a_device_that_is_not_in_the_run_is_refused(job: Job) -> None:
+    with pytest.raises(ConfigError, match="The devices of 'two' are alpha, beta"):
+        experiment.run(replace(job, faults="leave:gamma@step1"), two_devices(), "simulate")
+
+
 @pytest.mark.parametrize(("killed", "repeated"), [("beta gamma", 3), ("beta delta", 1)])
 def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int, job: Job) -> None:
     """A device's state is kept by the next one of the ring; if both are gone, the epoch begins again (simulated)."""
