@@ -9,7 +9,7 @@ import pytest
 from tiny_job import two_devices
 
 from workbench import experiment
-from workbench.core import Job, Report
+from workbench.core import Job, Plan, Report
 from workbench.methods.base import Event
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack, load_tokenizer
@@ -22,8 +22,10 @@ from workbench.tasks.tokenize import evaluation_batches, tokenize
 KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
 
 
-def run(job: Job, folder: Path, *, resume: bool = False, progress: Callable[[Event], None] | None = None) -> Report:
-    return experiment.run(job, two_devices(), workdir=folder, fidelity="paced", resume=resume, progress=progress)
+def run(
+    job: Job, folder: Path, *, resume: bool = False, progress: Callable[[Event], None] | None = None, chosen_plan: Plan | None = None
+) -> Report:
+    return experiment.run(job, two_devices(), workdir=folder, fidelity="paced", resume=resume, progress=progress, chosen_plan=chosen_plan)
 
 
 def losses(report: Report) -> list[tuple[int, int, float | None]]:

@@ -74,6 +74,39 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
 
 
+def moving(first: tuple[int, ...], *others: tuple[int, tuple[int, ...]]) -> Plan:
+    """Return a plan of two devices.  others: the round from which on they have so many layers each."""
+
+    def stages(counts: tuple[int, ...]) -> tuple[Stage, ...]:
+        bounds = [(0, counts[0]), (counts[0], 6)]
+        return tuple(Stage(start=a, stop=b, shares=(Share(rank=rank, samples=8),)) for rank, (a, b) in enumerate(bounds))
+
+    later = tuple((at, stages(counts)) for at, counts in others)
+    return Plan(method="ringada", stages=stages(first), micro_batch_size=8, num_micro_batches=2, later=later)
+
+
+def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(job: Job, whole: Report, tmp_path: Path) -> None:
+    """Before round 4 layers 3 and 4, which is still frozen, go to alpha; before round 5, an epoch's first, layer 2 goes to beta."""
+    plan = moving((2, 4), (3, (4, 2)), (4, (2, 4)))
+    cached = replace(job, options=job.options | {"cache": True}, backup_every=2)
+    report = run(cached, tmp_path, chosen_plan=plan)
+    assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
+    assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(whole)], rel=1e-5)
+    assert "From step 4 on: layers 0-3 on alpha (8 samples); layers 4-5 on beta" in " ".join(report.notes)
+    assert report.phases_s["moving the cache"] > 0 and report.phases_s["moving the state"] > 0
+    simulated = experiment.run(cached, two_devices(), "simulate", chosen_plan=plan)
+    assert simulated.phases_s["changes of the plan"] > 0 and len({step.predicted_s for step in simulated.steps}) > 2
+
+
+def test_a_run_whose_layers_were_moved_is_resumed(job: Job, whole: Report, tmp_path: Path) -> None:
+    plan = moving((2, 4), (2, (4, 2)))
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path, progress=at(1, interrupt), chosen_plan=plan)
+    resumed = run(job, tmp_path, resume=True, chosen_plan=plan)
+    assert [loss for *_, loss in losses(resumed)] == pytest.approx([loss for *_, loss in losses(whole)], rel=1e-5)
+    assert "Resumed" in " ".join(resumed.notes)
+
+
 def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: Job, tmp_path: Path) -> None:
     federated = replace(job, options=job.options | {"federated": True})
     with pytest.raises(ConfigError, match=r"cache .* asked for with federated averaging.*Leave one out"):

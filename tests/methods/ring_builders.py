@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,12 +139,23 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
 
 
 def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
-    """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at the end."""
-    phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
+    """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at the end.
+
+    Where the plan's layers are moved, other phases begin with all that the former ones have trained; their caches are filled again.
+    """
+    phases: list[RingPhase] = []
     losses: list[float] = []
     held: list[dict[Value, Any]] = []
     for epoch in range(job.job.epochs):
-        for planned in job.rounds.epoch(epoch):
+        for step in range(job.rounds.rounds_per_epoch):
+            number = epoch * job.rounds.rounds_per_epoch + step
+            if number in dict(job.plan.assignments):
+                job = replace(job, start_epoch=epoch, start_step=step)
+                trained = {name: one for phase in phases for name, one in phase.optimizer.named_tensors().items()}
+                phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
+                for phase in phases if number else ():
+                    phase.optimizer.load_named_tensors(trained, number)
+            planned = job.rounds.round(number)
             [program] = {phase.phase.program(planned.shape).digest: phase.phase.program(planned.shape) for phase in phases}.values()
             held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
             found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}

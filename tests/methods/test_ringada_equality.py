@@ -65,6 +65,29 @@ def test_a_ring_trains_as_one_process(
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("model", "cache", "unfreezing"), [("tiny-bert", True, "steps"), ("tiny-t5", False, "rounds"), ("tiny-gpt2", False, "plateau")]
+)
+def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(
+    model: str, cache: bool, unfreezing: Unfreezing, tmp_path: Path
+) -> None:
+    """Twice, to other devices too: in the middle of an epoch, and at its end."""
+    plans = [
+        ring_plan(*blocks)
+        for blocks in (((0, 1), (1, 1), (2, 2), (3, 2)), ((3, 2), (1, 1), (0, 2), (2, 1)), ((1, 3), (0, 1), (3, 1), (2, 1)))
+    ]
+    job = ring_job(
+        model, plans[0], four_devices(), tmp_path, every=5, unfreezing=unfreezing, epochs=4, samples=90, cache=cache, local_iterations=1
+    )
+    assert (job.rounds.rounds_per_epoch, job.rounds.num_rounds) == (3, 12)
+    job = replace(job, plan=replace(plans[0], later=((4, plans[1].stages), (9, plans[2].stages))))
+    expected, weights = train_plainly(job)
+    losses, trained, _ = train_on_ring(job)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("model", "micro_batches", "local_iterations"), [("tiny-bert", 2, 2), ("tiny-t5", 1, 3)])
 def test_federated_averaging_is_that_of_one_process(model: str, micro_batches: int, local_iterations: int, tmp_path: Path) -> None:
     size = 8 // micro_batches

@@ -46,11 +46,12 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
     rows = [
         (
-            f"{index}",
+            f"{index}" + (f", from step {first + 1} on" if first else ""),
             f"{stage.start}-{stage.stop - 1}",
             ", ".join(f"{cluster.devices[s.rank].name}: {s.queries if by_queries else s.samples}" for s in stage.shares),
         )
-        for index, stage in enumerate(plan.stages)
+        for first, stages in plan.assignments
+        for index, stage in enumerate(stages)
     ]
     if plan.cached is not None:
         rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))

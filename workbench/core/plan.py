@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan
@@ -63,6 +64,7 @@ class Plan:
     predicted_s: named parts of the predicted mini-batch time (PAC+ Eq. 5-6: beginning, execution, ending).
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
     inference: how single sequences are split inside the layers, of methods that infer; the stages say then who holds what.
+    later: steps of the run, counted from 0, and the stages from each of them on; before the first, `stages` hold.
     """
 
     method: str
@@ -73,6 +75,7 @@ class Plan:
     cached: Stage | None = None
     inference: InferencePlan | None = None
     notes: tuple[str, ...] = ()
+    later: tuple[tuple[int, tuple[Stage, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1 or self.num_micro_batches < 1:
@@ -83,11 +86,28 @@ class Plan:
             )
         if not self.stages:
             raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
-        at = 0
-        for stage in self.stages:
-            if stage.start != at:
-                raise ConfigError(f"A stage that begins at layer {stage.start} was asked for.", f"Layer {at} comes next.", "Close the gap.")
-            at = stage.stop
+        for _, stages in self.assignments:
+            at = 0
+            for stage in stages:
+                if stage.start != at:
+                    asked = f"A stage that begins at layer {stage.start} was asked for."
+                    raise ConfigError(asked, f"Layer {at} comes next.", "Close the gap.")
+                at = stage.stop
+            if at != self.num_layers:
+                raise ConfigError(f"Later stages of {at} layers were asked for.", f"The first have {self.num_layers}.", "Cut all layers.")
+        begins = [first for first, _ in self.assignments]
+        if any(second <= first for first, second in pairwise(begins)):
+            asked = f"Other stages from the steps {', '.join(map(str, begins[1:]))} on were asked for."
+            raise ConfigError(asked, "Each must follow the one before; the first step is 0.", "Put them in order.")
+
+    @property
+    def assignments(self) -> tuple[tuple[int, tuple[Stage, ...]], ...]:
+        """Return the steps from which on layers lie as they do, and how."""
+        return ((0, self.stages), *self.later)
+
+    def at(self, step: int) -> Plan:
+        """Return the plan of one step of the run."""
+        return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
 
     @property
     def num_layers(self) -> int:
@@ -122,7 +142,8 @@ class Plan:
         def on(stage: Stage) -> Stage:
             return replace(stage, shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares))
 
-        return replace(self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None)
+        later = tuple((step, tuple(map(on, stages))) for step, stages in self.later)
+        return replace(self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None, later=later)
 
     def grouping(self) -> str:
         """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""
@@ -134,7 +155,8 @@ class Plan:
         *first, last = sizes
         alike = len(set(sizes)) == 1
         counts = last if alike else f"{', '.join(first)} and {last}"
-        return f"layers {self.partition()} on {counts} device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}"
+        later = "".join(f", from step {step + 1} on {self.at(step).partition()}" for step, _ in self.later)
+        return f"layers {self.partition()} on {counts} device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}{later}"
 
     def told(self, names: Sequence[str]) -> str:
         """Return in words what each device computes.  names: of the devices by rank."""

@@ -4,13 +4,15 @@ Ours minimises the expected time of the whole training, in which the load moves 
 A mini-batch with some unfrozen layers takes as long as the busiest device computes, or as the unfrozen part takes, whichever is longer:
 without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline:
 one passes there and back, the others follow at the pace of the slowest stage.
-The search moves single layers between neighbours on the ring and swaps devices as long as that helps, from several beginnings.
+The search moves layers between the ring's devices and swaps devices as long as that helps, from several beginnings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,17 +133,115 @@ def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Pla
             "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
         )
     size = batch_size // micro_batches
-    blocks = zip(order, pairwise(cuts), strict=True)
-    stages = tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks)
     return Plan(
-        method="ringada", stages=stages, micro_batch_size=size, num_micro_batches=micro_batches, predicted_s={"average mini-batch": price_s}
+        method="ringada",
+        stages=_stages(order, cuts, size),
+        micro_batch_size=size,
+        num_micro_batches=micro_batches,
+        predicted_s={"average mini-batch": price_s},
     )
 
 
+class Segment(NamedTuple):
+    """Rounds of a run in which about the same layers are trained.
+
+    first: the number of the first of them.  num_steps: their mini-batches.  pricer: of these.
+    """
+
+    first: int
+    num_steps: int
+    pricer: RingPricer
+
+
+def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
+    """Return a plan that follows the unfreezing: an assignment for each segment, or the one before, by dynamic programming.
+
+    once: the one plan for the whole training, which each segment may keep; the others are the best for one, two, four ... segments.
+    change_s: the seconds of moving layers from one assignment to another before a round.
+    The sum of the rounds' seconds and the moves' is least over all sequences of these assignments; so it is never above `once`'s.
+    """
+    rings = {_ring_of(once.stages): once.stages}
+    runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
+    for some in runs:
+
+        def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
+            return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
+
+        order, cuts, _ = _search(segments[0].pricer, seconds)
+        rings.setdefault((order, cuts), _stages(order, cuts, once.micro_batch_size))
+    total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
+    stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
+    pairs = zip(segments[1:], pairwise(chosen), strict=True)
+    changes = [(one.first, stages[ring]) for one, (before, ring) in pairs if ring != before]
+    predicted_s = {"average mini-batch": (total_s - moves_s) / steps} | ({"changes of the plan": moves_s / steps} if changes else {})
+    return replace(once, stages=stages[chosen[0]], later=tuple(changes), predicted_s=predicted_s)
+
+
+_Way = tuple[float, float, tuple[int, ...]]
+"""Of some segments: all seconds, those of moves, and the numbers of the rings."""
+
+
+def _cheapest(rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> _Way:
+    """Return which of some rings to take in each segment, by dynamic programming."""
+    orders, cuts = np.array([order for (order, _), _ in rings]), np.array([cuts for (_, cuts), _ in rings])
+    ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # that end with each ring
+    for number, segment in enumerate(segments):
+        rounds_s = segment.num_steps * segment.pricer(orders, cuts)
+        cheapest, longer = sorted(enumerate(ways), key=lambda pair: pair[1][0]), list[_Way]()
+        for ring, best in enumerate(ways):
+            for before, (so_far_s, moves_s, chosen) in cheapest if number else ():
+                if so_far_s >= best[0]:
+                    break
+                one_s = change_s(rings[before][1], rings[ring][1], segment.first)
+                best = min(best, (so_far_s + one_s, moves_s + one_s, chosen))
+            longer.append((best[0] + float(rounds_s[ring]), best[1], (*best[2], ring)))
+        ways = longer
+    return min(ways)
+
+
+def change_s(
+    profile: Profile, cluster: Cluster, former: Stages, stages: Stages, *, rest_bytes: int = 0, inputs: Mapping[int, int] | None = None
+) -> float:
+    """Return the seconds for which a run stands still while its layers are moved.
+
+    Each device reads its new block, and what it has besides (rest_bytes), from its own disk, where the whole model lies.  An adapter with
+    both moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer); what a device sends, or receives, follows
+    each other.  Not in it: the few hundredths of a second in which processes form a group.
+    """
+    busy_s = np.zeros((2, cluster.world_size))
+    for layer, (source, target) in enumerate(zip(ring_homes(former), ring_homes(stages), strict=True)):
+        if source != target:
+            nbytes = 3 * profile.layers[0][layer].trainable_bytes + (inputs or {}).get(layer, 0)
+            busy_s[(0, 1), (source, target)] += cluster.link(source, target).transfer_s(nbytes)
+    loads_s = []
+    for stage in stages:
+        device = cluster.devices[stage.ranks[0]]
+        block = sum(layer.frozen_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
+        loads_s.append((block + rest_bytes) / device.storage_bytes_per_s)
+    return max(loads_s) + float(busy_s.max())
+
+
+def ring_homes(stages: Stages) -> tuple[int, ...]:
+    """Return the rank that has each layer."""
+    return tuple(stage.ranks[0] for stage in stages for _ in range(stage.num_layers))
+
+
+def _stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
+    blocks = zip(order, pairwise(cuts), strict=True)
+    return tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks)
+
+
+def _ring_of(stages: Stages) -> Ring:
+    return tuple(stage.ranks[0] for stage in stages), (0, *(stage.stop for stage in stages))
+
+
+Stages = tuple[Stage, ...]
+Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> of each ring (see RingPricer)
 Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in their order, and the cuts
 
 
-def _search(pricer: RingPricer) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+def _search(pricer: RingPricer, seconds: Seconds | None = None) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    """Return the best ring found, and its seconds, by another function of rings than the pricer's if one is given."""
     world, layers = pricer.cluster.world_size, pricer.profile.num_layers
     speed = [1 / max(sum(layer.forward_s(1, 1) for layer in row), 1e-12) for row in pricer.profile.layers]
     types = device_types(pricer.profile, pricer.cluster)
@@ -151,11 +251,11 @@ def _search(pricer: RingPricer) -> tuple[tuple[int, ...], tuple[int, ...], float
     for order in orders:
         weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
         for one in weights:
-            best = min(best, _improved(pricer, types, (order, _proportional(layers, one))))
+            best = min(best, _improved(seconds or pricer, types, (order, _proportional(layers, one))))
     return (*best[1], best[0])
 
 
-def _improved(pricer: RingPricer, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
+def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
     """Return the seconds and the ring at which neither moving a layer nor swapping two devices helps."""
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
@@ -183,10 +283,12 @@ def _proportional(num_layers: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _moved(ring: Ring) -> list[Ring]:
-    """Return the rings with a layer less on one device and one more on another."""
+    """Return the rings with a layer less on one device and one more on another, and those with all but one layer of each on one device."""
     (order, cuts), places = ring, range(len(ring[0]))
     pairs = [(a, b) for a in places for b in places if a != b and cuts[a + 1] - cuts[a] > 1]
-    return [(order, tuple(cut - (a < k <= b) + (b < k <= a) for k, cut in enumerate(cuts))) for a, b in pairs]
+    more = cuts[-1] - len(order)
+    gathered = [(order, tuple(k + more * (k > place) for k in range(len(cuts)))) for place in places]
+    return [(order, tuple(cut - (a < k <= b) + (b < k <= a) for k, cut in enumerate(cuts))) for a, b in pairs] + gathered
 
 
 def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:

@@ -250,7 +250,7 @@ class Coordinator:
                 change.repeated = max(0, change.known - self.policy.step)
         if self._number > 1:
             names = [self.fleet.name(rank) for rank in generation.members]
-            self.say(f"From step {self.policy.step + 1} on: {generation.plan.told(names)}")
+            self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).told(names)}")
         self._last_step = -1
         for place, rank in enumerate(generation.members):
             self.fleet.command((rank,), Train(generation.number, generation.members, generation.own(generation.job, place)))

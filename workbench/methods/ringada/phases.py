@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from itertools import pairwise
+from typing import NamedTuple, Self
 
+from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.common.reporting import LOADING
@@ -21,6 +24,7 @@ from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, St
 from workbench.methods.training.phases import Phase, RankJob, StagePhase
 from workbench.models.loading import ModelFacts
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.planners.ringada import change_s, ring_homes
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
@@ -29,11 +33,19 @@ from workbench.schedules.ringada import RingCosts, federated_round, ring_round
 from workbench.tasks.tokenize import collate
 
 
+class Kept(NamedTuple):
+    """The caches on the devices' disks.  since: epoch and round from which on they were filled.  homes[l]: the rank that has layer l's."""
+
+    since: tuple[int, int]
+    homes: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RingRankJob(RankJob):
     """All that a rank is told of a RingAda run.
 
     owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
+    kept: what the devices have on their disks when this job begins.
     """
 
     config: TechniqueConfig
@@ -42,6 +54,7 @@ class RingRankJob(RankJob):
     policy: Policy
     owned: Mapping[str, tuple[int, ...]]
     typical_length: int
+    kept: Kept | None = None
 
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""
@@ -57,6 +70,54 @@ class RingRankJob(RankJob):
     def handed_on(self, job: Self) -> Self:
         """Return the job of fewer devices: nobody else has the data of one that is away (see RankJob)."""
         return replace(job, owned=self.owned)
+
+    @property
+    def start(self) -> int:
+        """Return the number of the first round that is done."""
+        return self.start_epoch * self.rounds.rounds_per_epoch + self.start_step
+
+    @property
+    def present(self) -> Plan:
+        """Return the plan of the rounds that this job does before `until` (see RankJob)."""
+        return self.plan.at(self.start)
+
+    @property
+    def until(self) -> float:
+        """Return the round before which all devices pause (see RankJob)."""
+        return min((first for first, _ in self.plan.later if first > self.start), default=math.inf)
+
+    def going_on(self, former: Self) -> Self:
+        """Return this job, which begins with the caches that the devices of a former one have filled (see RankJob)."""
+        if not self.options.cache or self.policy.is_adaptive:  # where those layers begin is known on the devices alone
+            return self
+        since = former.kept.since if former.kept else (former.start_epoch, former.start_step)
+        return replace(self, kept=Kept(since, ring_homes(former.present.stages)))
+
+    def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
+        """Return the seconds of moving layers from one assignment to another before a round (see planners.ringada.change_s)."""
+        width, tokens = 4 * self.facts.hidden_size, crossing(self.facts).tokens
+        return change_s(
+            self.profile,
+            self.cluster,
+            former,
+            stages,
+            rest_bytes=beside_bytes(self.facts, self.config),
+            inputs={layer: width * sum(tokens(layer, length) for length in self.split.lengths) for layer in self.cached_layers(first)},
+        )
+
+    @property
+    def changes_s(self) -> float:
+        """Return the seconds of all such moves (see RankJob)."""
+        pairs = pairwise(self.plan.assignments)
+        return sum(self.change_s(former, stages, first) for (_, former), (first, stages) in pairs)
+
+    def cached_layers(self, first: int) -> range:
+        """Return the layers whose inputs a round, or a later one, reads from the caches."""
+        if not self.options.cache:
+            return range(0)
+        rounds = self.rounds
+        lowest = self.policy.lowest(rounds.num_rounds, rounds.num_steps)
+        return range(lowest, self.policy.first_unfrozen(first, first * rounds.steps_per_round) + 1)
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -74,7 +135,8 @@ class RingRankJob(RankJob):
             epochs=job.epochs,
             seed=job.seed,
             federated=self.options.federated,
-            cached_from=(self.start_epoch, self.start_step) if self.options.cache and not self.options.federated else None,
+            cached_from=None if not self.options.cache else self.kept.since if self.kept else (self.start_epoch, self.start_step),
+            changes=tuple(first for first, _ in self.plan.later),
         )
 
     def phases(self) -> tuple[Phase, ...]:
@@ -84,15 +146,16 @@ class RingRankJob(RankJob):
     def program(self, shape: StepShape) -> Program:
         """Return a round."""
         assert isinstance(shape, RoundShape)
-        key = (shape.sizes, shape.iterations, shape.cached)
+        key = (shape.sizes, shape.iterations, shape.cached, shape.since)
+        plan = self.plan.at(shape.since)
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
             fixed: dict[str, int] = {"in_flight": self.options.in_flight, "world_size": self.cluster.world_size}
             if self.options.federated:
-                made = federated_round(self.plan, shape.iterations, typical.seconds, **fixed)
+                made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:
                 of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached}
-                made = ring_round(self.plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
+                made = ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
             self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
@@ -101,7 +164,7 @@ class RingRankJob(RankJob):
         return RingCosts(
             self.profile,
             self.cluster,
-            self.plan,
+            self.plan.at(shape.since),
             shape.iterations,
             sizes=shape.sizes,
             lengths=shape.lengths,
@@ -154,7 +217,7 @@ class RingPhase(StagePhase[RingRankJob]):
         self.session.progress.phase(LOADING)
         rank_job = self.rank_job
         if self.index is not None:
-            stage, rounds, job = rank_job.plan.stages[self.index], rank_job.rounds, rank_job.job
+            stage, rounds, job = rank_job.present.stages[self.index], rank_job.rounds, rank_job.job
             backbone = rank_job.load_backbone(stage.start, stage.stop)
             first = backbone
             if stage.start > 0:
@@ -168,10 +231,15 @@ class RingPhase(StagePhase[RingRankJob]):
             self.optimizer = RingOptimizer(
                 model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
             )
-            if rank_job.options.cache and not rank_job.options.federated:
+            if rank_job.options.cache:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"
                 lengths, lowest = rank_job.split.lengths, rank_job.policy.lowest(rounds.num_rounds, rounds.num_steps)
                 self._prefix = PrefixCache(folder=folder, lengths=lengths, crossing=crossing(rank_job.facts), lowest=lowest)
+                if rank_job.kept is not None:
+                    start_s, now_homes = self.session.context.now_s(), ring_homes(rank_job.present.stages)
+                    moving = [(layer, rank_job.kept.homes[layer], now_homes[layer]) for layer in rank_job.cached_layers(rank_job.start)]
+                    self._prefix.take_over(moving, self.session.rank, self.session.run, rank_job.cluster)
+                    self.result.spent_s["moving the cache"] = self.session.context.now_s() - start_s
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
@@ -186,7 +254,7 @@ class RingPhase(StagePhase[RingRankJob]):
             rank=self.session.rank,
             number=planned.number,
             by_loss=rank_job.policy.unfreezing == "plateau",
-            plan=rank_job.plan,
+            plan=rank_job.present,
             iterations=iterations,
             iteration_of=[at for at, span in enumerate(spans) for _ in span],
             totals=[sum(sizes[span.start : span.stop]) for span in spans],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
@@ -11,9 +14,13 @@ from workbench.core.profile import Profile
 from workbench.methods.ringada.phases import RingRankJob, beside_bytes
 from workbench.methods.ringada.prepare import PreparedJob
 from workbench.methods.training.backups import with_room
+from workbench.methods.training.predict import Predictor
 from workbench.planners.memory import readable
-from workbench.planners.ringada import RingPricer, plan_ring
+from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.tasks.device_split import split_samples
+
+_MOST_SEGMENTS = 16
+"""Times at which layers may be moved: planning takes a second or two."""
 
 
 def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
@@ -39,13 +46,13 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPricer:
-    """Return what prices a ring for the whole run."""
-    job = prepared.job
-    policy, per_round = prepared.policy, cluster.world_size * prepared.options.local_iterations
-    num_rounds = prepared.steps_on(cluster.world_size)
-    depths = [policy.num_layers - policy.first_unfrozen(step // per_round, step) for step in range(per_round * num_rounds)]
-    filled = per_round * (num_rounds // job.epochs) if prepared.options.cache else len(depths)  # after an epoch each sample has passed
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingPricer:
+    """Return what prices a ring for some rounds; None: all."""
+    job, policy, num_rounds = prepared.job, prepared.policy, prepared.steps_on(cluster.world_size)
+    per_round = cluster.world_size * prepared.options.local_iterations
+    asked = range(num_rounds) if rounds is None else rounds
+    depths = [policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)]
+    filled = per_round * max(0, _filled(prepared, num_rounds) - asked.start)
     return RingPricer(
         with_room(profile, job),
         cluster,
@@ -59,10 +66,29 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingPri
     )
 
 
+def _filled(prepared: PreparedJob, num_rounds: int) -> int:
+    """Return the rounds before the caches are full: after an epoch each sample has passed."""
+    return num_rounds // prepared.job.epochs if prepared.options.cache else num_rounds
+
+
+def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple[Segment, ...]:
+    """Return the run's rounds, cut where a layer more is trained, and where the caches are full; of a deep model where several more are."""
+    policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
+    per_round = cluster.world_size * prepared.options.local_iterations
+    lowest = [policy.first_unfrozen(number, per_round * number) for number in range(num_rounds)]
+    full = _filled(prepared, num_rounds)
+    begins = [number for number in range(num_rounds) if not number or number == full or lowest[number] < lowest[number - 1]]
+    begins = sorted({*begins[:: -(-len(begins) // _MOST_SEGMENTS)], full} - {num_rounds})
+    return tuple(
+        Segment(first, per_round * (stop - first), pricer(prepared, profile, cluster, range(first, stop)))
+        for first, stop in pairwise([*begins, num_rounds])
+    )
+
+
 def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> None:
     """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
     price = pricer(prepared, profile, cluster)
-    for stage, rank in ((one, rank) for one in plan.stages for rank in one.ranks):
+    for stage, rank in ((one, rank) for _, stages in plan.assignments for one in stages for rank in one.ranks):
         device, needed = cluster.devices[rank], price.needs(rank, stage.start, stage.stop)
         if needed > device.memory_bytes:
             raise PlanError(
@@ -73,11 +99,26 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the blocks and the ring order.  Raises PlanError if nothing fits, ConfigError for a split of the data that cannot be."""
+    """Return the blocks and the ring order, which follow the unfreezing where that pays, moves included, in the simulated run too.
+
+    Raises PlanError if nothing fits, ConfigError for a split of the data that cannot be.
+    """
     job = prepared.job
     if prepared.options.federated:
         size, micro_batches = job.batch_size // job.micro_batches, job.micro_batches
         shares = tuple(Share(rank=rank, samples=size) for rank in range(cluster.world_size))
         whole = Stage(start=0, stop=prepared.facts.num_layers, shares=shares)
         return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
-    return plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)
+    once = plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)
+    if not prepared.options.replan or prepared.policy.is_adaptive:
+        return once
+    parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
+    plan = plan_segments(once, parts, run.change_s)
+    return plan if plan.later and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts) else once
+
+
+def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
+    """Return a run's seconds by one round of each segment, and those of moving layers."""
+    predictor, per_round = Predictor(run.phases()[0]), len(run.rounds.initiators) * run.options.local_iterations
+    middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
+    return sum(count * predictor.seconds(run.rounds.round(number)) for count, number in middle) + run.changes_s

@@ -13,7 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workbench.core.cluster import Cluster
+from workbench.core.costs import Spec
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
+from workbench.runtime.state import Run, carry_out
+from workbench.schedules.moves import moves
 from workbench.schedules.plan_costs import Crossing
 
 
@@ -34,25 +38,52 @@ class PrefixCache:
         """Keep the input (n, t, d) of a layer, of a decoder's (n, t + s, d).  Raises CacheError if the disk is full."""
         if layer < self.lowest:
             return
-        beside = self.crossing.tokens(layer, 0)
         if layer not in self._caches:
-            manifest = CacheManifest(
-                fingerprint="",  # it is not opened again
-                samples=tuple(range(len(self.lengths))),
-                lengths=self.lengths,
-                num_taps=1,
-                width=self.crossing.hidden_size,
-                dtype="float32",
-                num_target_taps=int(beside > 0),
-                target_length=beside,
-            )
-            self._caches[layer] = ActivationCache.create(self.folder / f"layer-{layer}", manifest)
+            self._caches[layer] = ActivationCache.create(self._folder(layer), self._manifest(layer))
+        beside = self.crossing.tokens(layer, 0)
         tokens = hidden.shape[1] - beside
         self._caches[layer].write_batch(samples, hidden.split([tokens, beside], dim=1) if beside else [hidden])
 
     def read(self, layer: int, samples: Sequence[int], padded_length: int) -> Tensor:
         """Return the input of a layer, as it was kept, zero where it is padded."""
         return torch.cat(self._caches[layer].batch(samples, padded_length), dim=1)
+
+    def take_over(self, moving: Sequence[tuple[int, int, int]], rank: int, run: Run, cluster: Cluster) -> None:
+        """Go on with what the devices of a ring have kept, once their layers lie otherwise; all ranks do it at once.
+
+        moving: (layer, the rank that has its inputs, the rank that needs them).
+        """
+        for layer, holder, _ in moving:
+            if holder == rank:
+                self._caches[layer] = ActivationCache.reopen(self._folder(layer), self._manifest(layer))
+        moving = [one for one in moving if one[1] != one[2]]
+        specs = {str(layer): Spec((self._manifest(layer).nbytes,), "uint8") for layer, *_ in moving}
+        rounds = moves({str(one[0]): one[2:] for one in moving}, {str(one[0]): one[1:2] for one in moving}, specs, cluster)
+        held = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, holder, _ in moving if holder == rank}
+        for layer, _, receiver in moving:
+            if receiver == rank:
+                self._caches[layer] = ActivationCache.create(self._folder(layer), self._manifest(layer))
+        into = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, _, receiver in moving if receiver == rank}
+        carry_out(rounds, rank, run, held, into)
+        for layer, holder, _ in moving:
+            if holder == rank:
+                self._caches.pop(layer).remove()
+
+    def _folder(self, layer: int) -> Path:
+        return self.folder / f"layer-{layer}"
+
+    def _manifest(self, layer: int) -> CacheManifest:
+        beside = self.crossing.tokens(layer, 0)
+        return CacheManifest(
+            fingerprint="",
+            samples=tuple(range(len(self.lengths))),
+            lengths=self.lengths,
+            num_taps=1,
+            width=self.crossing.hidden_size,
+            dtype="float32",
+            num_target_taps=int(beside > 0),
+            target_length=beside,
+        )
 
     def forget_above(self, layer: int) -> None:
         """Delete what lies in front of higher layers, which are no longer behind frozen ones alone."""

@@ -33,7 +33,8 @@ class RingAdaOptions:
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
     'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
     in_flight: mini-batches that may be on the ring at once.  cache: whether devices keep what their frozen layers made of each sample on
-    their disks, and later rounds skip these layers (ours).
+    their disks, and later rounds skip these layers (ours).  replan: whether layers may be moved between rounds as more of them are trained;
+    they are where it pays, moves included.
     federated: no ring but federated averaging: each device trains all adapters of a whole model on its own data, and after each round
     all take the mean (a baseline that the paper leaves out).
     """
@@ -49,6 +50,7 @@ class RingAdaOptions:
     threshold: Dropout = 0.01
     in_flight: Times = 4
     cache: bool = False
+    replan: bool = True
     federated: bool = False
 
 
@@ -117,8 +119,10 @@ def prepare(job: Job) -> PreparedJob:
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one stage."""
     is_other = plan.mini_batch_size != prepared.job.batch_size
-    idle = [device.name for rank, device in enumerate(cluster.devices) if rank not in plan.busy_ranks]
     federated = prepared.options.federated
+    for first, _ in plan.later:
+        check_plan(prepared, cluster, plan.at(first))
+    idle = [device.name for rank, device in enumerate(cluster.devices) if rank not in plan.busy_ranks]
     shared = [stage for stage in plan.stages if len(stage.shares) > 1 and not federated]
     others = [
         (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),

@@ -23,10 +23,14 @@ Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundShape(StepShape):
-    """A round: parts are micro-batches, counted through its mini-batches.  cached: those whose frozen layers are skipped."""
+    """A round: parts are micro-batches, counted through its mini-batches.
+
+    cached: those whose frozen layers are skipped.  since: the round from which on layers lie as they do in this one (see Plan.later).
+    """
 
     iterations: tuple[Iteration, ...]
     cached: tuple[int, ...] = ()
+    since: int = 0
 
     def from_layer(self, first_unfrozen: int) -> Self:
         """Return the round with the layers from this one on trained."""
@@ -92,7 +96,8 @@ class Rounds:
 
     lengths: tokens of every training sample.  owned: the samples of each device of the whole cluster, by its name.
     names: the devices that take part, in ring order of ranks (ranks by place).  initiators: their ranks in the order of a round.
-    cached_from: the epoch and the round in it with which this part of a run begins, before which its cache is empty; None without a cache.
+    cached_from: the epoch and the round in it before which the devices' caches were empty; None without a cache.
+    changes: the rounds from which on layers lie otherwise.
     """
 
     lengths: tuple[int, ...]
@@ -107,6 +112,7 @@ class Rounds:
     seed: int
     cached_from: tuple[int, int] | None = None
     federated: bool = False
+    changes: tuple[int, ...] = ()
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -145,7 +151,9 @@ class Rounds:
                 iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
         planned, passed = PlannedStep.of(parts, self.lengths), self._passed
         cached = tuple(m for m, samples in enumerate(parts) if all(passed.get(sample, number) < number for sample in samples))
-        shape = RoundShape(sizes=planned.shape.sizes, lengths=planned.shape.lengths, iterations=tuple(iterations), cached=cached)
+        since = max((change for change in self.changes if change <= number), default=0)
+        sizes, lengths = planned.shape.sizes, planned.shape.lengths
+        shape = RoundShape(sizes=sizes, lengths=lengths, iterations=tuple(iterations), cached=cached, since=since)
         return Round(samples=planned.samples, shape=shape, number=number, starts=tuple(starts))
 
     def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:

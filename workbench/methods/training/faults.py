@@ -27,7 +27,7 @@ class VirtualJob:
 
     job: RankJob
     first_step: int
-    last_step: int
+    last_step: float
     timeout_s: float
     begins_s: float
     seconds: Callable[[int, tuple[float, ...]], float]
@@ -93,7 +93,7 @@ class _Policy:
             job=VirtualJob(
                 job,
                 self.step,
-                timetable.num_steps,
+                min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until),
                 generation.timeout_s,
                 begins_s,
                 lambda step, factors: slowed(factors).seconds(step),
@@ -117,7 +117,7 @@ class _Policy:
         is_broken = lost or any(ended.end == "lost" for ended in parts.values())
         kept = self.step - self.step % every if is_broken else self.step
         if kept > generation.job.first_step:
-            plan = generation.job.job.plan.renumbered(dict(enumerate(generation.members)))
+            plan = generation.job.job.plan.at(kept - 1).renumbered(dict(enumerate(generation.members)))
             stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
             self._kept = kept, with_backups(stages, sorted(plan.busy_ranks))
         step, homes = self._kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -239,8 +240,12 @@ class TrainingMethod(ProfiledMethod[P]):
             if len(policy.generations) > 1:
                 cluster, prediction = message.cluster, predict(message)
         else:
-            message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
-            results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(plan, notify))
+            while True:
+                message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
+                results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(plan, notify))
+                if message.until == math.inf:
+                    break
+                former, message = take_up(message), message.going_on(message)
 
         for result in results:
             result.resumed_at = (former.epochs, former.step)
@@ -289,7 +294,7 @@ class TrainingMethod(ProfiledMethod[P]):
     ) -> SweepPoint:
         """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
         self.check_plan(prepared, cluster, plan)
-        message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
+        message = replace(self.rank_job(prepared, profile, cluster, plan.at(0)), folder=folder)
         phase = message.phases()[0]
         steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
         predicted = Predictor(phase).records(0, steps)

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from torch import Tensor, nn
 
 from workbench.core.errors import WorkbenchError
-from workbench.core.plan import Homes
+from workbench.core.plan import Homes, Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
@@ -107,6 +107,25 @@ class RankJob(SessionJob, ABC):
     def on_ranks(self) -> list[Self]:
         """Return what each device gets."""
         return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
+
+    @property
+    def present(self) -> Plan:
+        """Return the plan of the steps that this job does before `until`."""
+        return self.plan
+
+    @property
+    def until(self) -> float:
+        """Return the step, counted through the run, before which all devices pause together: it has other stages."""
+        return math.inf
+
+    @property
+    def changes_s(self) -> float:
+        """Return the seconds in which the run stands still because layers are moved between its steps."""
+        return 0.0
+
+    def going_on(self, former: Self) -> Self:
+        """Return this job as it follows one of the same devices, of which none was lost: what they keep on their disks is there."""
+        return self
 
     @property
     def missing(self) -> str:
@@ -214,7 +233,7 @@ class StagePhase(RankPhase[AJob]):
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         super().__init__(session, phase, result)
-        plan = self.rank_job.plan
+        plan = self.rank_job.present
         self.index = plan.stage_of(session.rank)
         if self.index is not None:
             stage = plan.stages[self.index]

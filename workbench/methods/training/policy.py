@@ -236,6 +236,7 @@ class TrainingPolicy(ToldPolicy):
         self.results = [RankResult(rank=rank) for rank in self._everyone]
         self.spent_s: dict[str, float] = {}
         self._trained: set[str] = set()
+        self._some_lost = False
         self._backups: dict[int, dict[int, tuple[str, ...]]] = {}
 
     @property
@@ -260,11 +261,13 @@ class TrainingPolicy(ToldPolicy):
     def begun(self, generation: Generation) -> Generation:
         """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
-        job = replace(generation.job, **former.begins)
-        self.generations.append(Begun(members=generation.members, job=job, former=former))
-        self._next.now = generation.members, job
+        job, done = replace(generation.job, **former.begins), self._step
         self._timetable = generation.predictor  # type: ignore[assignment]  # made above
         self._step = self._timetable.number(former.epochs, former.step)
+        if self.generations and self.last.members == generation.members and self._step == done and not self._some_lost:
+            job = job.going_on(self.last.job)
+        self.generations.append(Begun(members=generation.members, job=job, former=former))
+        self._next.now = generation.members, job
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
         if job.missing:
@@ -291,6 +294,7 @@ class TrainingPolicy(ToldPolicy):
         """Keep what came of a generation; after a loss the folder says where the next one begins."""
         if lost:
             self._next.now = None
+        self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained
         self._backups = {rank: kept for rank, kept in self._backups.items() if rank not in lost}
@@ -340,4 +344,5 @@ def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: 
 
 def shares_of(plan: Plan) -> tuple[Any, ...]:
     """Return what each device computes."""
-    return tuple((stage.start, stage.stop, stage.shares) for stage in plan.stages), plan.cached
+    assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
+    return tuple(assignments), plan.cached

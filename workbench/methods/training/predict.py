@@ -64,4 +64,6 @@ def predict(rank_job: RankJob) -> Prediction:
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
     if rank_job.job.backup_every:
         phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.job.backup_every)
+    if rank_job.changes_s:
+        phases_s["changes of the plan"] = rank_job.changes_s
     return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

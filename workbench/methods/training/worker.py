@@ -6,7 +6,7 @@ DeviceWorker is what every method that trains does on a device; TrainingWorker, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -66,8 +66,9 @@ def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> Ra
         if rank_job.sweep:
             _sweep(phases[0])
         else:
-            for phase, before in _numbered(phases):
-                _train_phase(phase, before, None)
+            with suppress(_Paused):
+                for phase, before in _numbered(phases):
+                    _train_phase(phase, before, None)
         session.progress.phase(DONE)
         note_pace_and_memory(session, result)
         return result
@@ -231,7 +232,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
 
             def begins(step: int, first: int = first) -> None:
-                if served is not None and not served.begins(first + step):
+                if first + step >= rank_job.until or not (served is None or served.begins(first + step)):
                     session.barrier()  # all have done the step before
                     raise _Paused
 
