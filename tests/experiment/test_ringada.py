@@ -29,7 +29,7 @@ def _measured_briefly() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def job(job: Job) -> Job:
     """Three epochs of two rounds of two mini-batches; a layer more every three."""
-    options = {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8}
+    options = {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8, "replan": False}
     return replace(job, method="ringada", options=options, train_samples=56)
 
 

@@ -187,12 +187,14 @@ class Coordinator:
         self.show(rank, "lost")
         if rank in self._unprepared:
             self._plan_ahead()
-        if generation is None or rank not in generation.members or rank in self._ended:
+        if generation is not None and rank not in generation.members:
             return
         for kind in ("kill", "freeze", "leave"):
             self._noticed(kind, rank)
-        self._lost.add(rank)
         self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}")
+        if generation is None or rank in self._ended:  # between two generations: the next one is without it
+            return
+        self._lost.add(rank)
         self.fleet.command(generation.members, Abort(generation.number))
         self._wait_for_others(generation)
         self._close_generation()
