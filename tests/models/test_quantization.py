@@ -10,8 +10,8 @@ from torch import nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import FAMILIES
-from workbench.models.language_model_head import LanguageModelHead
 from workbench.models.loading import load_stack
+from workbench.models.products import LanguageModelHead
 from workbench.models.quantization import (
     STORAGE_TYPES,
     QuantizationConfig,

@@ -8,7 +8,8 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import candidates, pipeline_parallel, plan, standalone
-from workbench.profiler.analytic import MODELS, TechniqueSizes, analytic_profile, layer_costs, total_flops
+from workbench.profiler.analytic import TechniqueSizes, analytic_profile, layer_costs, total_flops
+from workbench.profiler.descriptions import MODELS
 
 GIB = 2**30
 TABLE_I = {"batch": 16, "sequence_length": 128}

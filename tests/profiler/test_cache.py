@@ -3,6 +3,7 @@ import json
 import pytest
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.profile import Profile
 from workbench.profiler import cache
 from workbench.profiler.analytic import analytic_profile
 
@@ -23,9 +24,9 @@ class Measure:
 
 def test_a_profile_is_measured_once(tmp_path, profile):
     measure = Measure(profile)
-    first, note = cache.cached_profile({"model": "m"}, measure, folder=tmp_path, now=lambda: 1e9)
+    first, note = cache.cached({"model": "m"}, measure, Profile, folder=tmp_path, now=lambda: 1e9)
     assert "measured now (none was kept)" in note
-    second, note = cache.cached_profile({"model": "m"}, measure, folder=tmp_path, now=lambda: 1e9 + 3 * 86400)
+    second, note = cache.cached({"model": "m"}, measure, Profile, folder=tmp_path, now=lambda: 1e9 + 3 * 86400)
     assert "3 days ago" in note
     assert first == second == profile
     assert measure.calls == 1
@@ -33,27 +34,27 @@ def test_a_profile_is_measured_once(tmp_path, profile):
 
 def test_another_key_or_machine_is_measured_anew(tmp_path, profile, monkeypatch):
     measure = Measure(profile)
-    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
-    cache.cached_profile({"model": "n"}, measure, folder=tmp_path)
+    cache.cached({"model": "m"}, measure, Profile, folder=tmp_path)
+    cache.cached({"model": "n"}, measure, Profile, folder=tmp_path)
     assert measure.calls == 2
     monkeypatch.setattr(cache, "host_fingerprint", lambda: {"processor": "another"})
-    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
+    cache.cached({"model": "m"}, measure, Profile, folder=tmp_path)
     assert measure.calls == 3
 
 
 def test_what_is_forgotten_is_measured_again(tmp_path, profile):
     measure = Measure(profile)
-    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
+    cache.cached({"model": "m"}, measure, Profile, folder=tmp_path)
     cache.forget({"model": "m"}, folder=tmp_path)
     cache.forget({"model": "never kept"}, folder=tmp_path)
-    cache.cached_profile({"model": "m"}, measure, folder=tmp_path)
+    cache.cached({"model": "m"}, measure, Profile, folder=tmp_path)
     assert measure.calls == 2
 
 
 def test_refresh_measures_again(tmp_path, profile):
     measure = Measure(profile)
-    cache.cached_profile({}, measure, folder=tmp_path)
-    _, note = cache.cached_profile({}, measure, folder=tmp_path, refresh=True)
+    cache.cached({}, measure, Profile, folder=tmp_path)
+    _, note = cache.cached({}, measure, Profile, folder=tmp_path, refresh=True)
     assert measure.calls == 2
     assert "asked for" in note
 
@@ -61,24 +62,24 @@ def test_refresh_measures_again(tmp_path, profile):
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1}', '{"format": 99}', None])
 def test_an_unreadable_file_is_measured_anew(tmp_path, profile, damage):
     measure = Measure(profile)
-    cache.cached_profile({}, measure, folder=tmp_path)
+    cache.cached({}, measure, Profile, folder=tmp_path)
     (path,) = tmp_path.iterdir()
     if damage is None:
         kept = json.loads(path.read_text())
         kept["profile"]["layers"] = []
         damage = json.dumps(kept)
     path.write_text(damage)
-    again, note = cache.cached_profile({}, measure, folder=tmp_path)
+    again, note = cache.cached({}, measure, Profile, folder=tmp_path)
     assert again == profile
     assert "unreadable" in note
     assert "\n" not in note
-    assert cache.cached_profile({}, measure, folder=tmp_path)[1].startswith("Profile measured 0 s ago")
+    assert cache.cached({}, measure, Profile, folder=tmp_path)[1].startswith("Profile measured 0 s ago")
 
 
 def test_a_folder_that_cannot_be_written_to_costs_only_the_note(tmp_path, profile):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    found, note = cache.cached_profile({}, Measure(profile), folder=blocked)
+    found, note = cache.cached({}, Measure(profile), Profile, folder=blocked)
     assert found == profile
     assert "could not be kept" in note
 

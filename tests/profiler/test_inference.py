@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import PieceCost
 from workbench.profiler.descriptions import MODELS, ModelDescription
-from workbench.profiler.inference import analytic_costs, analytic_inference, end_bytes, scaled_to, sizes_of_shape, stack_sizes
+from workbench.profiler.inference import StackSizes, analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference, plain_makers
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
@@ -38,10 +37,10 @@ def test_grouped_heads_are_one_unit_and_a_decoder_has_cross_attention():
     assert (encoder.shape.has_cross_attention, decoder.shape.has_cross_attention) == (False, True)
     assert {"CQ", "CKV", "CATT", "COUT"} <= set(decoder.kinds) - set(encoder.kinds)
     assert decoder.layer_flops(10, 20) - encoder.layer_flops(10) == pytest.approx(2 * 1024 * 1024 * 2 * (10 + 20) + 4 * 1024 * 10 * 20)
-    again = sizes_of_shape(llama.shape, query_width=16, kv_width=8, heads_per_unit=2, is_gated=True)
+    again = StackSizes(shape=llama.shape, query_width=16, kv_width=8, heads_per_unit=2, matrices=3)
     assert again == llama
     with pytest.raises(ConfigError, match="at least 1"):
-        sizes_of_shape(llama.shape, query_width=0, kv_width=8)
+        StackSizes(shape=llama.shape, query_width=0, kv_width=8)
 
 
 def test_analytic_pieces_are_flops_over_speed_and_traffic_over_bandwidth():
@@ -83,19 +82,19 @@ def test_a_fit_finds_the_cost_that_made_the_samples():
         fit_piece(0, "ADD", [(10, 1, 0.0)])
 
 
-def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path):
+def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     stacks = stack_sizes(TINY_T5)
     made = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
     timed = []
 
     def time_them(cells, *, budget_s):
         timed.append(budget_s)
-        return {
-            cell: SimpleNamespace(seconds=made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3])) for cell in cells
-        }
+        return {cell: made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3]) for cell in cells}
+
+    monkeypatch.setattr("workbench.profiler.inference_timing.time_calls", time_them)
 
     def measure():
-        return measure_inference("tiny-t5", stacks, tokens=(4, 9), budget_s=3.0, first_bytes=7, time_them=time_them)
+        return measure_inference("tiny-t5", stacks, tokens=(4, 9), budget_s=3.0, first_bytes=7)
 
     first, note = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
     again, _ = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.profiler.analytic import MODELS, TechniqueSizes, layer_costs
+from workbench.profiler.analytic import TechniqueSizes, layer_costs
+from workbench.profiler.descriptions import MODELS
 
 BATCH, TOKENS, TARGET = 2, 64, 8
 SIZES = {"hidden": 64, "num_layers": 4, "heads": 4, "feed_forward": 256, "vocab": 100}

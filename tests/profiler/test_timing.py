@@ -29,15 +29,14 @@ def test_calls_are_timed_in_turn_after_a_warm_up():
     clock = Clock()
     found = time_calls({"a": clock.call("a", 1.0), "b": clock.call("b", 3.0)}, repeats=4, budget_s=1e9, clock=clock)
     assert clock.order == list("aabb") + list("abba") * 2
-    assert (found["a"].seconds, found["b"].seconds, found["a"].rounds) == (1.0, 3.0, 4)
+    assert found == {"a": 1.0, "b": 3.0}
 
 
 def test_disturbances_do_not_show():
     clock, draw = Clock(), random.Random(0)
     disturbed = clock.call("a", lambda: 1.0 + (draw.random() < 0.4) * draw.uniform(1, 50))
     found = time_calls({"a": disturbed}, repeats=25, budget_s=1e9, clock=clock)["a"]
-    assert found.seconds == 1.0
-    assert found.highest_s > 2
+    assert found == 1.0
 
 
 def test_drift_hits_all_alike():
@@ -46,14 +45,15 @@ def test_drift_hits_all_alike():
     found = time_calls(
         {"a": clock.call("a", lambda: next(slower)), "b": clock.call("b", lambda: next(slower))}, repeats=20, budget_s=1e9, clock=clock
     )
-    assert found["a"].seconds == pytest.approx(found["b"].seconds, rel=0.01)
+    assert found["a"] == pytest.approx(found["b"], rel=0.01)
 
 
 def test_the_budget_ends_it_after_at_least_one_round():
     clock = Clock()
-    found = time_calls({"a": clock.call("a", 10.0)}, repeats=100, budget_s=45.0, clock=clock)["a"]
-    assert found.rounds == 3  # 20 s of warm-up, 30, 40, 50
-    assert time_calls({"a": clock.call("a", 10.0)}, repeats=100, budget_s=1.0, clock=clock)["a"].rounds == 1
+    time_calls({"a": clock.call("a", 10.0)}, repeats=100, budget_s=45.0, clock=clock)
+    assert len(clock.order) == 2 + 3  # 20 s of warm-up, 30, 40, 50
+    time_calls({"b": clock.call("b", 10.0)}, repeats=100, budget_s=1.0, clock=clock)
+    assert clock.order.count("b") == 2 + 1
 
 
 def test_what_is_prepared_is_not_timed():
@@ -68,14 +68,14 @@ def test_what_is_prepared_is_not_timed():
         clock.now += 100.0
         return len(given)
 
-    assert time_calls({"a": (prepare, run)}, repeats=3, budget_s=1e9, clock=clock)["a"].seconds == 2.0
+    assert time_calls({"a": (prepare, run)}, repeats=3, budget_s=1e9, clock=clock)["a"] == 2.0
     assert given == [0, 1, 2, 3, 4]
 
 
 def test_short_calls_run_several_times_a_round():
     clock = Clock()
     found = time_calls({"a": clock.call("a", 5e-5)}, repeats=2, budget_s=1e9, clock=clock)["a"]
-    assert found.seconds == pytest.approx(5e-5)
+    assert found == pytest.approx(5e-5)
     assert len(clock.order) == 2 + 2 * 4
 
 

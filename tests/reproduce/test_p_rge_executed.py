@@ -77,7 +77,7 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
     assert len({SMALL.digest, replace(SMALL, steps=9).digest, replace(SMALL, learning_rate=1e-3).digest}) == 3
     among = replace(SMALL, loss="label_words")
     assert len({one.run_digest for one in (SMALL, among)}) == len({one.curve_digest for one in (SMALL, among)}) == 2
-    with pytest.raises(ConfigError, match="There are zero-shot"):
+    with pytest.raises(ConfigError, match="Known are zero-shot"):
         replace(SMALL, method="magic")
     with pytest.raises(ConfigError, match="-1 steps"):
         replace(SMALL, steps=-1)

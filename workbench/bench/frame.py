@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides that take turns, ratios with their spread, threads, kernel links, the peak memory of child processes."""
+"""What the benchmarks share: sides that take turns, ratios with their spread, kernel links, the peak memory of child processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import msgspec
-import torch
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.engines import EngineCluster
@@ -59,17 +57,6 @@ def ratios(slow: Sequence[float], fast: Sequence[float], name: str = "ratio") ->
     """Return the median ratio of two sides' seconds and its spread, taken round by round."""
     found = [one / other for one, other in zip(slow, fast, strict=True)]
     return {name: median(found), "ratio_min": min(found), "ratio_max": max(found)}
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def require_kernel_links(engines: EngineCluster, name: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress, threads
+from workbench.bench.frame import Progress
 from workbench.bench.inference_parts import (
     CLUSTERS,
     LENGTH,
@@ -32,6 +32,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
 from workbench.profiler.host import gemm_rate
+from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
 from workbench.schedules.inference import InferencePrices
 
@@ -97,7 +98,7 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
     planning = planning_point(progress) if "planner" in selection.parts else {}
     if selection.parts == ("planner",):
         return {"name": "galaxy_plus", "label": "real: seconds of this machine", "what": "our planner by Eq. 9", **planning}
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, threads(1):
+    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, torch_threads(1):
         models = list(_models(selection, Path(folder), progress))
         host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # what others take of a shared host only makes it less
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")

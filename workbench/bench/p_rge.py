@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import torch
 
-from workbench.bench.frame import LONG_S, Progress, Step, interleaved, ratios, threads
+from workbench.bench.frame import LONG_S, Progress, Step, interleaved, ratios
 from workbench.bench.p_rge_memory import batch_of, memory_points, prompts
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import check_choice
 from workbench.models.products import library
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.quantization.config import StorageType
@@ -28,6 +28,7 @@ from workbench.models.zeroth_order import (
     ZerothOrderConfig,
     load_causal_model,
 )
+from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts
 
 MODEL, LENGTH, THREADS = "SmolLM2-135M", 64, 2
@@ -74,11 +75,9 @@ def bench(
     """
     sections = tuple(only) or SECTIONS
     for name in sections:
-        if name not in SECTIONS:
-            todo = did_you_mean(name, SECTIONS)
-            raise ConfigError(f"The section '{name}' of the benchmark was asked for.", f"There are {', '.join(SECTIONS)}.", todo)
+        check_choice("benchmark's section", name, SECTIONS)
     points: list[dict[str, Any]] = []
-    with threads(THREADS), torch.random.fork_rng(devices=[]):
+    with torch_threads(THREADS), torch.random.fork_rng(devices=[]):
         for point in _points(sections, model, length, grid, rounds):
             points.append(point)
             progress(_line(point))

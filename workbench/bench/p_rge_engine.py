@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.bench.frame import Progress, child_peak_bytes, reset_peak, threads
+from workbench.bench.frame import Progress, child_peak_bytes, reset_peak
 from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
 from workbench.models.zeroth_order import DualForwardingModel, StepLog, TrainableConfig, load_causal_model
+from workbench.profiler.timing import torch_threads
 from workbench.runtime.memory import read_memory
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 
@@ -40,7 +41,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
 
     Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
     """
-    with threads(THREADS), tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+    with torch_threads(THREADS), tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
         rows = [_point(point, Path(folder), progress) for point in points]
     return {
         "name": "p_rge_engine",

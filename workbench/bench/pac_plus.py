@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.utils import logging
 
-from workbench.bench.frame import Progress, ratios, threads, turns
+from workbench.bench.frame import Progress, ratios, turns
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches
 from workbench.methods.training.handlers import PAD_TO_MULTIPLE
@@ -29,6 +29,7 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
+from workbench.profiler.timing import torch_threads
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.activation_records import STORAGE_TYPES
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -138,7 +139,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
 
     An epoch is estimated: the mean step over batches drawn evenly from it by length, times its number of batches.
     """
-    with threads(THREADS), scratch_folder() as folder:
+    with torch_threads(THREADS), scratch_folder() as folder:
         return _bench(folder, progress)
 
 

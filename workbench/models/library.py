@@ -22,9 +22,9 @@ from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.evaluation import attach_head
 from workbench.models.families import family_of
 from workbench.models.initialization import How, initialize
-from workbench.models.language_model_head import head_of
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
+from workbench.models.products import head_of
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
 from workbench.models.side_layers import ids_of_texts

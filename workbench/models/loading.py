@@ -29,8 +29,8 @@ from workbench.models.hub import (
     snapshot_of,
     suggestion,
 )
-from workbench.models.language_model_head import LanguageModelHead, head_of, no_head
 from workbench.models.partial_loading import StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
+from workbench.models.products import LanguageModelHead, head_of, no_head
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
-from workbench.models.language_model_head import LanguageModelHead
+from workbench.models.products import LanguageModelHead
 from workbench.models.side_layers import TOKEN_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 

@@ -23,7 +23,7 @@ from workbench.core.errors import WriteError
 from workbench.core.files import whole_file
 from workbench.core.serial import shown
 from workbench.models.families import Family
-from workbench.models.language_model_head import LanguageModelHead, head_scale
+from workbench.models.products import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
 
 T = TypeVar("T")

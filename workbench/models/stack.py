@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import Family, LayerContext, Part, call_layer, embed_image, embed_words, family_of, layer_paths
-from workbench.models.language_model_head import LanguageModelHead
+from workbench.models.products import LanguageModelHead
 
 
 class LayerStack(nn.Module):

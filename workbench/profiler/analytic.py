@@ -1,25 +1,18 @@
-"""Turn counted FLOPs and bytes into a profile by each device's speed (PAC+, section V-A, 'Profiling'); the counts are in layer_costs.py."""
+"""Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section IV-A).
+
+Backward: a product costs its forward once for the gradient of its input and once for that of its weight, if that is trained.
+What one layer's shape gives is in descriptions.py.  By each device's speed the counts become a profile (section V-A, 'Profiling').
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import check_choice
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.profiler.descriptions import FP32_BYTES, MODELS, ModelDescription, describe
-from workbench.profiler.layer_costs import LayerCost, Technique, TechniqueSizes, layer_costs, total_flops
-
-__all__ = [
-    "MODELS",
-    "LayerCost",
-    "ModelDescription",
-    "Technique",
-    "TechniqueSizes",
-    "analytic_profile",
-    "describe",
-    "layer_costs",
-    "total_flops",
-]
+from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
 
 ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -100,4 +93,202 @@ def _layer_profile(
         frozen_bytes=round(longest.frozen_params * backbone_bytes),
         trainable_bytes=longest.trainable_params * FP32_BYTES,
         **{name: getattr(longest, name) for name in LayerCost.__slots__ if "_bytes_per_" in name},
+    )
+
+
+Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One layer's FLOPs for a batch, and its bytes for one sample: per token of the input sequence, and per sample (a decoder's tokens)."""
+
+    forward_flops: float
+    backward_flops: float
+    side_forward_flops: float
+    side_backward_flops: float
+    frozen_params: int
+    trainable_params: int
+    output_bytes_per_token: int
+    gradient_bytes_per_token: int
+    context_bytes_per_token: int
+    tap_bytes_per_token: int
+    workspace_bytes_per_token: int
+    output_bytes_per_sample: int = 0
+    gradient_bytes_per_sample: int = 0
+    context_bytes_per_sample: int = 0
+    tap_bytes_per_sample: int = 0
+    workspace_bytes_per_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniqueSizes:
+    """What a technique adds to a model.
+
+    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: one in front of A, as
+    peft has it.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
+    adapter_norms: the backbone's norms are trained beside the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table I's
+    9 and 12 million parameters for T5-Large.  backbone_bytes: of a frozen parameter, 4 in fp32.
+    """
+
+    reduction: int = 8
+    lora_rank: int = 32
+    lora_dropout: bool = False
+    bottleneck: int = 64
+    adapters_per_layer: int = 2
+    adapter_norms: bool = False
+    backbone_bytes: float = FP32_BYTES
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What a layer adds up to, for one sample."""
+
+    shape: LayerShape
+    frozen: int
+    trained: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
+    side_forward: float = 0.0
+    side_backward: float = 0.0
+    output: Bytes = field(default_factory=Bytes)
+    gradient: Bytes = field(default_factory=Bytes)
+    context: Bytes = field(default_factory=Bytes)
+    tap: Bytes = field(default_factory=Bytes)
+
+
+def layer_costs(
+    model: ModelDescription,
+    technique: Technique,
+    *,
+    batch: int,
+    sequence_length: int,
+    sizes: TechniqueSizes | None = None,
+    reduction: int = 8,
+    head: Literal["classification", "language"] = "classification",
+    num_labels: int = 2,
+) -> tuple[LayerCost, ...]:
+    """Return every layer of the stack; the first includes the embedding, the last the head.
+
+    sizes: what the technique adds; without, its defaults with `reduction`.
+    """
+    check_choice("technique", technique, get_args(Technique))
+    chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
+    costs = []
+    for layer in range(model.stack_layers):
+        one = _layer(model, layer, technique, sequence_length, chosen)
+        if layer == 0:
+            _add(one, technique, model.embedding_params)
+        if layer == model.stack_layers - 1:
+            _add(one, technique, model.head_params)
+            _add_head(one, model, technique, chosen.reduction, head, num_labels)
+        costs.append(_cost(one, batch))
+    return tuple(costs)
+
+
+def total_flops(costs: tuple[LayerCost, ...]) -> float:
+    """Return the FLOPs of one training step, the optimizer left out (PAC+ Fig. 3)."""
+    return sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs)
+
+
+def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes) -> _Sum:
+    """Return a layer without embedding and head."""
+    shape = LayerShape(model, layer, sequence_length)
+    one = _Sum(shape, model.layer_params(layer), forward=shape.product_flops + shape.attention_flops)
+    one.output = one.gradient = shape.output()
+    if technique == "full":
+        one.frozen, one.trained = 0, one.frozen
+        one.backward = 2 * one.forward
+        one.context = shape.kept(trained_norms=True) + shape.weight_inputs()
+    elif technique == "lora":
+        one.trained = shape.lora_params(sizes.lora_rank)
+        extra = shape.lora_flops(sizes.lora_rank)
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        one.context = shape.kept(trained_norms=False) + shape.lora_inputs(sizes.lora_rank, dropout=sizes.lora_dropout)
+    elif technique == "adapters":
+        number = sizes.adapters_per_layer
+        one.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
+        extra = 2.0 * shape.own_tokens * one.trained
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        if sizes.adapter_norms:
+            norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
+            one.frozen, one.trained = one.frozen - norms, one.trained + norms
+        one.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(number * FP32_BYTES * (model.hidden + sizes.bottleneck))
+    else:
+        narrow = _narrow(model, sizes.reduction)
+        side = LayerShape(narrow, layer, sequence_length)
+        down = model.hidden * narrow.hidden
+        side_flops = side.product_flops + side.attention_flops
+        one.trained = narrow.layer_params(layer) + down + 1  # 1: lambda
+        one.side_forward = side_flops + 2.0 * shape.own_tokens * down
+        one.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
+        one.context = side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
+        # b_1, b_2, ...; the first layer of a side keeps b_0, its embedding, as well.
+        firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
+        one.tap = shape.own(FP32_BYTES * model.hidden * (2 if layer in firsts else 1))
+        one.output, one.gradient = shape.output() + side.output(), side.output()
+    return one
+
+
+def _add(one: _Sum, technique: Technique, params: int) -> None:
+    """Add pretrained parameters outside the layers, which only full fine-tuning trains."""
+    if technique == "full":
+        one.trained += params
+    else:
+        one.frozen += params
+
+
+def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, head: str, num_labels: int) -> None:
+    """Add a classification head, or the language head through the vocabulary; PA's up-projection in front of it (section IV-A)."""
+    own = one.shape.own_tokens
+    up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
+    flops = 2.0 * own * up
+    if head == "language":
+        one.trained += up
+        flops += 2.0 * own * model.hidden * model.vocab
+        one.context += one.shape.own(FP32_BYTES * (model.hidden + 2 * model.vocab))
+    else:
+        one.trained += up + model.hidden * num_labels + num_labels
+        flops += 2.0 * model.hidden * num_labels
+        one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up)) + Bytes(per_sample=FP32_BYTES * model.hidden)
+    if technique == "parallel_adapters":
+        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + 2 * flops
+    else:
+        one.forward, one.backward = one.forward + flops, one.backward + 2 * flops
+
+
+def _cost(one: _Sum, batch: int) -> LayerCost:
+    sizes = {"output": one.output, "gradient": one.gradient, "context": one.context, "tap": one.tap, "workspace": one.shape.workspace()}
+    per_token = {f"{what}_bytes_per_token": round(nbytes.per_token) for what, nbytes in sizes.items()}
+    per_sample = {f"{what}_bytes_per_sample": round(nbytes.per_sample) for what, nbytes in sizes.items()}
+    return LayerCost(
+        forward_flops=batch * one.forward,
+        backward_flops=batch * one.backward,
+        side_forward_flops=batch * one.side_forward,
+        side_backward_flops=batch * one.side_backward,
+        frozen_params=one.frozen,
+        trainable_params=one.trained,
+        **per_token,
+        **per_sample,
+    )
+
+
+def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
+    """Return the side network: all widths 1/r of the backbone's (section IV-A), heads fewer where the width asks for it."""
+    hidden = max(1, model.hidden // reduction)
+    heads = max(1, min(model.heads, hidden // 4))
+    while hidden % heads:
+        heads -= 1
+    return ModelDescription(
+        name=f"{model.name}/{reduction}",
+        kind=model.kind,
+        num_layers=model.num_layers,
+        hidden=hidden,
+        heads=heads,
+        feed_forward=max(1, model.feed_forward // reduction),
+        vocab=model.vocab,
+        gated=model.gated,
+        biases=model.biases,
+        norm_vectors=model.norm_vectors,
+        target_tokens=model.target_tokens,
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workbench.core.errors import ConfigError, WriteError
-from workbench.core.profile import Profile
 from workbench.core.serial import from_builtins, to_builtins, write_text
 
 T = TypeVar("T")
@@ -40,18 +39,6 @@ def host_fingerprint() -> dict[str, str]:
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: _version(name) for name in VERSIONED},
     }
-
-
-def cached_profile(
-    key: Mapping[str, Any],
-    measure: Callable[[], Profile],
-    *,
-    folder: Path | None = None,
-    refresh: bool = False,
-    now: Callable[[], float] = time.time,
-) -> tuple[Profile, str]:
-    """Return the profile kept under `key` on this machine, or measure and keep it; and a note on where it is from (see cached)."""
-    return cached(key, measure, Profile, folder=folder, refresh=refresh, now=now)
 
 
 def cached(

@@ -174,15 +174,15 @@ def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[
     """Return FLOP/s of a square fp32 matrix product on one thread: of torch.mm, or of another way to multiply two matrices."""
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
-    timing = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
-    return 2.0 * size**3 / timing.seconds
+    taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
+    return 2.0 * size**3 / taken_s
 
 
 def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:
     """Return bytes/s of a copy too large for the caches, on one thread, what is read and what is written counted."""
     source, target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
-    timing = time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
-    return 2.0 * nbytes / timing.seconds
+    taken_s = time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
+    return 2.0 * nbytes / taken_s
 
 
 def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tuple[float, bool]:

@@ -187,11 +187,6 @@ def stack_sizes(model: ModelDescription | str) -> tuple[StackSizes, ...]:
     return (first, _sizes(described, decoder=True)) if described.kind == "encoder-decoder" else (first,)
 
 
-def sizes_of_shape(shape: StackShape, *, query_width: int, kv_width: int, heads_per_unit: int = 1, is_gated: bool = False) -> StackSizes:
-    """Return the sizes of a stack whose shape is known, and of one unit of it: the widths of its queries and of its keys."""
-    return StackSizes(shape=shape, query_width=query_width, kv_width=kv_width, heads_per_unit=heads_per_unit, matrices=2 + is_gated)
-
-
 def end_bytes(model: ModelDescription | str) -> tuple[int, int]:
     """Return the bytes of embedding and head in fp32; an output matrix that is the embedding counts once, with it."""
     described = describe(model) if isinstance(model, str) else model

@@ -77,7 +77,6 @@ def measure_inference(
     budget_s: float = 30.0,
     first_bytes: int = 0,
     last_bytes: int = 0,
-    time_them: Callable[..., Mapping[Any, Any]] = time_calls,
 ) -> MeasuredInference:
     """Return the costs of each stack's operations on one core of this host.
 
@@ -94,12 +93,12 @@ def measure_inference(
                 for count in tokens:
                     cells[index, kind, count, units] = make(count, units)
     with torch.inference_mode():
-        timings = time_them(cells, budget_s=budget_s)
+        timings = time_calls(cells, budget_s=budget_s)
     fits = []
     for index, made in enumerate(calls):
         for kind in made:
             found = [
-                (count * count if kind in PAIRED else count, units, timings[index, kind, count, units].seconds)
+                (count * count if kind in PAIRED else count, units, timings[index, kind, count, units])
                 for stack, own, count, units in cells
                 if (stack, own) == (index, kind)
             ]

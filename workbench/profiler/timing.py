@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -35,17 +35,6 @@ SHORTEST_S = 2e-4
 MOST_LOOPS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One call's seconds: seconds, the lower quartile of the rounds; lowest_s, median_s, highest_s; rounds counted."""
-
-    seconds: float
-    lowest_s: float
-    median_s: float
-    highest_s: float
-    rounds: int
-
-
 def tiny() -> bool:
     """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that a test runs every notebook's cell fast.
 
@@ -60,18 +49,17 @@ def time_calls(
     repeats: int | None = None,
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
-    threads: int | None = 1,
-) -> dict[K, Timing]:
-    """Return the timing of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
+) -> dict[K, float]:
+    """Return the seconds of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
 
-    repeats: None for 9, at the smallest settings 3 (see tiny).  A call shorter than 0.2 ms runs several times a round.
-    threads: torch threads to run with, None to leave them as they are.
+    They are the lower quartile of the rounds.  repeats: None for 9, at the smallest settings 3 (see tiny).
+    A call shorter than 0.2 ms runs several times a round.
     """
     repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
         raise ConfigError(f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them.")
     began = clock()
-    with one_torch_thread(threads):
+    with torch_threads():
         loops = {key: _warm_up(call, clock) for key, call in calls.items()}
         samples: dict[K, list[float]] = {key: [] for key in calls}
         for round_number in range(repeats):
@@ -81,7 +69,7 @@ def time_calls(
             keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for key in keys:
                 samples[key].append(_measure(calls[key], loops[key], clock))
-    return {key: _summary(values) for key, values in samples.items()}
+    return {key: _quantile(values) for key, values in samples.items()}
 
 
 def time_grids(
@@ -105,7 +93,7 @@ def time_grids(
         kind: Grid(
             batch_sizes=tuple(batch_sizes),
             sequence_lengths=tuple(sequence_lengths),
-            seconds=monotone([[timings[kind, batch, length].seconds for length in sequence_lengths] for batch in batch_sizes]),
+            seconds=monotone([[timings[kind, batch, length] for length in sequence_lengths] for batch in batch_sizes]),
         )
         for kind in make_calls
     }
@@ -138,15 +126,10 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 @contextmanager
-def one_torch_thread(threads: int | None = 1) -> Iterator[None]:
-    """Run with `threads` torch threads and give back the old number afterwards; None does nothing."""
-    if threads is None:
-        yield
-        return
-    import torch  # only who times tensors pays for the import
-
+def torch_threads(count: int = 1) -> Iterator[None]:
+    """Run with so many torch threads and give back the old number afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -176,15 +159,11 @@ def _warm_up(call: Call, clock: Callable[[], float]) -> int:
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))
 
 
-def _summary(values: list[float]) -> Timing:
+def _quantile(values: list[float]) -> float:
     ordered = sorted(values)
     last = len(ordered) - 1
-
-    def quantile(share: float) -> float:
-        low = math.floor(share * last)
-        return ordered[low] + (share * last - low) * (ordered[min(low + 1, last)] - ordered[low])
-
-    return Timing(seconds=quantile(QUANTILE), lowest_s=ordered[0], median_s=quantile(0.5), highest_s=ordered[-1], rounds=len(ordered))
+    low = math.floor(QUANTILE * last)
+    return ordered[low] + (QUANTILE * last - low) * (ordered[min(low + 1, last)] - ordered[low])
 
 
 Maker = Callable[[int, int], Call]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 
 Execution = Literal["sequential", "outer", "inner", "both"]
@@ -47,10 +47,7 @@ class MemoryRule:
 
 def parts_at_once(execution: Execution, queries: int) -> int:
     """Return how many of a step's 2q passes run as one batch.  Raises ConfigError for an unknown execution or q below 1."""
-    if execution not in get_args(Execution):
-        raise ConfigError(
-            f"The execution '{execution}' was asked for.", f"There are {', '.join(get_args(Execution))}.", "Choose one of them."
-        )
+    check_choice("execution", execution, get_args(Execution))
     if queries < 1:
         raise ConfigError(f"{queries} queries were asked for.", "A step needs at least 1.", "Raise it.")
     return {"sequential": 1, "inner": 2, "outer": queries, "both": 2 * queries}[execution]

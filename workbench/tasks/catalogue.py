@@ -11,9 +11,8 @@ from workbench.tasks.glue import GLUE, load_glue
 from workbench.tasks.own import FROM_FILES, OWN, load_own
 from workbench.tasks.prompts.loading import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
-from workbench.tasks.question_answering import load_question_answering, load_questions
+from workbench.tasks.question_answering import load_question_answering, load_questions, load_token_classification
 from workbench.tasks.task import Task
-from workbench.tasks.token_classification import load_token_classification
 
 EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
     "sentiment": load_sentiment,

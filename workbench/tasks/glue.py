@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks.published import hub_dataset, read_text, saved_dataset
-from workbench.tasks.task import Kind, Split, Task
+from workbench.tasks.task import Kind, Split, Task, fixed_order
 
 VALIDATION_FROM_TRAIN = 1000
 """At most this many training samples (and at most a task's own share) become the validation split where the test labels are secret."""
@@ -88,22 +87,20 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
-    first_id, splits = 0, {}
+    first_id, splits = 0, dict[str, Any]()
     for split in ("train", "validation", "test"):
         if split in columns:
             splits[split] = _split(columns[split], glue, first_id)
             first_id += len(columns[split])
     if "test" not in splits:
         splits["test"] = splits["validation"]
-        order = list(range(len(splits["train"])))
-        random.Random(name).shuffle(order)
+        order = fixed_order(name, len(splits["train"]))
         count = min(VALIDATION_FROM_TRAIN, int(len(order) * glue.validation_share))
         splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
     return Task(
         name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
         class_names=tuple(dict.fromkeys(glue.classes))[: len(set(glue.classes.values()))],
-        source="the hub" if data is None else f"folder '{Path(data).name}'",
-        train=splits["train"], validation=splits["validation"], test=splits["test"],
+        source="the hub" if data is None else f"folder '{Path(data).name}'", **splits,
     )  # fmt: skip
 
 

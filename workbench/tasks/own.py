@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown
 from workbench.tasks.published import hub_dataset, saved_dataset
-from workbench.tasks.task import Split, Task
+from workbench.tasks.task import Split, Task, fixed_order
 
 OWN = ("classification", "regression")
 FROM_FILES = (*OWN, "question_answering", "token_classification")
@@ -277,8 +276,7 @@ def divided(parts: dict[str, Split], data: Path | str | None) -> dict[str, Split
         parts["train"] = parts.pop(next(iter(parts)))
     if "test" not in parts and "validation" in parts:
         parts["test"] = parts.pop("validation")
-    order = list(range(len(parts["train"])))
-    random.Random("own").shuffle(order)
+    order = fixed_order("own", len(parts["train"]))
     for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)):
         if name not in parts:
             count = max(1, round(share * len(parts["train"])))

@@ -1,10 +1,12 @@
-"""Extractive question answering: SQuAD's files (Rajpurkar et al., 2016 and 2018), and questions made of the embedded sentences.
+"""Tasks whose answer is in the text: questions (SQuAD's files; Rajpurkar et al., 2016 and 2018), and words that have classes.
 
-The embedded questions are made by four patterns, not by people: they teach what a run does, and say little about reading.
+The embedded questions, of the embedded sentences, are made by four patterns, not by people: they teach what a run does, and say little
+about reading.  Own data whose words have classes (named entities, parts of speech): a list of tokens and a list of tags in each row.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import shown
 from workbench.tasks.embedded import load_sentiment_rating
-from workbench.tasks.own import SPLITS, TEST_SHARE, VALIDATION_SHARE, read_tables
+from workbench.tasks.own import SPLITS, TEST_SHARE, VALIDATION_SHARE, divided, read_tables
 from workbench.tasks.published import read_text
 from workbench.tasks.task import Span, Split, Task
 
@@ -163,7 +165,7 @@ def _divided(parts: dict[str, list[Question]], data: Path | str | None) -> dict[
 
 
 def _task(name: str, parts: Mapping[str, Sequence[Question]], source: str) -> Task:
-    splits, first_id = {}, 0
+    splits, first_id = dict[str, Any](), 0
     for part in ("train", "validation", "test"):
         rows = parts[part]
         splits[part] = Split(
@@ -175,7 +177,71 @@ def _task(name: str, parts: Mapping[str, Sequence[Question]], source: str) -> Ta
             sample_ids=tuple(range(first_id, first_id + len(rows))),
         )
         first_id += len(rows)
+    return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, **splits)
+
+
+USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")}
+
+
+def load_token_classification(data: Path | str | None, columns: str = "") -> Task:
+    """Return own data as a task of tagged words; the scores are F1 over whole entities, and the share of words with the right tag.
+
+    columns: such as 'tokens=words,tags=pos'; what is not named is found by its usual names.  data: see own.load_own.
+    Raises MissingDataError if the data cannot be had, ConfigError naming the row whose lists differ in length or are empty.
+    """
+    tables = read_tables("token_classification", data)
+    first = next(iter(tables.values()))
+    tokens, tags = _columns(columns, first.column_names)
+    declared = getattr(getattr(first.features[tags], "feature", None), "names", None)
+    names: Sequence[str] = declared or sorted({str(tag) for table in tables.values() for row in table[tags] for tag in row}, key=_order)
+    parts, first_id = {}, 0
+    for split, table in tables.items():
+        parts[split] = _split(table, tokens, tags, names, split, first_id)
+        first_id += len(table)
+    divided_parts: dict[str, Any] = divided(parts, data)
     return Task(
-        name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source,
-        train=splits["train"], validation=splits["validation"], test=splits["test"],
-    )  # fmt: skip
+        name="token_classification",
+        kind="token_classification",
+        num_outputs=len(names),
+        metrics=("entity_f1", "accuracy"),
+        class_names=tuple(names),
+        source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
+        **divided_parts,
+    )
+
+
+def _order(tag: str) -> tuple[bool, str]:
+    return tag != "O", tag
+
+
+def _columns(columns: str, present: Sequence[str]) -> tuple[str, str]:
+    named = dict(part.strip().partition("=")[::2] for part in columns.split(",") if part.strip())
+    found = [named.get(role) or next((name for name in usual if name in present), "") for role, usual in USUAL.items()]
+    if not set(named) <= set(USUAL) or not set(found) <= set(present):
+        raise ConfigError(
+            f"Data with a column of words and one of their tags were asked for{f', by {columns!r}' if columns else ''}.",
+            f"The data have the columns {', '.join(map(repr, present))}.",
+            "Name them, such as --columns tokens=words,tags=entities.",
+        )
+    return found[0], found[1]
+
+
+def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str, first_id: int) -> Split:
+    index = {name: number for number, name in enumerate(names)}
+    texts, spans = [], []
+    for row, (words, classes) in enumerate(zip(table[tokens], table[tags], strict=True), start=1):
+        if not isinstance(words, list) or not isinstance(classes, list) or not words or len(words) != len(classes):
+            sizes = f"{len(words)} words and {len(classes)} tags" if isinstance(words, list) and isinstance(classes, list) else "no lists"
+            found = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
+            raise ConfigError("Words with a tag each were asked for.", found, "Mend or remove that row.")
+        text, own = joined([str(word) for word in words], [tag if isinstance(tag, int) else index[str(tag)] for tag in classes])
+        texts.append(text)
+        spans.append(own)
+    ids = tuple(range(first_id, first_id + len(texts)))
+    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=ids, spans=tuple(spans))
+
+
+def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:
+    """Return a text of words with a class each, and where in it they stand."""
+    starts = itertools.accumulate((len(word) + 1 for word in words[:-1]), initial=0)
+    return " ".join(words), tuple(map(Span, starts, words, labels))

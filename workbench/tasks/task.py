@@ -104,6 +104,11 @@ def _limit(split: Split, limit: int | None) -> Split:
     if limit < 1:
         raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
     # One fixed permutation: a larger limit holds all samples of a smaller one.
-    order = list(range(len(split)))
-    random.Random("limit").shuffle(order)
-    return split.take(sorted(order[:limit]))
+    return split.take(sorted(fixed_order("limit", len(split))[:limit]))
+
+
+def fixed_order(purpose: str, count: int) -> list[int]:
+    """Return one permutation of `count` numbers, the same on every machine."""
+    order = list(range(count))
+    random.Random(purpose).shuffle(order)
+    return order

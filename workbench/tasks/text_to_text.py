@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split, Task
@@ -56,16 +57,8 @@ def as_text_to_text(task: Task) -> Task:
     wording = WORDINGS[task.name]
     count = round((wording.highest - wording.lowest) / wording.step) + 1
     words = wording.words or tuple(f"{wording.lowest + index * wording.step:.1f}" for index in range(count))
-    parts = {name: _reworded(getattr(task, name), wording, len(words)) for name in ("train", "validation", "test")}
-    return replace(
-        task,
-        kind="sequence_to_sequence",
-        num_outputs=len(words),
-        words=words,
-        train=parts["train"],
-        validation=parts["validation"],
-        test=parts["test"],
-    )
+    parts: dict[str, Any] = {name: _reworded(getattr(task, name), wording, len(words)) for name in ("train", "validation", "test")}
+    return replace(task, kind="sequence_to_sequence", num_outputs=len(words), words=words, **parts)
 
 
 def _reworded(split: Split, wording: Wording, num_words: int) -> Split:

@@ -34,7 +34,7 @@ from workbench.plots import OverlapCell
 from workbench.profiler.inference import analytic_inference
 from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
 from workbench.simulator import simulate
-from workbench.widgets.planning import as_described, counterparts, with_bandwidth
+from workbench.widgets.planning import as_described, asked, counterparts, with_bandwidth
 
 FEW, MORE = 3, 7
 """Layers of the two models whose difference is the time of a layer, without what only the first and the last one do."""
@@ -196,14 +196,8 @@ class InferenceComparison:
 
 def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[InferenceComparison, ...]:
     """Return what each planner makes of a problem; what does not fit says why."""
-    found = []
-    for name in planners:
-        try:
-            made = problem.planned(name)
-            found.append(InferenceComparison(planner=name, plan=made, seconds=problem.seconds(made)))
-        except PlanError as error:
-            found.append(InferenceComparison(planner=name, plan=None, seconds=0.0, why=str(error)))
-    return tuple(found)
+    found = asked(problem, planners, problem.seconds)
+    return tuple(InferenceComparison(planner=name, plan=made, seconds=value, why=why) for name, made, value, why in found)
 
 
 def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -215,14 +215,18 @@ class Comparison:
 
 def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return what each planner makes of a problem; what does not fit has 0 samples/s and says why."""
-    found = []
+    found = asked(problem, planners, problem.samples_per_s)
+    return tuple(Comparison(planner=name, plan=made, samples_per_s=value, why=why) for name, made, value, why in found)
+
+
+def asked(problem: Any, planners: Sequence[str], value: Callable[[Any], float]) -> Iterator[tuple[str, Any, float, str]]:
+    """Yield each planner's name, its plan of a problem and the plan's value, and ''; or None, 0 and why if nothing fits."""
     for name in planners:
         try:
             made = problem.planned(name)
-            found.append(Comparison(planner=name, plan=made, samples_per_s=problem.samples_per_s(made)))
+            yield name, made, value(made), ""
         except PlanError as error:
-            found.append(Comparison(planner=name, plan=None, samples_per_s=0.0, why=str(error)))
-    return tuple(found)
+            yield name, None, 0.0, str(error)
 
 
 def scaling(

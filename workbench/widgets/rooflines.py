@@ -83,7 +83,7 @@ def measure_roofline(
     finally:
         model.trainables.bind(None)
     rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the products that the passes are made of
-    found = tuple(Pass(count, flops[count], weight_bytes, timings[count].seconds) for count in counts)
+    found = tuple(Pass(count, flops[count], weight_bytes, timings[count]) for count in counts)
     return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=found)
 
 

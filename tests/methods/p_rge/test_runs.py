@@ -205,7 +205,7 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"steps": 0}, "steps = 0"),
         ({"step_s": -1.0}, "step_s = -1"),
         ({"compute_dtype": "float8"}, "one of float32, float16, bfloat16, or left out"),
-        ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. There are float32, .*Did you mean 'int8'"),
+        ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. Known are float32, .*Did you mean 'int8'"),
         ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),

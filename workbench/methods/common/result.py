@@ -32,11 +32,10 @@ from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_lo
 from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.prompts.scoring import Calibration, choices, generate_answers
 from workbench.tasks.prompts.templates import Prompt
-from workbench.tasks.question_answering import read_questions
+from workbench.tasks.question_answering import joined, read_questions
 from workbench.tasks.spans import answers, score, tags
 from workbench.tasks.task import Split, Task
 from workbench.tasks.text_to_text import as_text_to_text
-from workbench.tasks.token_classification import joined
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"

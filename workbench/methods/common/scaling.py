@@ -12,7 +12,7 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Engines, Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
 from workbench.profiler.analytic import LayerCost, layer_costs
-from workbench.profiler.cache import cached_profile
+from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -89,7 +89,7 @@ def kept_layers(
         notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}", stage="profile"))
         return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
 
-    profile, note = cached_profile(key, made, refresh=refresh)
+    profile, note = cached(key, made, Profile, refresh=refresh)
     notify(Event("note", message=note))
     return profile.layers[0]
 

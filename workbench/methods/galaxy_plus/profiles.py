@@ -28,7 +28,7 @@ from workbench.models.sharding import (
     open_weights,
 )
 from workbench.planners.galaxy_plus import stack_lengths
-from workbench.profiler.inference import StackSizes, analytic_from, sizes_of_shape
+from workbench.profiler.inference import StackSizes, analytic_from
 from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, MeasuredInference, cached_inference, measure_inference
 from workbench.profiler.timing import Call
 from workbench.schedules.inference import InferenceCosts, InferenceLayout, pipeline_inference
@@ -62,12 +62,12 @@ def measure_host(
 def sizes_of(layout: ModelLayout) -> list[StackSizes]:
     """Return each stack's sizes as the profiler asks for them."""
     return [
-        sizes_of_shape(
-            part.shape,
+        StackSizes(
+            shape=part.shape,
             query_width=part.group_size * part.head_size,
             kv_width=part.head_size,
             heads_per_unit=part.group_size,
-            is_gated=part.is_gated,
+            matrices=2 + part.is_gated,
         )
         for part in layout.parts
     ]

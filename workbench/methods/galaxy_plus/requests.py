@@ -11,8 +11,8 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.timeline import MemorySample, Span
-from workbench.models.language_model_head import head_scale
 from workbench.models.loading import load_model, load_stack
+from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What
 
 TOLERANCE = 1e-4

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, require_numbers
+from workbench.core.errors import ConfigError, DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.program import Program
 from workbench.core.schedule import Value
-from workbench.methods.galaxy_plus.control import ControlChannel
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.methods.galaxy_plus.predict import Prepared, Programs
 from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
@@ -264,3 +263,40 @@ class InferenceSession:
 def _likeliest(logits: torch.Tensor | None) -> int:
     assert logits is not None
     return int(require_numbers(logits[0], "Tokens").argmax())
+
+
+_TAG = 1 << 30
+"""Above the numbers of a Transport's messages."""
+
+
+class ControlChannel:
+    """One rank's end.  Numbers between two ranks arrive in the order in which they were sent.
+
+    peers: the group's number of each device.  Both raise DeviceLostError if the other device has gone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, peers: dict[int, int]) -> None:
+        self._group, self._rank, self._peers = group, rank, peers
+
+    def tell(self, ranks: Sequence[int], number: int) -> None:
+        """Send a number to some devices, and return when it has left."""
+        message = torch.tensor([number], dtype=torch.int64)
+        try:
+            for work in [self._group.send([message], self._peers[rank], _TAG) for rank in ranks if rank != self._rank]:
+                work.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def listen(self, rank: int, timeout_s: float) -> int:
+        """Return the next number from a device; one that is silent for timeout_s counts as gone."""
+        message = torch.empty(1, dtype=torch.int64)
+        try:
+            self._group.recv([message], self._peers[rank], _TAG).wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise _lost(error) from error
+        return int(message)
+
+
+def _lost(error: RuntimeError) -> DeviceLostError:
+    found = f"It failed: {str(error).splitlines()[0]}."
+    return DeviceLostError("A message to or from another device was under way.", found, "See the first device that failed.")

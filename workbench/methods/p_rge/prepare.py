@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import check_choice
 from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
@@ -75,9 +75,7 @@ class PRGEOptions:
         """Return the precisions of `precisions`.  Raises ConfigError for one that does not exist."""
         named = [name.strip() for name in self.precisions.split(",") if name.strip()]
         for name in named:
-            if name not in PRECISIONS:
-                found = f"There are {', '.join(PRECISIONS)}."
-                raise ConfigError(f"The precision '{name}' was asked for.", found, did_you_mean(name, PRECISIONS))
+            check_choice("precision", name, PRECISIONS)
         return tuple(precision for precision in PRECISIONS if precision in named)
 
     @property

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.files import whole_file
 from workbench.models.zeroth_order.config import TrainableConfig, check_positive
 
@@ -60,10 +60,7 @@ class EngineConfig:
                 "Give the label words' tokens, or none for the whole vocabulary.",
             )
         for name, choice, known in (("backend", self.backend, EngineBackend), ("noise", self.noise, EngineNoise)):
-            if choice not in get_args(known):
-                raise ConfigError(
-                    f"The {name} '{choice}' was asked for.", f"There are {' and '.join(get_args(known))}.", "Name one of them."
-                )
+            check_choice(name, choice, get_args(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.language_model_head import LanguageModelHead
 from workbench.models.partial_loading import cast_buffers
-from workbench.models.products import linear
+from workbench.models.products import LanguageModelHead, linear
 from workbench.models.quantization.config import (
     FLOAT_TYPES,
     QuantizationConfig,

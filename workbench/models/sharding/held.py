@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import embed_words, words_of
-from workbench.models.language_model_head import head_scale
+from workbench.models.products import head_scale
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout
 from workbench.models.sharding.slices import Ranges, size

@@ -80,14 +80,11 @@ class LoraLinear(PartModule):
         return add_product(self.base(x), low, self.values("B", x.dtype))
 
 
-class DoraLinear(PartModule):
+class DoraLinear(LoraLinear):
     """y = m (x V) / |V| + b with V = W + alpha / r A B, |V| and m one for each output.  A, B as in LoRA; m begins as |W|."""
 
     def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
-        super().__init__(binding)
-        self.base, self.scale = base, scale
-        self.A = nn.Parameter(a.float())
-        self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
+        super().__init__(base, a, out_features, binding, scale)
         self.magnitude = nn.Parameter(dense_weight(base).float().norm(dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +172,7 @@ def smallest_epsilon(model: CausalModel) -> float:
         found = [
             half * float(dense_weight(module.base).float().norm()) / math.sqrt(module.B.shape[1]) / float(_a(module).float().norm())
             for module in model.modules()
-            if isinstance(module, LoraFaLinear | LoraLinear | DoraLinear)
+            if isinstance(module, LoraFaLinear | LoraLinear)
         ]
     return float(torch.tensor(found).median()) if found else 0.0
 
@@ -198,5 +195,5 @@ def _typical(parameter: Tensor) -> float:
     return float(parameter.detach().float().square().mean().sqrt())
 
 
-def _a(module: LoraFaLinear | LoraLinear | DoraLinear) -> Tensor:
+def _a(module: LoraFaLinear | LoraLinear) -> Tensor:
     return module.a if isinstance(module, LoraFaLinear) else module.A.detach() * module.scale

@@ -89,7 +89,7 @@ def shape_of(base: Any) -> tuple[int, int]:
 
 def _adapted(
     base: nn.Module, config: TrainableConfig, name: str, binding: Binding, shared: tuple[Tensor, Tensor] | None
-) -> LoraFaLinear | LoraLinear | DoraLinear | VeraLinear:
+) -> LoraFaLinear | LoraLinear | VeraLinear:
     rows, columns = shape_of(base)
     dtype = base.weight.dtype
     if shared is not None:

@@ -19,7 +19,6 @@ from workbench.core.allocator import keep_freed_memory
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench.models.families import family_of, words_of
-from workbench.models.language_model_head import LanguageModelHead, head_of
 from workbench.models.loading import (
     load_language_model_head,
     load_model,
@@ -31,6 +30,7 @@ from workbench.models.loading import (
 )
 from workbench.models.lora import ROLES, save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
+from workbench.models.products import LanguageModelHead, head_of
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import FloatType, QuantizationConfig
 from workbench.models.saving import PeftTask, Published, base_of, published

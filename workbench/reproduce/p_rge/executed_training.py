@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.serial import to_json, write_text
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import (
@@ -62,8 +62,7 @@ class Trial:
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise ConfigError(f"The method '{self.method}' was asked for.", f"There are {', '.join(get_args(Method))}.", "Choose one.")
+        check_choice("method", self.method, get_args(Method))
         if self.steps < 0 or self.score_every < 1:
             raise ConfigError(f"{self.steps} steps, scored every {self.score_every}, were asked for.", "That cannot be.", "Raise them.")
 

@@ -8,8 +8,8 @@ from itertools import pairwise, product
 from typing import Any
 
 from workbench.plots.export import Captioned
-from workbench.profiler.analytic import LayerCost, ModelDescription, Technique, layer_costs
-from workbench.profiler.descriptions import FP32_BYTES
+from workbench.profiler.analytic import LayerCost, Technique, layer_costs
+from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.drawing import stacked
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, description, load_constants, technique_sizes

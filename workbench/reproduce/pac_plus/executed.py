@@ -11,7 +11,7 @@ from workbench.models.quantization import held_bytes
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import draw
 from workbench.reproduce.items import Item
-from workbench.reproduce.pac_plus.executed_build import backbone, run_all
+from workbench.reproduce.pac_plus.executed_build import backbone, run_all, task_of
 from workbench.reproduce.pac_plus.executed_runs import (
     RESAMPLES,
     Difference,
@@ -26,8 +26,6 @@ from workbench.reproduce.pac_plus.executed_runs import (
 )
 from workbench.reproduce.pac_plus.testbed import PAPER
 from workbench.reproduce.result import Number, Result, Settings, printed
-from workbench.tasks import load_task
-from workbench.tasks.task import Task
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 RATES = {"full": 5e-5, "adapters": 1e-3, "lora": 2e-3, "parallel_adapters": 2e-3}
@@ -82,16 +80,10 @@ def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Trainin
     return run_all(trainings, folder, settings.data, settings.progress)
 
 
-def task_of(settings: Settings, one: Training) -> Task:
-    """Return a training's task, with its test labels."""
-    samples: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), one.samples, strict=True))
-    return load_task(one.task, data=None if one.task.startswith("sentiment") else settings.data, **samples)
-
-
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
     """Return the first side's score less the second's, on the same test samples."""
     own, other = ([one.test_outputs for one in side] for side in (first, second))
-    return paired_bootstrap(task_of(settings, first[0].training), own, other, 50 if settings.quick else RESAMPLES)
+    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
 
 
 def mean_score(outcomes: Sequence[Outcome]) -> float:
@@ -132,7 +124,7 @@ def table6(item: Item, settings: Settings) -> Result:
             row = (title, label, outcomes[0].trainable_parameters, mean, deviation, len(outcomes), score_name(name), validation)
             scores.append(row)
         own, lora = found[OURS, name], found["lora", name]
-        difference, task = less(settings, own, lora), task_of(settings, own[0].training)
+        difference, task = less(settings, own, lora), task_of(own[0].training, settings.data)
         p_values = []
         if task.kind != "regression":
             p_values = [mcnemar(task, one.test_outputs, other.test_outputs) for one, other in zip(own, lora, strict=True)]
@@ -158,7 +150,7 @@ def parity(item: Item, settings: Settings) -> Result:
         done = run_trainings(settings, [one for plan in plans.values() for one in plan])
         found = {variant: [done[one] for one in plan] for variant, plan in plans.items()}
         lora, title = found["LoRA"], TITLES[name]
-        task = task_of(settings, lora[0].training)
+        task = task_of(lora[0].training, settings.data)
         for variant, outcomes in found.items():
             texts: tuple[Number, Number] = (None, None)
             together = ensemble(outcomes)

@@ -37,7 +37,7 @@ from workbench.reproduce.result import kept_or_made
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.embedded import load_unlabelled
-from workbench.tasks.task import Split
+from workbench.tasks.task import Split, Task
 from workbench.tasks.tokenize import Batch, collate, tokenize
 
 LORA_RANK, LORA_ALPHA = 8, 16
@@ -62,6 +62,12 @@ def run_all(
         found[training] = kept_or_made(path, Outcome, partial(bench.outcome, training))
         progress(f"{training.name}: test {found[training].test_score:.2f}")
     return {training: found[training] for training in trainings}
+
+
+def task_of(training: Training, data: Path | None) -> Task:
+    """Return a training's task, with its test labels.  data: see run_all."""
+    samples: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
+    return load_task(training.task, data=None if training.task.startswith("sentiment") else data, **samples)
 
 
 def _grouping(training: Training) -> tuple[Any, ...]:
@@ -90,8 +96,7 @@ class _Bench:
         key = (training.task, training.model, training.samples, training.max_length)
 
         def make() -> TokenizedTask:
-            count: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
-            task = load_task(training.task, data=None if training.task.startswith("sentiment") else self._data, **count)
+            task = task_of(training, self._data)
             tokenizer = load_tokenizer(training.model)
             split = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}
             return TokenizedTask(task=task, **split)

@@ -15,8 +15,8 @@ from workbench.models.optimization import make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.reproduce.items import Item
-from workbench.reproduce.pac_plus.executed import TITLES, task_of, training
-from workbench.reproduce.pac_plus.executed_build import adapter_config
+from workbench.reproduce.pac_plus.executed import TITLES, training
+from workbench.reproduce.pac_plus.executed_build import adapter_config, task_of
 from workbench.reproduce.pac_plus.executed_training import TappedSplit, TokenizedTask, statistics_of
 from workbench.reproduce.pac_plus.testbed import PAPER
 from workbench.reproduce.result import Result, Settings, printed
@@ -34,7 +34,7 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     task = "sentiment" if settings.data is None else "mrpc"
     limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
     one = training(settings, task, "parallel_adapters", settings.seeds[0], **limit)
-    data = task_of(settings, one)
+    data = task_of(one, settings.data)
     tokenizer = load_tokenizer(one.model)
     train, validation, test = (tokenize(part, tokenizer, max_length=one.max_length) for part in (data.train, data.validation, data.test))
     tokenized = TokenizedTask(task=data, train=train, validation=validation, test=test)

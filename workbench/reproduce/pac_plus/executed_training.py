@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from workbench.models.calibration import TapStatistics, calibrate
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
 from workbench.tasks.batching import epoch_batches
@@ -135,9 +136,7 @@ class _PooledBackbone(nn.Module):
         return self
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        share = attention_mask.to(hidden.dtype)
-        share = share / share.sum(dim=1, keepdim=True)
-        return self.head(self.dropout(torch.bmm(share[:, None], hidden).squeeze(1)))
+        return self.head(self.dropout(torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)))
 
 
 def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:

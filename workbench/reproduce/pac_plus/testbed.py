@@ -9,7 +9,8 @@ from workbench.core.catalogue import MB, load_device
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.serial import read_toml
-from workbench.profiler.analytic import ModelDescription, Technique, TechniqueSizes, analytic_profile, describe
+from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
+from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import paper_folder
 
 PAPER = "pac_plus"

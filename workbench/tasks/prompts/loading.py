@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_sentiment
 from workbench.tasks.glue import GLUE, VALIDATION_FROM_TRAIN, load_glue
 from workbench.tasks.own import load_own
-from workbench.tasks.prompts.samples import PromptSample, PromptSplit, PromptTask, fixed_order, shuffled
+from workbench.tasks.prompts.samples import PromptSample, PromptSplit, PromptTask, shuffled
 from workbench.tasks.prompts.sources import SOURCES, Source, read_source
 from workbench.tasks.prompts.templates import PROMPTS, Prompt, own_prompt
-from workbench.tasks.task import Split, Task
+from workbench.tasks.task import Split, Task, fixed_order
 
 PROMPT_TASKS = tuple(PROMPTS)
 OWN_PROMPT = "classification"
@@ -78,9 +79,7 @@ def _from_task(task: Task) -> PromptTask:
     return PromptTask(
         name=task.name,
         prompt=PROMPTS[task.name] if task.name in PROMPTS else own_prompt(names, task.class_names),
-        train=_from_split(task.train, names),
-        validation=_from_split(task.validation, names),
-        test=_from_split(task.test, names),
+        **{part: _from_split(getattr(task, part), names) for part in ("train", "validation", "test")},
         source=task.source,
     )
 
@@ -109,9 +108,7 @@ def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTa
     return PromptTask(
         name=name,
         prompt=PROMPTS[name],
-        train=shuffled(splits.get("train", ())),
-        validation=shuffled(splits.get("validation", ())),
-        test=shuffled(splits.get("test", ())),
+        **{part: shuffled(splits.get(part, ())) for part in ("train", "validation", "test")},
         source="the hub" if data is None else f"folder '{Path(data).name}'",
     )
 
@@ -140,11 +137,9 @@ _BEHIND = ("boolq", "multirc")
 def load_prompted(name: str, data: Path | str | None = None) -> Task:
     """Return one of PROMPTED.  Raises as load_prompt_task does."""
     task = load_prompt_task(name, data=data)
-    train, validation, test = (_split(name, samples, task.prompt) for samples in (task.train, task.validation, task.test))
-    return Task(
-        name=name, kind="classification", num_outputs=len(task.words), metrics=("accuracy", "f1"), source=task.source,
-        train=train, validation=validation, test=test,
-    )  # fmt: skip
+    parts: dict[str, Any] = {part: _split(name, getattr(task, part), task.prompt) for part in ("train", "validation", "test")}
+    metrics = ("accuracy", "f1")
+    return Task(name=name, kind="classification", num_outputs=len(task.words), metrics=metrics, source=task.source, **parts)
 
 
 def _split(name: str, samples: PromptSplit, prompt: Prompt) -> Split:

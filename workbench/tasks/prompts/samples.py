@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.prompts.templates import Prompt, PromptKind
+from workbench.tasks.task import fixed_order
 
 PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """How many samples the paper takes of each split (appendix D.2, after MeZO)."""
@@ -91,10 +91,3 @@ def _limit(split: PromptSplit, limit: int | None) -> PromptSplit:
 def shuffled(samples: Sequence[PromptSample]) -> PromptSplit:
     """Return a split in a fixed order by chance, so that its first samples are a fair part: published files may be ordered by class."""
     return tuple(samples[index] for index in fixed_order("limit", len(samples)))
-
-
-def fixed_order(purpose: str, count: int) -> Sequence[int]:
-    """Return one permutation of `count` numbers, the same on every machine."""
-    order = list(range(count))
-    random.Random(purpose).shuffle(order)
-    return order

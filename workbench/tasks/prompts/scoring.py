@@ -13,13 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from workbench.core.errors import ConfigError, require_numbers
+from workbench.core.errors import ConfigError, check_choice, require_numbers
 from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
-from workbench.tasks.prompts.samples import PromptSample, PromptTask, fixed_order
+from workbench.tasks.prompts.samples import PromptSample, PromptTask
 from workbench.tasks.spans import answer_f1
+from workbench.tasks.task import fixed_order
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,15 +39,14 @@ def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibra
     """
     import torch
 
+    check_choice("calibration", calibration, get_args(Calibration))
     if calibration == "none":
         return torch.zeros(len(encoder.prompt.words))
     if calibration == "content_free":
         fields = encoder.prompt.without_content
         prompts = [PromptSample(sample_id=at, fields=fields(unlabelled[0].fields, one)) for at, one in enumerate(CONTENT_FREE)]
-    elif calibration == "mean_prior":
-        prompts = [unlabelled[index] for index in fixed_order("prior", len(unlabelled))[:PRIOR_SAMPLES]]
     else:
-        raise unknown_calibration(calibration)
+        prompts = [unlabelled[index] for index in fixed_order("prior", len(unlabelled))[:PRIOR_SAMPLES]]
     scores = label_log_likelihoods(logits_at, encoder.split(prompts)).log_softmax(dim=1)
     return scores.logsumexp(dim=0) - math.log(len(prompts))
 
@@ -58,11 +58,6 @@ def candidate_prior(
     fields = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
     sums, _ = target_log_likelihoods(logits_at, encoder.rows(fields, continuations), encoder.encoder.pad_id)
     return sums
-
-
-def unknown_calibration(name: str) -> ConfigError:
-    """Return the error of a name that is no calibration."""
-    return ConfigError(f"The calibration '{name}' was asked for.", "Known are none, content_free, mean_prior.", "Choose one of them.")
 
 
 MAX_NEW_TOKENS = 50
@@ -159,8 +154,7 @@ def evaluate(
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
     encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
-    if calibration not in ("none", "content_free", "mean_prior"):
-        raise unknown_calibration(calibration)
+    check_choice("calibration", calibration, get_args(Calibration))
     if task.kind == "classification":
         scores = label_log_likelihoods(logits_at, encoder.split(samples), batch_size)
         if calibration != "none":
