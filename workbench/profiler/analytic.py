@@ -26,27 +26,16 @@ def analytic_profile(
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES,
     sequence_lengths: tuple[int, ...] = (128,),
     sizes: TechniqueSizes | None = None,
-    reduction: int = 8,
-    head: Literal["classification", "language"] = "classification",
     num_labels: int = 2,
-    overhead_s: float = 0.0,
 ) -> Profile:
     """Return a profile computed from sizes and each device's flops_per_s.
 
-    overhead_s: added to every operation of every layer.  Bytes per token are those at the longest sequence length.
+    sizes: what the technique adds (default: TechniqueSizes').  Bytes per token are those at the longest sequence length.
     """
     described = describe(model) if isinstance(model, str) else model
-    chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
+    chosen = sizes or TechniqueSizes()
     grid = {
-        (batch, length): layer_costs(
-            described,
-            technique,
-            batch=batch,
-            sequence_length=length,
-            sizes=chosen,
-            head=head,
-            num_labels=num_labels,
-        )
+        (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, sizes=chosen, num_labels=num_labels)
         for batch in batch_sizes
         for length in sequence_lengths
     }
@@ -54,7 +43,7 @@ def analytic_profile(
     for device in cluster.devices:
         rows.append(
             tuple(
-                _layer_profile(described, layer, grid, device, batch_sizes, sequence_lengths, overhead_s, chosen.backbone_bytes)
+                _layer_profile(described, layer, grid, device, batch_sizes, sequence_lengths, chosen.backbone_bytes)
                 for layer in range(described.stack_layers)
             )
         )
@@ -68,7 +57,6 @@ def _layer_profile(
     device: Device,
     batch_sizes: tuple[int, ...],
     sequence_lengths: tuple[int, ...],
-    overhead_s: float,
     backbone_bytes: float,
 ) -> LayerProfile:
     longest = grid[batch_sizes[-1], sequence_lengths[-1]][layer]
@@ -80,11 +68,11 @@ def _layer_profile(
     times = {}
     for kind, name in (("F", "forward_flops"), ("B", "backward_flops"), ("SF", "side_forward_flops"), ("SB", "side_backward_flops")):
         if getattr(longest, name) > 0:
-            times[kind] = table({at: overhead_s + getattr(costs[layer], name) / device.flops_per_s for at, costs in grid.items()})
+            times[kind] = table({at: getattr(costs[layer], name) / device.flops_per_s for at, costs in grid.items()})
     if longest.tap_bytes_per_token or longest.tap_bytes_per_sample:
         rate = device.storage_bytes_per_s
         sizes = {(b, n): b * (n * longest.tap_bytes_per_token + longest.tap_bytes_per_sample) for b, n in grid}
-        times["LOAD"] = table({at: overhead_s + nbytes / rate for at, nbytes in sizes.items()})
+        times["LOAD"] = table({at: nbytes / rate for at, nbytes in sizes.items()})
     step = longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s
     times["STEP"] = table(dict.fromkeys(grid, step))
     return LayerProfile(
@@ -164,16 +152,11 @@ def layer_costs(
     batch: int,
     sequence_length: int,
     sizes: TechniqueSizes | None = None,
-    reduction: int = 8,
-    head: Literal["classification", "language"] = "classification",
     num_labels: int = 2,
 ) -> tuple[LayerCost, ...]:
-    """Return every layer of the stack; the first includes the embedding, the last the head.
-
-    sizes: what the technique adds; without, its defaults with `reduction`.
-    """
+    """Return every layer of the stack; the first includes the embedding, the last the head.  sizes: see analytic_profile."""
     check_choice("technique", technique, get_args(Technique))
-    chosen = TechniqueSizes(reduction=reduction) if sizes is None else sizes
+    chosen = sizes or TechniqueSizes()
     costs = []
     for layer in range(model.stack_layers):
         one = _layer(model, layer, technique, sequence_length, chosen)
@@ -181,7 +164,7 @@ def layer_costs(
             _add(one, technique, model.embedding_params)
         if layer == model.stack_layers - 1:
             _add(one, technique, model.head_params)
-            _add_head(one, model, technique, chosen.reduction, head, num_labels)
+            _add_head(one, model, technique, chosen.reduction, num_labels)
         costs.append(_cost(one, batch))
     return tuple(costs)
 
@@ -238,19 +221,13 @@ def _add(one: _Sum, technique: Technique, params: int) -> None:
         one.frozen += params
 
 
-def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, head: str, num_labels: int) -> None:
-    """Add a classification head, or the language head through the vocabulary; PA's up-projection in front of it (section IV-A)."""
+def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, num_labels: int) -> None:
+    """Add a classification head; PA's up-projection in front of it (section IV-A)."""
     own = one.shape.own_tokens
     up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
-    flops = 2.0 * own * up
-    if head == "language":
-        one.trained += up
-        flops += 2.0 * own * model.hidden * model.vocab
-        one.context += one.shape.own(FP32_BYTES * (model.hidden + 2 * model.vocab))
-    else:
-        one.trained += up + model.hidden * num_labels + num_labels
-        flops += 2.0 * model.hidden * num_labels
-        one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up)) + Bytes(per_sample=FP32_BYTES * model.hidden)
+    flops = 2.0 * own * up + 2.0 * model.hidden * num_labels
+    one.trained += up + model.hidden * num_labels + num_labels
+    one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up)) + Bytes(per_sample=FP32_BYTES * model.hidden)
     if technique == "parallel_adapters":
         one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + 2 * flops
     else:
