@@ -216,21 +216,14 @@ def _prepared(
 
 def require_emulated(cluster: Cluster) -> None:
     """Raise, before anything is loaded or measured, for a cluster whose devices cannot be emulated here."""
-    asked = f"Running on cluster '{cluster.name}' was asked for."
     real = [device.name for device in cluster.devices if device.address]
     if real:
         raise RuntimeSetupError(
-            asked,
+            f"Running on cluster '{cluster.name}' was asked for.",
             f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; only emulated devices are started from here.",
             "Start the program on the devices with torchrun, or leave the address out to emulate them.",
         )
-    without = [device.name for device in cluster.devices if device.host_share is None]
-    if without:
-        raise ConfigError(
-            asked,
-            f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no host_share.",
-            "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
-        )
+    cluster.host_shares()
 
 
 def run_name(job: Job, cluster: Cluster) -> str:

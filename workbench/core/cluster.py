@@ -131,6 +131,17 @@ class Cluster:
             pairs={pair: change(link) for pair, link in self.pairs.items()},
         )
 
+    def host_shares(self) -> tuple[float, ...]:
+        """Return each device's share of a core of this machine.  Raises ConfigError if one has none: it cannot be emulated."""
+        without = [device.name for device in self.devices if device.host_share is None]
+        if without:
+            raise ConfigError(
+                f"Cluster '{self.name}' was to be emulated here.",
+                f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no host_share.",
+                "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
+            )
+        return tuple(device.host_share or 1.0 for device in self.devices)
+
     def slowed(self, rank: int, factor: float) -> Cluster:
         """Return the cluster with one device `factor` times slower (a straggler)."""
         device = self.devices[rank]

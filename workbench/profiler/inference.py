@@ -114,14 +114,7 @@ def scaled_to(host: InferenceProfile, cluster: Cluster) -> InferenceProfile:
             f"It has {host.world_size} devices.",
             "Give this host's: one core, one device.",
         )
-    for device in cluster.devices:
-        if device.host_share is None:
-            raise ConfigError(
-                f"Cluster '{cluster.name}' was to be emulated here.",
-                f"Device '{device.name}' has no host_share.",
-                "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
-            )
-    rows = tuple(tuple(costs.scaled(1 / (device.host_share or 1.0)) for costs in host.costs[0]) for device in cluster.devices)
+    rows = tuple(tuple(costs.scaled(1 / share) for costs in host.costs[0]) for share in cluster.host_shares())
     return replace(host, source="scaled", costs=rows)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Engines, Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
@@ -99,19 +98,8 @@ def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, metho
 
     Raises ConfigError if a device has no host_share.
     """
-    for device in cluster.devices:
-        if device.host_share is None:
-            raise ConfigError(
-                f"Cluster '{cluster.name}' was to be emulated here.",
-                f"Device '{device.name}' has no host_share.",
-                "Give each device one (0.5 is half as fast as a core of this machine), or use --mode simulate.",
-            )
-    return Profile(
-        model=model,
-        method=method,
-        source="scaled",
-        layers=tuple(tuple(layer.scaled(1 / (device.host_share or 1.0)) for layer in host_layers) for device in cluster.devices),
-    )
+    rows = tuple(tuple(layer.scaled(1 / share) for layer in host_layers) for share in cluster.host_shares())
+    return Profile(model=model, method=method, source="scaled", layers=rows)
 
 
 def describe_facts(facts: ModelFacts) -> ModelDescription:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 
@@ -181,11 +182,8 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     def measure() -> MeasuredInference:
         notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))
         layout = model_layout(asked.model)
-        source = open_weights(asked.model, layout=layout)
-        try:
+        with closing(open_weights(asked.model, layout=layout)) as source:
             return measure_host(layout, source, longest=asked.longest, what=asked.what)
-        finally:
-            source.close()
 
     measured, note = cached_inference(key, measure, refresh=refresh)
     notify(Event("note", message=note))
