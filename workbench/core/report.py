@@ -13,8 +13,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.serial import from_json, read_text, shown, to_json, write_text
-from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Source, Timeline, label_of
+from workbench.core.serial import from_json, read_text, shown
+from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Source, Timeline
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
@@ -105,7 +105,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Kept):
     """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 if there is none).
 
     dilation: how many times slower the devices were emulated than they are; all times but spent_s are theirs.
@@ -137,22 +137,6 @@ class Report:
     environment: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
     schema_version: int = 1
-
-    @property
-    def label(self) -> str:
-        """Return what the numbers are (see label_of)."""
-        return label_of(self.source, self.fidelity, valid=self.valid)
-
-    @property
-    def mark(self) -> str:
-        """Return what stands behind each measured number: nothing if the run is valid."""
-        return "" if self.valid else f" {INVALID_MARK}"
-
-    def write(self, path: Path | str) -> Path:
-        """Write the report as JSON, whole or not at all, and return its path."""
-        path = Path(path)
-        write_text(path, to_json(self) + "\n")
-        return path
 
     @classmethod
     def read(cls, path: Path | str) -> Report:

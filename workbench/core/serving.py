@@ -17,8 +17,8 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
-from workbench.core.serial import from_json, read_text, to_json, write_text
-from workbench.core.timeline import INVALID_MARK, Source, label_of
+from workbench.core.serial import from_json, read_text
+from workbench.core.timeline import Kept, Source
 
 Reaction = Literal["none", "exclude", "rebalance", "best"]
 """What is done about a straggler: nothing; leave it out (the paper's); a smaller share; whichever of the two is predicted faster."""
@@ -184,7 +184,7 @@ class DeviceSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingReport:
+class ServingReport(Kept):
     """Everything that a served stream was.  events, requests: in order of time.  num_lost: requests that got no answer.
 
     plans[0] was the first; every other was made by re-scheduling.  memory: resident bytes over time, (time_s, bytes of each device's
@@ -211,16 +211,6 @@ class ServingReport:
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     schema_version: int = 1
-
-    @property
-    def label(self) -> str:
-        """Return what the numbers are (see label_of)."""
-        return label_of(self.source, self.fidelity, valid=self.valid)
-
-    @property
-    def mark(self) -> str:
-        """Return what stands behind each measured number: nothing if the run is valid."""
-        return "" if self.valid else f" {INVALID_MARK}"
 
     @property
     def end_s(self) -> float:
@@ -295,12 +285,6 @@ class ServingReport:
             if is_inside and self.throughput_per_s(request.end_s, request.end_s + window_s) >= level_per_s:
                 return request.end_s - since_s
         return None
-
-    def write(self, path: Path | str) -> Path:
-        """Write the report as JSON, whole or not at all, and return its path."""
-        path = Path(path)
-        write_text(path, to_json(self) + "\n")
-        return path
 
     @classmethod
     def read(cls, path: Path | str) -> ServingReport:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from workbench.core.schedule import COLLECTIVES, SEND, Op
+from workbench.core.serial import to_json, write_text
 
 Source = Literal["simulated", "emulated", "real"]
 
@@ -20,6 +22,31 @@ INVALID_MARK = "(!)"
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
     """Return what numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', and whether they mean little."""
     return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
+
+
+class Kept:
+    """What reports have in common: they say what their numbers are, and lie on the disk as JSON."""
+
+    __slots__ = ()
+    source: Any
+    fidelity: Any
+    valid: Any
+
+    @property
+    def label(self) -> str:
+        """Return what the numbers are (see label_of)."""
+        return label_of(self.source, self.fidelity, valid=self.valid)
+
+    @property
+    def mark(self) -> str:
+        """Return what stands behind each measured number: nothing if the run is valid."""
+        return "" if self.valid else f" {INVALID_MARK}"
+
+    def write(self, path: Path | str) -> Path:
+        """Write the report as JSON, whole or not at all, and return its path."""
+        path = Path(path)
+        write_text(path, to_json(self) + "\n")
+        return path
 
 
 class Span(NamedTuple):
