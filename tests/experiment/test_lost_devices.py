@@ -157,19 +157,19 @@ def test_a_loss_before_the_first_backup_begins_the_epoch_again(alone: Report, tm
 @pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
 def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     """By the coordinator itself, in virtual time: steps take what they take on the devices that are there then."""
-    job = replace(job, method=method, options=job.options | options)
-    whole = experiment.run(job, two_devices(), "simulate")
-    killed = experiment.run(replace(job, faults="kill:beta@step3"), two_devices(), "simulate")
+    job, described = replace(job, method=method, options=job.options | options), two_devices(share=None)  # no profile is measured
+    whole = experiment.run(job, described, "simulate")
+    killed = experiment.run(replace(job, faults="kill:beta@step3"), described, "simulate")
     [recovery] = killed.recoveries
     assert recovery.what == "kill beta" and 0 < recovery.seconds < 2 and recovery.step == 3
     assert "beta is lost, in step 4" in told(killed) and recovery.told in killed.notes
     seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, whole))
     assert seconds[:3] == before[:3]
     assert sum(seconds) > sum(before)  # one device does what two did
-    frozen = experiment.run(replace(job, faults="freeze:beta@step3"), two_devices(), "simulate")
+    frozen = experiment.run(replace(job, faults="freeze:beta@step3"), described, "simulate")
     assert 2 < frozen.recoveries[0].seconds < 3.5
-    slow = experiment.run(replace(job, faults="slow:beta:4@step2"), two_devices(), "simulate")
+    slow = experiment.run(replace(job, faults="slow:beta:4@step2"), described, "simulate")
     assert slow.recoveries[0].what == "slow beta" and "beta 4.0 times" in told(slow)
-    assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)  # equal if the measured profile gives it no cached sample
-    nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), two_devices(), "simulate")
+    assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)
+    nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), described, "simulate")
     assert "No device is left" in told(nobody)
