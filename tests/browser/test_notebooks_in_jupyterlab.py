@@ -270,6 +270,19 @@ def in_p_rge(notebook: Notebook) -> None:
     try_divider(notebook)
 
 
+def in_confidant(notebook: Notebook) -> None:
+    try_player(notebook)
+    headline = ".widget-html [role=status]"
+    notebook.press("Best order")
+    wait_until(lambda: "Out of memory" not in notebook.text_of(headline), 30, "a partition that fits")
+    notebook.shoot("partition-best-order")
+    move_slider(notebook, "How far a step goes along its gradient", Keys.END)
+    wait_until(lambda: "run away" in notebook.text_of(headline), 30, "stale gradients to run away")
+    move_slider(notebook, "Heads on processor 1", Keys.ARROW_RIGHT)
+    wait_until(lambda: "1 head too many" in notebook.text_of(headline), 30, "the heads to be counted")
+    notebook.shoot("heads-too-many")
+
+
 def in_ringada(notebook: Notebook) -> None:
     try_player(notebook)
     headline = ".widget-html [role=status]"
@@ -288,6 +301,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "04_p_rge": in_p_rge,
     "05_galaxy_plus": in_galaxy_plus,
     "06_ringada": in_ringada,
+    "07_confidant": in_confidant,
 }
 
 

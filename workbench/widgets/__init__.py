@@ -8,6 +8,16 @@ with hidden("rfc3987_syntax"):  # plotly asks for nbformat, whose schema library
 from workbench.profiler.timing import tiny
 from workbench.widgets.bowl import Bowl, BowlLab, descents
 from workbench.widgets.cluster_form import ClusterForm
+from workbench.widgets.confidant_lab import (
+    HeadsLab,
+    PartitionLab,
+    StaleLab,
+    head_profile,
+    recovery_table,
+    stashed,
+    version_table,
+    version_words,
+)
 from workbench.widgets.controls import output_folder, passages_folder
 from workbench.widgets.engine_training import EngineRun, continue_in_engine
 from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes

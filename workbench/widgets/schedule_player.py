@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import ipywidgets as widgets
@@ -37,6 +37,9 @@ TILE_VALUES = {
     "mem": "memory tile",
 }
 TRAINING_VALUES = {"emb": "embedding", "act": "activation", "grad": "gradient", "head": "head after mini-batch"}
+
+
+Cell = Callable[[Timeline, int, float], str]
 
 
 class Moment(NamedTuple):
@@ -81,9 +84,13 @@ def _words(op: Op, timeline: Timeline) -> str:
 
 
 class SchedulePlayer(Panel):
-    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons go by operations."""
+    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons go by operations.
 
-    def __init__(self, timelines: Timeline | Mapping[str, Timeline]) -> None:
+    columns: further columns of the table, by name; a function of timeline, rank and time in seconds gives a device's cell.
+    """
+
+    def __init__(self, timelines: Timeline | Mapping[str, Timeline], *, columns: Mapping[str, Cell] | None = None) -> None:
+        self._columns = columns or {}
         self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
         names = list(self._timelines)
         self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
@@ -135,10 +142,10 @@ class SchedulePlayer(Panel):
         at = self.time_s * unit.factor
         self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
         self.clock.value = Markup("<b>{}</b>").format(unit.text(self.time_s))
-        self.table.value = _table(self.timeline, self.time_s)
+        self.table.value = _table(self.timeline, self.time_s, self._columns)
 
 
-def _table(timeline: Timeline, time_s: float) -> Markup:
+def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell]) -> Markup:
     rows = []
     for rank, moment in enumerate(moments(timeline, time_s)):
         memory = ""
@@ -149,5 +156,7 @@ def _table(timeline: Timeline, time_s: float) -> Markup:
                 budget = timeline.budget_bytes[rank]
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
-        rows.append((moment.device, does, ", ".join(moment.network), memory))
-    return Markup("<div aria-live='polite'>{}</div>").format(Table(("device", "computes", "network", "memory"), rows)._repr_html_())
+        further = (cell(timeline, rank, time_s) for cell in columns.values())
+        rows.append((moment.device, does, ", ".join(moment.network), memory, *further))
+    table = Table(("device", "computes", "network", "memory", *columns), rows)
+    return Markup("<div aria-live='polite'>{}</div>").format(table._repr_html_())

@@ -1,5 +1,17 @@
 """Checks for the notebooks' exercises: each looks at an answer and says what is right, or what to look at again."""
 
+from workbench.widgets.exercises.asynchronous import (
+    check_compatibility_code,
+    check_delayed_code,
+    check_head_bound,
+    check_heads,
+    check_notice,
+    check_own_partition,
+    check_pace,
+    check_stable_rate,
+    check_version,
+    check_versions,
+)
 from workbench.widgets.exercises.dividing import (
     check_break_even,
     check_bubble,

@@ -10,7 +10,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.methods.ringada.rounds import initiator_order
 from workbench.schedules.ringada import terminator
-from workbench.widgets.exercises.training import Verdict, number_verdict
+from workbench.widgets.exercises.training import Verdict, code_verdict, number_verdict
 from workbench.widgets.ring_lab import ring_plan
 
 
@@ -62,7 +62,7 @@ def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int
         return terminator(plan, plan.num_layers - depth), answer(spans, depth) if answer else None
 
     hint = "Section IV-B: beta(u) <= N - Dep + 1 <= epsilon(u), N blocks in all; return the place of u in the list, from 0."
-    return _verdict(answer, hint, [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases])
+    return code_verdict(answer, hint, [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases])
 
 
 def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[int, int], float]], int] | None) -> Verdict:
@@ -81,18 +81,4 @@ def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[in
         return expected, found
 
     hint = "Section IV-B, 3: of the devices that are left, the one with the best channel to the present one."
-    return _verdict(answer, hint, [(f"the rates {of}", partial(tried, of)) for of in rates])
-
-
-def _verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
-    """Try a function on cases, each a name and a function that returns what is expected and what was found."""
-    if answer is None:
-        return Verdict(None, hint)
-    for name, case in cases:
-        try:
-            expected, found = case()
-        except Exception as error:  # the answer is the reader's own code
-            return Verdict(False, f"With {name} it fails: {type(error).__name__}: {error}. {hint}")
-        if found != expected:
-            return Verdict(False, f"With {name} it gives {found!r}, not {expected!r}. {hint}")
-    return Verdict(True, f"It is right in all {len(cases)} cases.")
+    return code_verdict(answer, hint, [(f"the rates {of}", partial(tried, of)) for of in rates])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -41,6 +42,20 @@ def number_verdict(answer: float | None, expected: float, hint: str, right: str,
     if abs(answer - expected) <= tolerance * abs(expected):
         return Verdict(True, right)
     return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
+
+
+def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
+    """Try a function on cases, each a name and a function that returns what is expected and what was found."""
+    if answer is None:
+        return Verdict(None, hint)
+    for name, case in cases:
+        try:
+            expected, found = case()
+        except Exception as error:  # the answer is the reader's own code
+            return Verdict(False, f"With {name} it fails: {type(error).__name__}: {error}. {hint}")
+        if found != expected:
+            return Verdict(False, f"With {name} it gives {found!r}, not {expected!r}. {hint}")
+    return Verdict(True, f"It is right in all {len(cases)} cases.")
 
 
 def check_trainable_share(answer: float | None, trainable: int, frozen: int) -> Verdict:

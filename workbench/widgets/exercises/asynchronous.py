@@ -1,0 +1,132 @@
+"""Checks about asynchronous pipelines, heads over processors and devices that come and go (Confidant, sections 2.3 and 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from workbench.planners.confidant import Partition, StageCosts, compatibilities, partition_in_order
+from workbench.planners.heads import HeadProfile, best_allocation
+from workbench.reproduce.confidant.heads import bound
+from workbench.widgets.confidant_lab import delayed_descent
+from workbench.widgets.exercises.training import Verdict, code_verdict, number_verdict
+
+
+def check_versions(answer: int | None, *, num_stages: int, stage: int) -> Verdict:
+    """How many versions of its weights does a stage, counted from 0, stash besides the newest?"""
+    expected = num_stages - stage - 1
+    hint = "Section 3.2, M_pipe: count the mini-batches that have come to this stage and not gone back when one more comes."
+    return number_verdict(answer, expected, hint, f"N - i - 1 = {num_stages} - {stage} - 1 = {expected}.", 0)
+
+
+def check_version(answer: int | None, *, mini_batch: int, num_stages: int, stage: int) -> Verdict:
+    """With which version does a mini-batch, counted from 0, go through a stage?"""
+    expected = max(0, mini_batch - (num_stages - stage - 1))
+    hint = "Version v is there after v updates. How many mini-batches are still under way behind this stage when this one comes?"
+    return number_verdict(answer, expected, hint, f"{mini_batch} - ({num_stages} - {stage} - 1), not below 0: version {expected}.", 0)
+
+
+def check_pace(answer: float | None, *, stages_s: Sequence[float], links_s: Sequence[float]) -> Verdict:
+    """How many seconds does a mini-batch take in the long run (Eq. 3)?  links_s: T_c, one way."""
+    expected = max(*stages_s, *(2 * one for one in links_s))
+    hint = "Nothing is drained, so all work at the same time: who is the slowest? Over a link an activation goes and a gradient comes back."
+    right = f"max of {', '.join(f'{one:g}' for one in stages_s)} and 2 x {', 2 x '.join(f'{one:g}' for one in links_s)}: {expected:g} s."
+    return number_verdict(answer, expected, hint, right, 0.01)
+
+
+def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: Sequence[int]) -> Verdict:
+    """Does a partition of one's own fit, and is it faster than Eq. 3's in an order of the devices?"""
+    hint = "The device with least memory should not come first: the first one stashes most. Take lab.partition."
+    if answer is None:
+        return Verdict(None, hint)
+    if not isinstance(answer, Partition):
+        return Verdict(False, f"A Partition is asked for, this is {answer!r}. {hint}")
+    last, devices = len(answer.order) - 1, costs.cluster.devices
+    for at, (rank, (start, stop)) in enumerate(zip(answer.order, pairwise(answer.cuts), strict=True)):
+        if costs.need(rank, last - at, start, stop).total_bytes > devices[rank].memory_bytes:
+            return Verdict(False, f"It does not fit on '{devices[rank].name}'. {hint}")
+    theirs = partition_in_order(costs, order).pace_s
+    said = f"A mini-batch takes {answer.pace_s:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
+    return Verdict(answer.pace_s < theirs, said if answer.pace_s < theirs else f"{said} {hint}")
+
+
+def check_stable_rate(answer: float | None, *, delay: int) -> Verdict:
+    """What is the largest learning rate at which stale gradients still come down into w^2 / 2?"""
+    expected = 2 * math.sin(math.pi / (4 * delay + 2))
+    hint = "Move the slider of section 3 until this delay's line neither grows nor shrinks."
+    return number_verdict(answer, expected, hint, f"2 sin(pi / (4 x {delay} + 2)) = {expected:.3f}; without delay it is 2.")
+
+
+def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
+    """Do all heads, over the processors, take the least time?"""
+    hint = f"{profile.num_heads} heads, one number for each of {len(profile.seconds)} processors; the slowest counts."
+    if answer is None:
+        return Verdict(None, hint)
+    heads = profile.num_heads
+    if not isinstance(answer, Sequence) or len(answer) != len(profile.seconds) or any(count not in range(heads + 1) for count in answer):
+        return Verdict(False, f"{answer!r} is no allocation. {hint}")
+    if sum(answer) != heads:
+        return Verdict(False, f"These are {sum(answer)} heads. {hint}")
+    mine_s, best_s = profile.time_s(answer), profile.time_s(best_allocation(profile))
+    said = f"They take {mine_s * 1e3:g} ms; the least is {best_s * 1e3:g} ms."
+    return Verdict(mine_s <= best_s, said if mine_s <= best_s else f"They take {mine_s * 1e3:g} ms; it can be done in less. {hint}")
+
+
+def check_head_bound(answer: float | None, *, share: float) -> Verdict:
+    """How many times as fast is a block at most if two equal processors share its attention?  share: attention's of the block."""
+    expected = bound(share, 2)
+    hint = "Amdahl: the rest of the block is computed by one processor as before."
+    return number_verdict(answer, expected, hint, f"1 / (1 - {share:g} + {share:g} / 2) = {expected:.2f}.", 0.02)
+
+
+def check_notice(answer: float | None, *, nbytes: float, bytes_per_s: float, step_s: float, still_s: float) -> Verdict:
+    """How many seconds before it leaves must a device say so (alpha)?"""
+    expected = nbytes / bytes_per_s + step_s + still_s
+    hint = "The substitute loads while all train, the step under way is finished, then all stand still for the move."
+    right = f"{nbytes:g} / {bytes_per_s:g} + {step_s:g} + {still_s:g} = {expected:g} s."
+    return number_verdict(answer, expected, hint, right, 0.02)
+
+
+def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> Verdict:
+    """Is a function of (capacity vectors, batteries, p, eta) Eq. 4?  It returns each idle device's compatibility."""
+    three = ([[1.0, 2.0, 3.0], [1.5, 3.0, 4.5], [2.0, 4.5, 7.0]], [0.2, 0.9, 1.0])
+    cases = {
+        "three devices": (*three, 0.5),
+        "half of the run left of that": (*three, 0.25),
+        "a fast device with little charge": ([[1.0, 1.0], [9.0, 9.0]], [0.1, 0.3], 1.0),
+        "equal charges": ([[1.0, 2.0], [2.0, 4.0]], [0.7, 0.7], 0.5),
+        "equal speeds": ([[1.0, 2.0], [2.0, 1.0]], [0.4, 0.7], 0.5),
+        "one device": ([[1.0, 2.0]], [0.3], 1.0),
+    }
+
+    def tried(capacities: list[list[float]], batteries: list[float], left: float) -> tuple[Any, Any]:
+        expected = compatibilities(capacities, batteries, left, 1e-3)
+        return _rounded(expected), _rounded(answer(capacities, batteries, left, 1e-3)) if answer else None
+
+    hint = "Eq. 4: p b / (H + eta), H and b mapped onto 0 to 1. Where all are equal, take H = 0 and b = 1: nothing tells them apart."
+    return code_verdict(answer, hint, [(name, partial(tried, *given)) for name, given in cases.items()])
+
+
+def check_delayed_code(answer: Callable[..., float] | None) -> Verdict:
+    """Is a function of (w, gradient, learning rate, delay, steps) the delayed update?  It returns the weight after the last step."""
+    gradients: dict[str, Callable[[float], float]] = {"w": lambda w: w, "2 (w - 1)": lambda w: 2 * (w - 1), "w^3": lambda w: w**3}
+    settings = [(0.1, 0, 5), (0.1, 1, 1), (0.2, 2, 7), (0.3, 3, 10), (0.1, 3, 0)]
+
+    def tried(gradient: Callable[[float], float], rate: float, delay: int, steps: int) -> tuple[Any, Any]:
+        expected = delayed_descent(0.5, gradient, rate, delay, steps)[-1]
+        return _rounded([expected]), _rounded([answer(0.5, gradient, rate, delay, steps)]) if answer else None
+
+    hint = "w_(t+1) = w_t - rate x gradient(w_(t-delay)): keep the versions. The first mini-batches come with w_0."
+    cases = [
+        (f"gradient {name}, rate {rate:g}, delay {delay}, {steps} steps", partial(tried, gradient, rate, delay, steps))
+        for name, gradient in gradients.items()
+        for rate, delay, steps in settings
+    ]
+    return code_verdict(answer, hint, cases)
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
