@@ -2,8 +2,9 @@
 
 Ours minimises the expected time of the whole training, in which the load moves to the top as layers unfreeze, not of one moment.
 A mini-batch with some unfrozen layers takes as long as the busiest device computes, or as the unfrozen part takes, whichever is longer:
-without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline:
-one passes there and back, the others follow at the pace of the slowest stage.
+without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline.
+A stage waits for the first micro-batch from below, passes all of them there and back, and stands idle while the first is above it,
+unless forward passes of the others fill that time; then the last micro-batch goes down.
 The search moves layers between the ring's devices and swaps devices as long as that helps, from several beginnings.
 """
 
@@ -25,6 +26,8 @@ from workbench.planners.orders import device_types, distinct_orders
 
 _FEW = 4
 """So many devices or fewer: every ring order is a beginning."""
+_SOME = 6
+"""So many or fewer: a swap and a move are tried together, too."""
 
 
 class RingPricer:
@@ -59,17 +62,18 @@ class RingPricer:
         def summed(cells: np.ndarray) -> np.ndarray:
             return np.concatenate([np.zeros((1, cells.shape[1])), np.cumsum(cells, axis=0)])
 
-        frozen, unfrozen, steps = [], [], []
+        frozen, forward, unfrozen, steps = [], [], [], []
         for row in profile.layers:
             seconds = {kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row]) for kind in ("LOAD", *"PFBA")}
             step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
             frozen.append(summed(np.where(is_frozen & ~is_cached, seconds["P"], read)))
+            forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
             steps.append(summed(np.where(is_frozen, 0.0, step)))
         # (devices, layers + 1, depths): of the first 0, 1, 2, ... layers.
-        self._frozen, self._unfrozen, self._step = np.stack(frozen), np.stack(unfrozen), np.stack(steps)
+        self._frozen, self._forward, self._unfrozen, self._step = map(np.stack, (frozen, forward, unfrozen, steps))
         self._firsts = firsts
         nbytes = profile.layers[0][0].output_bytes(size, sequence_length)
         world = range(cluster.world_size)
@@ -87,7 +91,8 @@ class RingPricer:
         orders: (rings, devices) ranks.  cuts: (rings, devices + 1); device orders[i, s] has layers [cuts[i, s], cuts[i, s + 1]).
         """
         starts, stops = cuts[:, :-1], cuts[:, 1:]
-        frozen, unfrozen, step = (each[orders, stops] - each[orders, starts] for each in (self._frozen, self._unfrozen, self._step))
+        tables = self._frozen, self._forward, self._unfrozen, self._step
+        frozen, forward, unfrozen, step = (each[orders, stops] - each[orders, starts] for each in tables)
         count = self._micro_batches  # above: (rings, devices, depths)
         busiest = (count * (frozen + unfrozen) + step).max(axis=1)
         is_open = stops[:, :, None] > self._firsts
@@ -95,8 +100,13 @@ class RingPricer:
         there, back = orders[:, :-1], orders[:, 1:]
         between = self._crossing[there, back] + self._crossing[back, there]
         home = (self._crossing + self._crossing.T).mean(axis=1)[orders[:, -1:]]
-        once = unfrozen.sum(axis=1) + (np.concatenate([between, home], axis=1)[:, :, None] * is_open).sum(axis=1) + step.max(axis=1)
-        seconds = np.maximum(busiest, once + (count - 1) * unfrozen.max(axis=1)) @ self._weights
+        passes = unfrozen + np.concatenate([between, home], axis=1)[:, :, None] * is_open
+        below = np.cumsum(passes, axis=1) - passes
+        above = passes.sum(axis=1, keepdims=True) - below - unfrozen
+        least = (below + count * unfrozen + np.maximum(0.0, above - (count - 1) * forward)).max(axis=1)
+        most = passes.sum(axis=1) + (count - 1) * unfrozen.max(axis=1)
+        once = 0.75 * least + 0.25 * most + step.max(axis=1)
+        seconds = np.maximum(busiest, once) @ self._weights
         is_over = self._bytes[orders, stops] - self._bytes[orders, starts] > self._budgets[orders]
         return np.where(is_over.any(axis=1), np.inf, seconds)
 
@@ -256,7 +266,7 @@ def _search(pricer: RingPricer, seconds: Seconds | None = None) -> tuple[tuple[i
 
 
 def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
-    """Return the seconds and the ring at which neither moving a layer nor swapping two devices helps."""
+    """Return the seconds and the ring at which neither moving a layer nor swapping two devices helps, nor both at once."""
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
         seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
@@ -267,6 +277,8 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float,
         better_s, better = best_of([ring, *_moved(ring)])
         if better_s >= now_s * (1 - 1e-9):
             better_s, better = best_of([ring, *_swapped(ring, types)])
+        if better_s >= now_s * (1 - 1e-9) and len(types) <= _SOME:
+            better_s, better = best_of([ring, *(one for swapped in _swapped(ring, types) for one in _moved(swapped))])
         if better_s >= now_s * (1 - 1e-9):
             return now_s, ring
         now_s, ring = better_s, better

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,20 +77,13 @@ class RingOptimizer:
         keeps_head: bool,
         num_noted: int = 0,
     ) -> None:
-        def of(name: str, module: nn.Module) -> FlatAdamW:
-            named = nn.Module()
-            parent: Any = named
-            *path, last = name.split(".")
-            for part in path:
-                parent.add_module(part, nn.Module())
-                parent = parent.get_submodule(part)
-            parent.add_module(last, module)
-            return FlatAdamW(named, learning_rate=schedule, weight_decay=weight_decay)
+        def of(named: dict[str, nn.Module]) -> FlatAdamW:
+            return FlatAdamW(nn.ModuleDict(named), learning_rate=schedule, weight_decay=weight_decay)
 
         assert model.head is not None
         self._schedule, self._updates = schedule, updates
-        self._layers = {int(index): of(f"adapters.{index}", adapter) for index, adapter in model.adapters.items()}
-        self._head = of("head", model.head)
+        self._layers = {int(index): of({"adapters": nn.ModuleDict({index: adapter})}) for index, adapter in model.adapters.items()}
+        self._head = of({"head": model.head})
         self._kept = [*self._layers.values(), *([self._head] if keeps_head else [])]
         self.num_steps = 0
         self.history = torch.zeros(num_noted) if num_noted else None
