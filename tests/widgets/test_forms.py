@@ -9,6 +9,7 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.confidant.prepare import ConfidantOptions
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.galaxy_plus.prepare import InferenceOptions
 from workbench.methods.options import read_options
@@ -51,7 +52,13 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("pac_plus", PacPlusOptions), ("fine_tuning", FineTuningOptions), ("p_rge", PRGEOptions), ("galaxy_plus", InferenceOptions)],
+    [
+        ("pac_plus", PacPlusOptions),
+        ("fine_tuning", FineTuningOptions),
+        ("p_rge", PRGEOptions),
+        ("galaxy_plus", InferenceOptions),
+        ("confidant", ConfidantOptions),
+    ],
 )
 def test_every_option_of_a_form_is_one_of_its_method(method: str, settings: type) -> None:
     for name, field in FIELDS.get(method, TRAINING).items():

@@ -13,7 +13,6 @@ from workbench.widgets.confidant_lab import (
     PartitionLab,
     StaleLab,
     head_profile,
-    recovery_table,
     stashed,
     version_table,
     version_words,
@@ -51,6 +50,7 @@ from workbench.widgets.tables import (
     orders_table,
     phases_table,
     plan_table,
+    recovery_table,
     report_table,
     sweep_table,
 )

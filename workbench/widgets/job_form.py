@@ -20,6 +20,12 @@ from workbench.widgets.controls import Html, Message, Panel, described, number
 
 _FAMILIES = ("bert", "gpt2", "llama", "opt", "t5", "bart", "vit")
 MODELS = {name: name for name in ("all-MiniLM-L6-v2", "SmolLM2-135M", *(f"tiny-{family}" for family in _FAMILIES))}
+FAULTS = {
+    text: text
+    for text in ("", "leave:1@step4", "kill:1@step4", "kill:1@step4; return:1@step12", "leave:1@step4; return:1@step14; kill:2@step20")
+}
+TYPED = (MODELS, FAULTS)
+"""Values that are only examples: others may be typed."""
 PLANNED = "planned"  # a control of None would show nothing
 
 
@@ -46,8 +52,8 @@ class Field(NamedTuple):
         """Return the control."""
         if not self.values:
             return number(self.label, int(value or 0), self.tooltip)
-        if self.values is MODELS:
-            return described(widgets.Combobox, self.label, self.tooltip, options=tuple(MODELS), value=value, ensure_option=False)
+        if any(self.values is one for one in TYPED):
+            return described(widgets.Combobox, self.label, self.tooltip, options=tuple(self.values), value=value, ensure_option=False)
         listed = self.values if value in self.values.values() else {str(value): value, **self.values}
         return described(widgets.Dropdown, self.label, self.tooltip, options=list(listed.items()), value=value)
 
@@ -89,6 +95,26 @@ TRAINING = {
 """The fields of a method that has no table of its own."""
 
 FIELDS: dict[str, dict[str, Field]] = {
+    "confidant": {
+        **{name: TRAINING[name] for name in ("model", "task", "train_samples", "epochs", "batch_size")},
+        "technique": Field(
+            "Technique", "What is trained", {"all weights": "full", **{name: name for name in ("lora", "adapters", "serial")}}
+        ),
+        "partition": Field(
+            "Partition",
+            "Where the model is cut (section 3.2)",
+            {
+                "within memory (Eq. 3)": "memory_aware",
+                "the same, best order": "any_order",
+                "evenly (PipeDream)": "even",
+                "by speed (FTPipeHD)": "capacity",
+            },
+        ),
+        "devices": Field("Devices", "How many train, in the cluster's order; the others stand by. 0: all"),
+        "drain_every": Field("Window", "Mini-batches of a window, which is a step of the report", default=32),
+        "backup_every": _of_job("Backup every", "Steps between two backups that devices keep for each other; 0: none"),
+        "faults": _of_job("Faults", "What is done to devices: KIND:DEVICE@stepN, as often as you like", FAULTS),
+    },
     "p_rge": {
         "queries": Field("Queries q", "Random directions of a step, divided among the devices", default=4),
         "batch_size": _of_job("Samples E", "Samples of each query"),

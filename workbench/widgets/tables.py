@@ -159,6 +159,21 @@ def report_table(report: Report) -> Table:
     return Table(("", ""), [*rows, *(("Note", note) for note in all_notes(report))])
 
 
+def recovery_table(reports: Mapping[str, Report]) -> Table:
+    """Return what each change of the devices cost, of several runs by name."""
+    rows = []
+    for name, report in reports.items():
+        for one in report.recoveries:
+            parts = (one.noticed_s, one.planned_s, one.resumed_s, one.stood_still_s)
+            of_simulation, of_run = (one.seconds, None) if report.mode == "simulate" else (one.predicted_s, one.seconds)
+            whole = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
+            rows.append((name, one.what, *(f"{seconds:.2f}" for seconds in parts), f"{one.repeated}", *whole, report.mark))
+        if not report.recoveries:
+            rows.append((name, "nothing changed", *[""] * 8))
+    columns = ("run", "what", "noticed", "planned", "loaded and done", "stood still", "steps again", "simulated", "measured", "")
+    return Table(columns, rows, title="Seconds from a change of the devices to the end of the next step")
+
+
 def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
     """Return what a plan divides, in words: layers by scheme (or by device), heads, tokens."""
     if plan.paradigm == "pipeline":
