@@ -118,10 +118,10 @@ class ActivationCache:
         return cache
 
     @classmethod
-    def reopen(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
+    def reopen(cls, folder: Path, manifest: CacheManifest, *, verify: bool = True) -> ActivationCache:
         """Open the cache of an interrupted run, finished or not, to go on writing; `written` says which records are whole.
 
-        A record whose bytes differ from its checksum counts as not written.  Raises CacheError if it is missing or truncated,
+        With verify, a record whose bytes differ from its checksum counts as not written.  Raises CacheError if it is missing or truncated,
         or was made for anything but this manifest.
         """
         found = _read_manifest(folder, manifest.fingerprint)
@@ -132,7 +132,8 @@ class ActivationCache:
         elif not (folder / WRITTEN).is_file() or (folder / WRITTEN).stat().st_size != 8 * len(manifest.samples):
             raise _unusable(folder, "Its list of whole records is missing or truncated.")
         cache._map_checksums()
-        cache._checksums[cache._damaged(range(len(manifest.samples)))] = _NOT_WRITTEN
+        if verify:
+            cache._checksums[cache._damaged(range(len(manifest.samples)))] = _NOT_WRITTEN
         return cache
 
     @property

@@ -19,7 +19,8 @@ take new mini-batches at once.  This is one layer finer than the paper, whose te
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import groupby
 from typing import NamedTuple
@@ -234,6 +235,7 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tupl
     return tuple(map(tuple, listed))
 
 
+@dataclass(frozen=True)
 class RingCosts:
     """Costs of ring_round: a core.costs.Costs.
 
@@ -242,46 +244,42 @@ class RingCosts:
     Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        iterations: Sequence[Iteration],
-        *,
-        sizes: Sequence[int],
-        lengths: Sequence[int],
-        crossing: Crossing,
-        head_values: int,
-        beside_bytes: int,
-    ) -> None:
-        self._profile, self._cluster, self._plan, self._iterations = profile, cluster, plan, tuple(iterations)
-        self._sizes, self._lengths, self._crossing = tuple(sizes), tuple(lengths), crossing
-        self._head_values, self._beside_bytes = head_values, beside_bytes
-        self._iteration_of = [at for at, one in enumerate(iterations) for _ in range(one.num_micro_batches)]
+    profile: Profile
+    cluster: Cluster
+    plan: Plan
+    iterations: Sequence[Iteration]
+    sizes: Sequence[int]
+    lengths: Sequence[int]
+    crossing: Crossing
+    head_values: int
+    beside_bytes: int
+
+    @cached_property
+    def _iteration_of(self) -> list[int]:
+        return [at for at, one in enumerate(self.iterations) for _ in range(one.num_micro_batches)]
 
     def layers(self, op: Op) -> range:
         """Return the layers that P, F, B or STEP runs."""
         at = op.microbatch if op.kind == STEP else self._iteration_of[op.microbatch]
-        return layers_of(self._plan, op, self._iterations[at].first_unfrozen)
+        return layers_of(self.plan, op, self.iterations[at].first_unfrozen)
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
         if op.kind == SEND:
-            return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
-        layers = self._profile.layers[rank]
+            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
+        layers = self.profile.layers[rank]
         if op.kind == ALLREDUCE:
-            return ring_allreduce_s(self._cluster, op.ranks, self.spec(op.writes[0]).nbytes)
+            return ring_allreduce_s(self.cluster, op.ranks, self.spec(op.writes[0]).nbytes)
         if op.kind in (NOTE, TELL, HEAR, MEAN):
             return 0.0  # two numbers, or a copy
         if op.kind in (HEAD_STEP, TAKE):
             return layers[-1].seconds(HEAD_STEP, 1, 1)
         if op.kind == STEP:
             return sum(layers[layer].seconds(STEP, 1, 1) for layer in self.layers(op))
-        at = self._sizes[op.microbatch], self._lengths[op.microbatch]
+        at = self.sizes[op.microbatch], self.lengths[op.microbatch]
         if op.kind in (EMBED, HEAD):
             return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
-        lowest = self._iterations[self._iteration_of[op.microbatch]].first_unfrozen
+        lowest = self.iterations[self._iteration_of[op.microbatch]].first_unfrozen
         if op.kind == LOAD:
             return layers[lowest].seconds(LOAD, *at)
         kinds = [LOWEST if op.kind == BACKWARD and layer == lowest else op.kind for layer in self.layers(op)]
@@ -291,36 +289,36 @@ class RingCosts:
         """Return a value's shape and dtype (see Costs)."""
         name, m = value.name, value.microbatch
         if name == "head":
-            return Spec((self._head_values,))
+            return Spec((self.head_values,))
         if name == "mean":
-            return Spec((self._head_values + 3 * sum(layer.trainable_bytes // 4 for layer in self._profile.layers[0]),))
+            return Spec((self.head_values + 3 * sum(layer.trainable_bytes // 4 for layer in self.profile.layers[0]),))
         if name in ("note", "told"):
             return Spec((2 if name == "note" else 1,))
         if name == "free":
             return Spec((1,), "uint8")  # it crosses to the next initiator
         if name == "ctx":
-            first = self._iterations[self._iteration_of[m]].first_unfrozen
-            stage = self._plan.stages[value.stage]
-            own = self._profile.layers[stage.ranks[0]][max(first, stage.start) : stage.stop]
-            return opaque(sum(LayerProfile.context_bytes(layer, self._sizes[m], self._lengths[m]) for layer in own))
+            first = self.iterations[self._iteration_of[m]].first_unfrozen
+            stage = self.plan.stages[value.stage]
+            own = self.profile.layers[stage.ranks[0]][max(first, stage.start) : stage.stop]
+            return opaque(sum(LayerProfile.context_bytes(layer, self.sizes[m], self.lengths[m]) for layer in own))
         if name not in ("emb", "act", "mid", "grad"):
             return TOKEN
         done = {"emb": 0, "act": value.stage + 1, "grad": value.stage, "mid": 0}[name]
-        layers = self._plan.stages[done - 1].stop if done else 0
+        layers = self.plan.stages[done - 1].stop if done else 0
         if name == "mid":
-            layers = self._iterations[self._iteration_of[m]].first_unfrozen
-        tokens = self._crossing.tokens(layers, self._lengths[m])
-        if done == len(self._plan.stages) and tokens != self._lengths[m]:
-            tokens = self._crossing.target_length  # the head reads the decoder's states alone
-        return Spec((self._sizes[m], tokens, self._crossing.hidden_size))
+            layers = self.iterations[self._iteration_of[m]].first_unfrozen
+        tokens = self.crossing.tokens(layers, self.lengths[m])
+        if done == len(self.plan.stages) and tokens != self.lengths[m]:
+            tokens = self.crossing.target_length  # the head reads the decoder's states alone
+        return Spec((self.sizes[m], tokens, self.crossing.hidden_size))
 
     def resident_bytes(self, rank: int) -> int:
         """Return weights, gradients, optimizer state and the copies of embedding and head in bytes."""
-        index = self._plan.stage_of(rank)
+        index = self.plan.stage_of(rank)
         if index is None:
             return 0
-        stage = self._plan.stages[index]
-        return resident_bytes(self._profile, self._profile.layers[rank][stage.start : stage.stop]) + self._beside_bytes
+        stage = self.plan.stages[index]
+        return resident_bytes(self.profile, self.profile.layers[rank][stage.start : stage.stop]) + self.beside_bytes
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:

@@ -88,7 +88,8 @@ class RingRankJob(RankJob):
 
     def going_on(self, former: Self) -> Self:
         """Return this job, which begins with the caches that the devices of a former one have filled (see RankJob)."""
-        if not self.options.cache or self.policy.is_adaptive:  # where those layers begin is known on the devices alone
+        is_empty = former.kept is None and self.start == former.start
+        if not self.options.cache or is_empty or self.policy.is_adaptive:  # of which the devices alone know what is frozen
             return self
         since = former.kept.since if former.kept else (former.start_epoch, former.start_step)
         return replace(self, kept=Kept(since, ring_homes(former.present.stages)))
