@@ -73,6 +73,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "JobForm": lambda: widgets.JobForm(replace(JOB, options={"reduction": 8})),
     "LayerCutter": lambda: widgets.LayerCutter(_inference().profile.stacks[0], _inference().cluster, length=60),
     "LiveProgress": _live,
+    "PartitionLab": lambda: widgets.PartitionLab("BERT-Base", _planning().cluster, batch_size=16, tokens=128),
     "PlannerExplorer": lambda: widgets.PlannerExplorer(_planning()),
     "QueryDivider": lambda: widgets.QueryDivider(_queries()),
     "RooflineExplorer": lambda: widgets.RooflineExplorer({NAME: next(iter(widgets.paper_machines().values()))}),
@@ -84,6 +85,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Table": lambda: report_table(REPORT),
     "TrainingPanel": lambda: widgets.TrainingPanel(widgets.TrainingSettings(model=NAME, task=NAME), 1),
 }
+WITHOUT_NAMES = {"HeadsLab", "RingLab", "StaleLab"}
 ALSO: dict[str, Callable[[], Any]] = {
     "a run in an engine that was not made": lambda: widgets.EngineRun(why=NAME),
     "a table's every part": lambda: widgets.Table((NAME,), [(NAME,)], title=NAME, note=NAME),
@@ -109,9 +111,7 @@ def texts(shown: Any) -> str:
 def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
     public = {name: one for name, one in vars(widgets).items() if inspect.isclass(one)}
     shows = ("_repr_html_", "_repr_mimebundle_")
-    assert {name for name, one in public.items() if any(hasattr(one, way) for way in shows)} == SHOWN.keys() | {
-        "RingLab"
-    }  # which has no names
+    assert {name for name, one in public.items() if any(hasattr(one, way) for way in shows)} == SHOWN.keys() | WITHOUT_NAMES
 
 
 @pytest.mark.parametrize("name", [*SHOWN, *ALSO])
