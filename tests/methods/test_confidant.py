@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
 from workbench.core import Cluster, Job, Report
+from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.base import Event
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.methods.training import worker
 from workbench.runtime.engines import default_pool
 
 
@@ -53,8 +56,16 @@ def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> Non
 
 
 def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole: Report, tmp_path: Path) -> None:
-    """The window before the one in which beta dies may not be finished on alpha: it is done again then, by one device, without delays."""
-    report = run(replace(job, faults="kill:beta@step2"), tmp_path)
+    """The window before the one in which beta dies may not be finished on alpha: it is done again then, by one device, without delays.
+
+    The fault is added while the run goes on, as a notebook's button does it.
+    """
+
+    def kill(event: Event) -> None:
+        if event.faults is not None:
+            event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
+
+    report = run(job, tmp_path, progress=kill)
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report)[0] == pytest.approx(losses(whole)[0], rel=1e-5)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4
@@ -70,9 +81,15 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
     """It computes the same stage with the same state: nothing is done again, and the losses are those of an unbroken run.
 
     The devices are slow, so that steps are left when it has made ready; a host on which they are not finds the same losses.
+    They pause in the middle of the first of two epochs, which the idle device must learn.
     """
-    job = replace(job, options=job.options | {"devices": 2}, faults="leave:beta@step1", backup_every=3)
-    report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path, fidelity="paced")
+
+    def leave(event: Event) -> None:
+        if event.faults is not None:
+            event.faults.add(Fault(kind="leave", rank=1, start=0.0))
+
+    job = replace(job, options=job.options | {"devices": 2}, backup_every=3)
+    report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path, fidelity="paced", progress=leave)
     assert "gamma takes the place of beta (predicted: it loads" in " ".join(report.notes)
     assert [recovery.repeated for recovery in report.recoveries if recovery.what == "leave beta"] in ([0], [])
     assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
@@ -131,3 +148,15 @@ def test_what_cannot_be_is_refused(job: Job) -> None:
         experiment.run(replace(job, model="tiny-t5"), two_devices(), "simulate")
     with pytest.raises(ConfigError, match=r"step 4 was asked for. The run has 4 steps"):
         experiment.run(replace(job, faults="kill:beta@step4"), two_devices(), "simulate")
+
+
+def test_a_device_without_a_share_pauses_with_the_others_in_mid_epoch() -> None:
+    """It does not go on to the next epoch, where nobody would come."""
+    phase = MagicMock(optimizer=None)
+    phase.phase.epochs, phase.phase.steps.return_value = range(3), (MagicMock(),) * 4
+    phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
+    phase.rank_job.job.backup_every = 0
+    phase.session.some.return_value = True  # the others pause
+    with pytest.raises(worker._Paused):
+        worker._train_phase(phase, 0, None)
+    phase.session.some.assert_called_once_with(False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from widget_reports import CLUSTER, make_report
 
+from workbench.core.device_faults import FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.job import Job
 from workbench.core.report import Report
@@ -133,3 +134,26 @@ def test_a_cell_uses_the_panels_report_of_the_same_job_only() -> None:
     assert panel.report("simulate").mode == "simulate" and len(runner.calls) == 2
     form.controls["seed"].value = 1
     assert panel.report("execute").job.seed == 1 and len(runner.calls) == 3
+
+
+def test_devices_leave_are_killed_and_come_back_while_a_run_goes_on() -> None:
+    faults = FaultSchedule()
+    shown = []
+
+    def press(progress: Callable[[Event], None]) -> None:
+        progress(Event("faults", faults=faults))
+        shown.append(panel.devices.layout.display)
+        retire, kill, back = panel.devices.children[1:]
+        panel.devices.device.value = 1
+        retire.click()
+        panel.devices.device.value = 2
+        kill.click()
+        assert [(fault.kind, fault.rank, begins) for fault, begins in faults.due(0.1)] == [("leave", 1, True), ("kill", 2, True)]
+        back.click()
+        assert [(fault.rank, begins) for fault, begins in faults.due(0.2)] == [(2, False)]
+
+    panel = panel_of(Runner(press))
+    panel.run_button.click()
+    panel.wait()
+    assert "Finished in" in panel.progress.value, panel.message.value
+    assert shown == ["flex"] and panel.devices.layout.display == "none"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import FaultSchedule
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -33,8 +34,8 @@ class Event(NamedTuple):
     """Something that a user who waits wants to know.  epoch, step: from 0.
 
     kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all devices have
-    done), 'epoch', 'note' (message), 'device' (what the device of `rank` is doing; message says it in words), or 'predicted' (the
-    steps' simulated seconds).
+    done), 'epoch', 'note' (message), 'device' (what the device of `rank` is doing; message says it in words), 'predicted' (the
+    steps' simulated seconds), or 'faults' (what is added to them from now on is done to the run's devices).
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Event(NamedTuple):
     device: DeviceState | None = None
     predicted: tuple[StepRecord, ...] = ()
     stage: str = ""
+    faults: FaultSchedule | None = None
 
 
 Notify = Callable[[Event], None]

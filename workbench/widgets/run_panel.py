@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from markupsafe import Markup
 
 from workbench import experiment
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault, FaultKind, FaultSchedule
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import Fidelity, Mode
+from workbench.methods.base import Event
 from workbench.progress import Snapshot
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import Html, Message, Panel, button
+from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.progress import LiveProgress, as_html
 from workbench.widgets.tables import report_table
@@ -27,12 +30,42 @@ from workbench.widgets.tables import report_table
 Runner = Callable[..., Report]
 
 
+class DeviceButtons(widgets.HBox):
+    """Buttons that let a device of a run leave on notice, kill it, or bring it back; shown while a run offers that."""
+
+    def __init__(self) -> None:
+        self._faults: FaultSchedule | None = None
+        self.device = described(widgets.Dropdown, "Device", "To which device something is done", width="18em")
+        doing: dict[str, tuple[str, str, Callable[[], object]]] = {
+            "Retire": ("It leaves on notice: its layers move before it goes", "sign-out", lambda: self._do("leave")),
+            "Kill": ("It is gone at once", "bolt", lambda: self._do("kill")),
+            "Bring back": ("It comes back after it has left or was killed", "sign-in", self._bring_back),
+        }
+        buttons = [button(name, told, icon, action) for name, (told, icon, action) in doing.items()]
+        super().__init__([self.device, *buttons])
+        self.offer(None)
+
+    def offer(self, faults: FaultSchedule | None, names: Sequence[str] = ()) -> None:
+        """Show the buttons for devices of these names; hide them if there are no faults to add to."""
+        self._faults = faults
+        self.device.options = [(name, rank) for rank, name in enumerate(names)]
+        self.layout.display = "none" if faults is None else "flex"
+
+    def _do(self, kind: FaultKind) -> None:
+        if self._faults is not None:
+            self._faults.add(Fault(kind=kind, rank=self.device.value, start=0.0))
+
+    def _bring_back(self) -> None:
+        if self._faults is not None:
+            self._faults.end(self.device.value, 0.0)
+
+
 class RunPanel(Panel):
     """Simulates or runs what two forms describe.
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's own if it made one already,
     else it runs now, in the cell.  chosen_plan: gives the plan to run instead of the planner's.
-    runner: experiment.run, or a stand-in in tests.
+    runner: experiment.run, or a stand-in in tests.  devices: buttons that do something to a device while the run goes on.
     """
 
     def __init__(
@@ -60,10 +93,11 @@ class RunPanel(Panel):
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
         self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
         self.message, self.progress, self.result = Message(), Html(), Html()
+        self.devices = DeviceButtons()
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
-        super().__init__([buttons, self.message, self.progress, self.result])
+        super().__init__([buttons, self.devices, self.message, self.progress, self.result])
         self._enable()
 
     @property
@@ -109,8 +143,8 @@ class RunPanel(Panel):
             if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
-        with LiveProgress(job, cluster, stop=self._stop) as live:
-            made = self._runner(job, cluster, mode, progress=live.update, **self._how(plan, resume=False))
+        with LiveProgress(job, cluster, stop=self._stop) as live, self._watched(live, cluster) as progress:
+            made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=False))
         self._finished.append(made)
         return made
 
@@ -126,8 +160,8 @@ class RunPanel(Panel):
             self.progress.value = as_html(now)
 
         try:
-            with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
-                made = self._runner(job, cluster, mode, progress=live.update, **self._how(plan, resume=resume))
+            with LiveProgress(job, cluster, stop=self._stop, show=show) as live, self._watched(live, cluster) as progress:
+                made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=resume))
             self._finished.append(made)
             self._interrupted = None if mode == "execute" else self._interrupted
             self.message.clear()
@@ -141,6 +175,20 @@ class RunPanel(Panel):
                 self.message.show_exception(error)
         finally:
             self._enable(running=False)
+
+    @contextmanager
+    def _watched(self, live: LiveProgress, cluster: Cluster) -> Iterator[Callable[[Event], None]]:
+        """Yield what takes a run's events; the buttons for its devices are offered inside."""
+
+        def take(event: Event) -> None:
+            if event.faults is not None:
+                self.devices.offer(event.faults, [device.name for device in cluster.devices])
+            live.update(event)
+
+        try:
+            yield take
+        finally:
+            self.devices.offer(None)
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the run that was interrupted."""

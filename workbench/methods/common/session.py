@@ -158,6 +158,13 @@ class RankSession(Generic[AJob]):
             require_one_program(self._group, program)
         self.executor.idle()
 
+    def some(self, own: bool) -> bool:
+        """Return whether any rank says so; waits for all ranks (see Meeting)."""
+        said = torch.tensor([float(own)])
+        self.sum(said)
+        self.executor.idle()
+        return bool(said)
+
     def sum(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
         self._meeting.sum(tensor)

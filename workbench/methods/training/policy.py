@@ -140,6 +140,7 @@ class ToldPolicy(Policy):
     def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
         """Do the steps that are left on devices any of which may be lost, leave or come back; return what such changes have cost."""
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
+        self.notify(Event("faults", faults=fleet.faults))
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts)
         coordinator.run()
         return coordinator.recoveries

@@ -233,7 +233,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
 
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not (served is None or served.begins(first + step)):
-                    session.barrier()  # all have done the step before
+                    session.some(True)  # all have done the step before
                     raise _Paused
 
             try:
@@ -248,7 +248,8 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
         if phase.optimizer is not None:
             session.progress.phase(WAITING)
-        session.barrier()
+        if session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
+            raise _Paused
         log.end()
     del log, keeper  # they know the optimizer
     phase.release()
