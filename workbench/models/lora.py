@@ -139,7 +139,7 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
     transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
     config._register_custom_module({QuantizedLinear: peft.tuners.lora.Linear})  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft asks for it again here
         warnings.simplefilter("ignore")  # it wonders at a model that is not one of transformers'
         peft.inject_adapter_in_model(config, stage)
 

@@ -33,6 +33,7 @@ from workbench.planners.memory import readable
 from workbench.plots import gantt, needs
 from workbench.plots.style import CYCLE, LEGEND_BELOW, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.confidant.heads import EPSILONS, epsilon_name, random_profile
 from workbench.reproduce.confidant.testbed import description
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
@@ -147,6 +148,8 @@ class PartitionLab(Explorer):
 def stashed(num_stages: int, count: int) -> Timeline:
     """Return mini-batches through equal stages: forward 1 s, backward 2 s, a transfer .2 s (simulated)."""
     profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0, transfer_s=0.2)
+    layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
+    profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
     cluster = replace(cluster, devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices)))
     costs = StageCosts(profile, cluster, batch_size=SAMPLES, sequence_length=1, memory_length=1)
     return pipeline(costs, even_partition(costs, range(num_stages)), count, title=f"{count} mini-batches, never drained")

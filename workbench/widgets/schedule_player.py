@@ -157,6 +157,6 @@ def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell]) -> Ma
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
         further = (cell(timeline, rank, time_s) for cell in columns.values())
-        rows.append((moment.device, does, ", ".join(moment.network), memory, *further))
-    table = Table(("device", "computes", "network", "memory", *columns), rows)
+        rows.append((moment.device, does, ", ".join(moment.network), *([memory] if timeline.memory else []), *further))
+    table = Table(("device", "computes", "network", *(["memory"] if timeline.memory else []), *columns), rows)
     return Markup("<div aria-live='polite'>{}</div>").format(table._repr_html_())
