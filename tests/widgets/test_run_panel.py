@@ -144,11 +144,10 @@ def test_devices_leave_are_killed_and_come_back_while_a_run_goes_on() -> None:
         progress(Event("faults", faults=faults))
         shown.append(panel.devices.layout.display)
         retire, kill, back = panel.devices.children[1:]
-        panel.devices.device.value = 1
         retire.click()
         panel.devices.device.value = 2
         kill.click()
-        assert [(fault.kind, fault.rank, begins) for fault, begins in faults.due(0.1)] == [("leave", 1, True), ("kill", 2, True)]
+        assert [(fault.kind, fault.rank, begins) for fault, begins in faults.due(0.1)] == [("leave", 0, True), ("kill", 2, True)]
         back.click()
         assert [(fault.rank, begins) for fault, begins in faults.due(0.2)] == [(2, False)]
 

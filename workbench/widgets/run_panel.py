@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ Runner = Callable[..., Report]
 class DeviceButtons(widgets.HBox):
     """Buttons that let a device of a run leave on notice, kill it, or bring it back; shown while a run offers that."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._faults: FaultSchedule | None = None
         self.device = described(widgets.Dropdown, "Device", "To which device something is done", width="18em")
+        self.name(cluster)
         doing: dict[str, tuple[str, str, Callable[[], object]]] = {
             "Retire": ("It leaves on notice: its layers move before it goes", "sign-out", lambda: self._do("leave")),
             "Kill": ("It is gone at once", "bolt", lambda: self._do("kill")),
@@ -45,10 +46,16 @@ class DeviceButtons(widgets.HBox):
         super().__init__([self.device, *buttons])
         self.offer(None)
 
-    def offer(self, faults: FaultSchedule | None, names: Sequence[str] = ()) -> None:
-        """Show the buttons for devices of these names; hide them if there are no faults to add to."""
+    def name(self, cluster: Cluster) -> None:
+        """Take over the names of the devices; the first one is chosen."""
+        options = tuple((device.name, rank) for rank, device in enumerate(cluster.devices))
+        if options != self.device.options:
+            self.device.options = options
+            self.device.index = 0  # Dropdown chooses none
+
+    def offer(self, faults: FaultSchedule | None) -> None:
+        """Show the buttons; hide them if there are no faults to add to."""
         self._faults = faults
-        self.device.options = [(name, rank) for rank, name in enumerate(names)]
         self.layout.display = "none" if faults is None else "flex"
 
     def _do(self, kind: FaultKind) -> None:
@@ -93,7 +100,8 @@ class RunPanel(Panel):
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
         self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
         self.message, self.progress, self.result = Message(), Html(), Html()
-        self.devices = DeviceButtons()
+        self.devices = DeviceButtons(cluster_form.cluster)
+        cluster_form.on_change(self.devices.name)
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
@@ -143,7 +151,7 @@ class RunPanel(Panel):
             if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
-        with LiveProgress(job, cluster, stop=self._stop) as live, self._watched(live, cluster) as progress:
+        with LiveProgress(job, cluster, stop=self._stop) as live, self._watched(live) as progress:
             made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=False))
         self._finished.append(made)
         return made
@@ -160,7 +168,7 @@ class RunPanel(Panel):
             self.progress.value = as_html(now)
 
         try:
-            with LiveProgress(job, cluster, stop=self._stop, show=show) as live, self._watched(live, cluster) as progress:
+            with LiveProgress(job, cluster, stop=self._stop, show=show) as live, self._watched(live) as progress:
                 made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=resume))
             self._finished.append(made)
             self._interrupted = None if mode == "execute" else self._interrupted
@@ -177,12 +185,12 @@ class RunPanel(Panel):
             self._enable(running=False)
 
     @contextmanager
-    def _watched(self, live: LiveProgress, cluster: Cluster) -> Iterator[Callable[[Event], None]]:
+    def _watched(self, live: LiveProgress) -> Iterator[Callable[[Event], None]]:
         """Yield what takes a run's events; the buttons for its devices are offered inside."""
 
         def take(event: Event) -> None:
             if event.faults is not None:
-                self.devices.offer(event.faults, [device.name for device in cluster.devices])
+                self.devices.offer(event.faults)
             live.update(event)
 
         try:
