@@ -58,14 +58,14 @@ def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> Non
 def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole: Report, tmp_path: Path) -> None:
     """The window before the one in which beta dies may not be finished on alpha: it is done again then, by one device, without delays.
 
-    The fault is added while the run goes on, as a notebook's button does it.
+    The fault is added while the run goes on, as a notebook's button does it; the devices are slow, so that steps are left by then.
     """
 
     def kill(event: Event) -> None:
         if event.faults is not None:
             event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
 
-    report = run(job, tmp_path, progress=kill)
+    report = experiment.run(job, two_devices(share=0.1), workdir=tmp_path, fidelity="paced", progress=kill)
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report)[0] == pytest.approx(losses(whole)[0], rel=1e-5)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4
