@@ -70,7 +70,8 @@ def test_executed_it_equals_one_device(job: Job, whole: Report, tmp_path: Path) 
 
 
 def test_a_device_is_killed(job: Job, whole: Report, tmp_path: Path) -> None:
-    report = run(replace(job, faults="kill:beta@step3"), tmp_path)
+    slow = two_devices(share=0.1)  # steps are left when it is killed
+    report = experiment.run(replace(job, faults="kill:beta@step3"), slow, workdir=tmp_path, fidelity="paced")
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-3)
 
