@@ -32,8 +32,8 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Groups of tests, long ones first.  Half of them mostly wait for emulated devices, so four run side by side, two of which compute, one for
-# each core of a small machine.  "rest" is whatever no other names, mypy comes last.  Each group imports torch again, so there are few.
+# Groups of tests, long ones first.  The first two often wait for emulated devices, so three run side by side on the two cores of a small
+# machine; with four, steps of emulated devices come so late that tests of lost devices fail.  "rest" is whatever no other names, mypy comes last.  Each group imports torch again, so there are few.
 # Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
 TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/cli+tests/experiment \
 	tests/models+tests/planners+tests/schedules+tests/reproduce rest tests/methods mypy
@@ -45,7 +45,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
-	printf '%s\n' $(TEST_GROUPS) | xargs -P 4 -n 1 sh -c ' \
+	printf '%s\n' $(TEST_GROUPS) | xargs -P 3 -n 1 sh -c ' \
 		group=$$1; case $$group in \
 			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) -p no:nbval $(REST);; \
 			notebooks*) set -- $(PYTEST) $(NBVAL) $$(echo $$group | tr + " ");; *) set -- $(PYTEST) -p no:nbval $$(echo $$group | tr + " ");; \
