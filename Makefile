@@ -33,7 +33,8 @@ quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
 # Groups of tests, long ones first.  The first two often wait for emulated devices, so three run side by side on the two cores of a small
-# machine; with four, steps of emulated devices come so late that tests of lost devices fail.  "rest" is whatever no other names, mypy comes last.  Each group imports torch again, so there are few.
+# machine; with four, steps of emulated devices come so late that tests of lost devices fail.  "rest" is whatever no other names, mypy comes
+# last.  Each group imports torch again, so there are few.
 # Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
 TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/cli+tests/experiment \
 	tests/models+tests/planners+tests/schedules+tests/reproduce rest tests/methods mypy
