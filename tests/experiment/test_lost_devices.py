@@ -94,7 +94,10 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
     assert f"Fault: {kind} {device}" in told(report)
     assert f"{device} is lost, in step" in told(report)
     same_losses(report, unbroken)
-    assert report.recoveries[0].predicted_s is not None  # in the simulation a device may be back after the last step only
+    foreseen = [
+        one for one in report.recoveries if not one.what.startswith("return")
+    ]  # in the simulation it may be back after the last step
+    assert foreseen and all(recovery.predicted_s is not None for recovery in foreseen)
 
 
 def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path) -> None:
