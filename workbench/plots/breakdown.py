@@ -46,7 +46,7 @@ def stacked_bars(
             orientation="h",
             x=list(values),
             y=list(names),
-            text=[(f"{value:,}" if isinstance(value, int) else f"{value:.3g}") if value else "" for value in values],
+            text=[(f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else "" for value in values],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,

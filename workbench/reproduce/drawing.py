@@ -235,4 +235,6 @@ def words(name: str) -> str:
 
 
 def _text(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else "" if value is None else str(value)
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "" if value is None else str(value)
