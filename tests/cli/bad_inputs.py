@@ -176,6 +176,9 @@ drain_every=-1
 schedule=gpipe -> gpipe
 paradigm=standalone -> standalone
 technique=prompt
+split=heads -> heads
+split=columns
+heads=best
 """,
     "ringada": """
 unfreeze_evry=4 -> Did you mean 'unfreeze_every'?

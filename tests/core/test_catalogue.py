@@ -84,6 +84,7 @@ memory_mb = 350
 gflops = 12.5
 host_share = 0.25
 storage_mb_per_s = 10
+battery = 0.4
 address = "pi@a"
 [[device.processor]]
 name = "cpu"
@@ -101,6 +102,7 @@ latency_ms = 30
     first, second = cluster.devices
     assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (350_000_000, 12.5e9, 0.25, "pi@a")
     assert first.storage_bytes_per_s == 10e6
+    assert (first.battery, second.battery) == (0.4, 1.0)
     assert first.processors[0].flops_per_s == 10e9
     assert first.watts_busy == load_device("rpi-5").watts_busy
     assert second.link.bytes_per_s == 10e6

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
-from workbench.core import Cluster, Job, Report
+from workbench.core import Cluster, Job, Processor, Report
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.profile import Grid
 from workbench.methods.base import Event
+from workbench.methods.confidant import method as confidant
 from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.methods.fine_tuning.measure import measure_layers, measure_parts
 from workbench.methods.training import worker
 from workbench.runtime.engines import default_pool
 
@@ -29,9 +32,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         patch.setattr(fine_tuning, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
+        patch.setattr(confidant, "measure_parts", parts_in_proportion)
         options = {"drain_every": 2}
         yield tiny_job(write_data(tmp_path_factory.mktemp("data")), method="confidant", epochs=2, learning_rate=1e-4, options=options)
         default_pool().stop()
+
+
+def parts_in_proportion(*model: Any, **settings: Any) -> dict[str, Grid]:
+    """Measure briefly, and say nothing of one group alone: which of them a tiny model's processors get does not go by chance then."""
+    found = measure_parts(*model, **settings, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
+    assert set(found) == {f"{part}{way}{count}" for part in "HC" for way in "FB" for count in ("", "1")}
+    return {kind: grid for kind, grid in found.items() if not kind.endswith("1")}
 
 
 def run(job: Job, folder: Path, **settings: object) -> Report:
@@ -53,6 +64,52 @@ def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> Non
     assert whole.plan is not None and len(whole.plan.stages) == 2 and whole.plan.num_micro_batches == 1
     assert "(stashed versions of its weights: 1)" in whole.plan.notes[0] and "Eq. 1 and 2 as printed" in whole.plan.notes[0]
     assert whole.artifacts["adapter"]
+
+
+def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
+    """Return the cluster whose first device has such processors."""
+    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
+    return replace(cluster, devices=(replace(cluster.devices[0], processors=processors), *cluster.devices[1:]))
+
+
+def test_two_processors_of_a_device_share_each_layer(job: Job, whole: Report, tmp_path: Path) -> None:
+    """Executed on two streams, operation by operation the program that was simulated, with the losses of an undivided run."""
+    two = with_processors(two_devices(), 30.0, 20.0)
+    job = replace(job, options=job.options | {"split": "heads_and_columns", "heads": "optimal"})
+    report = experiment.run(job, two, workdir=tmp_path, fidelity="paced", chosen_plan=whole.plan)
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
+    predicted, measured = (
+        {(span.rank, span.op.label, span.op.stream) for span in timeline.spans if not span.op.is_communication}
+        for timeline in (report.timelines["first epoch, predicted"], report.timelines["first epoch, measured"])
+    )
+    assert predicted == measured
+    on_second = {label for rank, label, stream in measured if stream == "compute1"}
+    assert {label[1:-3] for label in on_second} == {"ATTN", "ATTNB", "COLS", "COLSB"}
+    assert {rank for rank, _, stream in measured if stream == "compute1"} == {0}
+
+
+@pytest.mark.parametrize("heads", ["algorithm1", "optimal"])
+@pytest.mark.parametrize("split", ["heads", "heads_and_columns"])
+def test_a_device_of_two_processors_takes_more_layers(heads: str, split: str, job: Job) -> None:
+    """By the catalogue's figures, as of a cluster that does not run here: two equal processors divide in halves (simulated)."""
+    plain = devices(2, host_share=None, model="some")
+    two = with_processors(plain, 30.0, 30.0)
+    job = replace(job, options=job.options | {"split": split, "heads": heads})
+    alone, shared = (experiment.run(replace(job, options=own), cluster, "simulate") for own, cluster in (({}, plain), (job.options, two)))
+    assert "processors share each layer: heads 2 on p0, 2 on p1" in " ".join(shared.plan.notes)
+    assert ("columns 16 on p0, 16 on p1" in " ".join(shared.plan.notes)) == (split == "heads_and_columns")
+    pace = [report.plan.predicted_s["mini-batch in the long run"] for report in (alone, shared)]
+    assert pace[1] < pace[0]
+
+
+def test_processors_that_cannot_share_are_refused(job: Job) -> None:
+    with pytest.raises(ConfigError, match="None of its devices has two processors"):
+        experiment.run(replace(job, options={"split": "heads"}), two_devices(), "simulate")
+    with pytest.raises(ConfigError, match=r"over the 5 processors of 'alpha' .* has 4 heads"):
+        experiment.run(job, with_processors(two_devices(), *range(1, 6)), "simulate")
+    with pytest.raises(ConfigError, match="int8"):
+        options = {"technique": "lora", "backbone_dtype": "int8"}
+        experiment.run(replace(job, options=options), with_processors(two_devices(), 1, 2), "simulate")
 
 
 def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole: Report, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor
 from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices
 from workbench.core import Job, Plan, Share, Stage
+from workbench.core.division import Division
+from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer
@@ -32,6 +34,8 @@ from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.tasks.tokenize import collate
 
 BATCH, SAMPLES, EPOCHS = 4, 30, 2  # eight mini-batches an epoch, the last one smaller
+HEADS = Division(heads=(3, 1), columns=(), slower=(1.0, 2.0), names=("cpu", "gpu"))
+BOTH = Division(heads=(1, 1), columns=(20, 12), slower=(1.0, 2.0), names=("cpu", "gpu"))  # of two groups, for Llama
 
 
 def asynchronous_job(model: str, technique: str, blocks: tuple[tuple[int, int], ...], folder: Path, drain_every: int) -> FineTuningRankJob:
@@ -106,23 +110,29 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    ("model", "technique", "blocks", "drain_every", "rule"),
+    ("model", "technique", "blocks", "drain_every", "rule", "divisions"),
     [
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw"),
-        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw"),
-        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw"),
-        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw"),
-        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw"),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd"),
-        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd"),
-        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}),
+        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}),
+        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}),
+        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}),
+        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}),
+        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}),
+        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
-    model: str, technique: str, blocks: tuple[tuple[int, int], ...], drain_every: int, rule: str, tmp_path: Path
+    model: str,
+    technique: str,
+    blocks: tuple[tuple[int, int], ...],
+    drain_every: int,
+    rule: str,
+    divisions: dict[int, Division],
+    tmp_path: Path,
 ) -> None:
-    """Each loss and each weight, to 1e-5."""
-    job = asynchronous_job(model, technique, blocks, tmp_path, drain_every)
+    """Each loss and each weight, to 1e-5; on some devices two processors share each layer."""
+    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every), divisions=divisions)
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
     expected, weights = with_delays(job, rule)
@@ -140,7 +150,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             tables = {}
             for rank, (part, optimizer) in optimizers.items():
                 share = share_of(rank, job.plan, planned, job.split)
-                each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer.inner, epoch=epoch, **share)
+                each = divided_or_whole(divisions.get(rank), compute=StageCompute(part), optimizer=optimizer.inner, epoch=epoch, **share)
                 tables[rank] = StashingHandlers(each=each).table()
             values = run_program(phase.program(planned.shape), tables)
             found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}

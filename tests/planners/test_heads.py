@@ -8,8 +8,11 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from workbench.core import Device, Link, Processor
+from workbench.core.division import part_s
 from workbench.core.errors import ConfigError, PlanError
-from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation, without_surplus
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation, divide, quickened, without_surplus
 from workbench.reproduce.confidant.heads import random_profile
 
 
@@ -44,6 +47,34 @@ def test_equal_and_flat_times() -> None:
     flat = HeadProfile(seconds=((3.0, 3.0, 3.0), (1.0, 1.0, 2.0)))  # equal times are no falling ones
     assert flat.time_s(best_allocation(flat)) == 2.0
     assert best_allocation(HeadProfile(seconds=((5.0,),))) == allocate_as_printed(HeadProfile(seconds=((5.0,),))) == (1,)
+
+
+def test_the_time_of_groups_lies_between_one_and_all() -> None:
+    def grid(seconds: float) -> Grid:
+        return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
+
+    times = {"F": 10.0, "B": 20.0, "HF": 4.0, "HF1": 1.0, "HB": 8.0, "HB1": 2.0, "CF": 5.0, "CB": 10.0}
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    layer = LayerProfile(name="layer", times={kind: grid(one) for kind, one in times.items()}, **sizes)
+    assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert part_s(layer, "CF", 2, 4, 1, 8) == 2.5  # in proportion, without a time of one alone
+    [device] = made_up_devices(2.0, 1.0)
+    found = divide(layer, device, heads=4, columns=0, samples=1, length=8, by="optimal")
+    assert found is not None and found.heads == (3, 1) and found.columns == () and found.slower == (1.0, 2.0)
+    # Forward: 3 of the heads by the first, 1 x 2 by the second, and 6 of the rest; backward twice that.
+    assert found.layer_s(layer, "F", 1, 8) == 9.0 and found.layer_s(layer, "B", 1, 8) == 18.0
+    profile = Profile(model="m", method="m", source="scaled", layers=((layer,),))
+    [[quick]] = quickened(profile, {0: found}, samples=1, length=8).layers
+    assert (quick.forward_s(1, 8), quick.backward_s(1, 8)) == (9.0, 18.0)
+    both = divide(layer, device, heads=4, columns=4, samples=1, length=8, by="optimal")
+    assert both is not None and both.columns == (3, 1) and both.layer_s(layer, "F", 1, 8) == 1.0 + 3.0 + 3.75
+    [slow] = made_up_devices(100.0, 1.0)
+    assert divide(layer, slow, heads=4, columns=4, samples=1, length=8, by="optimal") is None
+
+
+def made_up_devices(*gflops: float) -> tuple[Device, ...]:
+    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
+    return (Device(name="d", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8), processors=processors),)
 
 
 def test_algorithm_1_by_hand() -> None:

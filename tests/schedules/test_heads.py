@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from schedule_plans import peaks, timed
 
+from workbench.core import Plan, Share, Stage
+from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
-from workbench.schedules import check, split_heads
+from workbench.schedules import asynchronous_1f1b, check, insert_transfers, split_heads
+from workbench.schedules.tensor import divide_layers
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -37,6 +40,32 @@ def test_contexts_live_until_their_backward() -> None:
     """Forward only keeps none."""
     assert peaks(split_heads((1, 1), num_layers=4), "hctx", ATTN=1.0, MLP=1.0, MLPB=1.0, ATTNB=1.0) == (8,)
     assert peaks(split_heads((1, 1), num_layers=4, backward=False), "hctx", ATTN=1.0, MLP=1.0) == (0,)
+
+
+@pytest.mark.parametrize("columns", [(), (1, 1)])
+def test_a_stage_is_computed_layer_by_layer_on_both_processors(columns: tuple[int, ...]) -> None:
+    """Asynchronous 1F1B of two stages, the second one divided: complete, and at half of what is divided it is as much faster."""
+    plan = Plan(
+        method="test",
+        stages=tuple(Stage(start=2 * at, stop=2 * at + 2, shares=(Share(rank=at, samples=1),)) for at in range(2)),
+        micro_batch_size=1,
+        num_micro_batches=1,
+    )
+    division = Division(heads=(1, 1), columns=columns, slower=(1.0, 1.0), names=("cpu", "gpu"))
+    whole = asynchronous_1f1b(plan, 12)
+    schedule = check(insert_transfers(divide_layers(whole, plan, {1: division})))
+    assert {op.stream for op in schedule.ops[1] if not op.is_communication} == {"compute", "compute1"}
+    assert {op.stage for op in schedule.ops[1] if op.kind == "ATTN"} == {2, 3}
+    assert schedule.outputs == whole.outputs
+    # A layer forward: 3 of attention, 3 of columns, 2 of the rest; 2 of the rest go to JOIN if there is one.
+    rest = {"JOIN": 1.0, "MLP": 1.0} if columns else {"MLP": 5.0}
+    seconds = {"F": 16.0, "B": 16.0, "ATTN": 1.5, "COLS": 1.5} | rest
+    seconds |= {f"{kind}B": own for kind, own in seconds.items() if kind not in "FB"}
+    found = timed(schedule, **seconds)
+    assert found.busy_s(1) == 12 * 2 * 2 * (5.0 if columns else 6.5)
+    assert {(s.op.stage, s.op.microbatch) for s in found.spans if s.op.kind == "ATTN"} == {
+        (layer, m) for layer in (2, 3) for m in range(12)
+    }
 
 
 @pytest.mark.parametrize(("heads", "num_layers"), [((), 1), ((0, 0), 1), ((4, 4), 0), ((4, -1), 1)])

@@ -19,9 +19,10 @@ BENCHES = {
     "p_rge": "workbench.bench.p_rge",
     "p_rge_engine": "workbench.bench.p_rge_engine",
     "ringada": "workbench.bench.ringada",
+    "confidant": "workbench.bench.confidant",
     "recovery": "workbench.bench.recovery",
 }
-CHOOSING = ("galaxy_plus", "p_rge", "ringada", "recovery")
+CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery")
 """Benchmarks that can measure a part of what they have."""
 
 
@@ -31,7 +32,8 @@ def bench(
         str,
         typer.Option(
             help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
-            " quantized, memory; of ringada: equal or unequal, Mbit/s; of recovery: methods, or kinds of faults."
+            " quantized, memory; of ringada: equal or unequal, Mbit/s; of confidant: processors, schedule, partition;"
+            " of recovery: methods, or kinds of faults."
         ),
     ] = "",
     soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,

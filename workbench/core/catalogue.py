@@ -202,6 +202,7 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             watts_busy=source.number(whole, "watts_busy", owner, 0.0),
             watts_idle=source.number(whole, "watts_idle", owner, 0.0),
             storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0),
+            battery=source.number(whole, "battery", owner, 1.0),
             model=model,
         )
     except ConfigError as error:

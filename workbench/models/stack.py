@@ -113,7 +113,7 @@ class BackboneStage(nn.Module):
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
-        self.family, self.separator_id, self.hidden_size = stack.family, stack.separator_id, stack.hidden_size
+        self.config, self.family, self.separator_id, self.hidden_size = stack.config, stack.family, stack.separator_id, stack.hidden_size
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
         self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)

@@ -9,13 +9,17 @@ r - l is 2 sigma, because l then stays where it is.  We follow the pseudo-code, 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
+from workbench.core.cluster import Device
+from workbench.core.division import PARTS, Direction, Division, part_s
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.profile import LayerProfile, Profile
 
 EPSILON_STEPS = 0.5
 SIGMA_SHARE = 1e-6
@@ -107,3 +111,50 @@ def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
     values = np.unique(times)
     first = bisect_left(values, profile.num_heads, key=lambda value: int((times <= value).sum()))
     return without_surplus(profile, [int(count) for count in (times <= values[first]).sum(axis=1)])
+
+
+AllocationName = Literal["algorithm1", "optimal"]
+
+
+def divide(
+    layer: LayerProfile, device: Device, *, heads: int, columns: int, samples: int, length: int, by: AllocationName
+) -> Division | None:
+    """Return how a device's processors share its layers; None if one of them is to do all.
+
+    layer: on the device's fastest processor, with the kinds of core.division; the others are slower as their flops_per_s say.
+    heads: groups of heads that share keys and values, which stay together.  columns: groups of feed-forward columns, 0 leaves them whole.
+    P_j^k is the time forward and back.  Raises ConfigError for more processors than groups of heads, PlanError for a profile that falls.
+    """
+    processors = sorted(device.processors, key=lambda one: -one.flops_per_s)
+    if len(processors) < 2:
+        return None
+    if len(processors) > heads:
+        raise ConfigError(
+            f"The heads of a layer over the {len(processors)} processors of '{device.name}' were asked for.",
+            f"The model has {heads} head{'s' * (heads > 1)} (or groups that share keys and values) to divide.",
+            "Describe fewer processors, or choose --option split=none.",
+        )
+    slower = tuple(processors[0].flops_per_s / one.flops_per_s for one in processors)
+
+    def counts(kind: str, groups: int) -> tuple[int, ...]:
+        if not groups:
+            return ()
+        alone = [sum(part_s(layer, kind + way, count, groups, samples, length) for way in "FB") for count in range(1, groups + 1)]
+        profile = HeadProfile(seconds=tuple(tuple(factor * one for one in alone) for factor in slower))
+        found = best_allocation(profile) if by == "optimal" else allocate_as_printed(profile)
+        return (groups, *(0,) * (len(slower) - 1)) if found is None else without_surplus(profile, found)
+
+    found = Division(heads=counts("H", heads), columns=counts("C", columns), slower=slower, names=tuple(one.name for one in processors))
+    return found if any(count for kind in PARTS for count in found.groups(kind)[1:]) else None
+
+
+def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: int, length: int) -> Profile:
+    """Return the profile in which the layers of devices whose processors share them take as long as they do then, as Eq. 3 needs it."""
+
+    def quick(layer: LayerProfile, division: Division) -> LayerProfile:
+        ways: tuple[Direction, ...] = ("F", "B")
+        shares = {way: division.layer_s(layer, way, samples, length) / (layer.seconds(way, samples, length) or 1.0) for way in ways}
+        return replace(layer, times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()})
+
+    rows = [tuple(quick(layer, divisions[rank]) for layer in row) if rank in divisions else row for rank, row in enumerate(profile.layers)]
+    return replace(profile, layers=tuple(rows))

@@ -55,6 +55,8 @@ CLASS_OF_KIND = {
     "SB": "side backward",
     "LOAD": "load from cache",
     **dict.fromkeys(("STEP", "HSTEP"), "optimizer"),
+    **dict.fromkeys(("BEGIN", "ATTN", "JOIN", "COLS", "MLP", "END"), "forward"),
+    **dict.fromkeys(("BEGINB", "ATTNB", "JOINB", "COLSB", "MLPB", "ENDB"), "backward"),
     "LAYER": "whole layer",
     **dict.fromkeys(("QKV", "UP", "CQ", "CKV"), "first product of a block"),
     **dict.fromkeys(("ATT", "CATT"), "attention"),

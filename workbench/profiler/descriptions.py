@@ -224,6 +224,12 @@ class LayerShape:
         """Return the forward FLOPs of the products of activations with activations, for one sample."""
         return 4.0 * self.own_tokens * (self.own_tokens + self.key_tokens) * self.model.query_width
 
+    @property
+    def attention_share(self) -> float:
+        """Return the share of a layer's forward FLOPs that heads divide: q, k, v, o, and the two products of the attention."""
+        attention = 2.0 * self.own_tokens * self.model.matrices_of_attention + self.attention_flops
+        return attention / (self.product_flops + self.attention_flops)
+
     def kept(self, *, trained_norms: bool) -> Bytes:
         """Return what the backward pass needs whatever is trained: gradients flow through everything.
 

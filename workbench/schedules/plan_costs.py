@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
+from workbench.core.costs import TOKEN, Costs, Spec, opaque, ring_allreduce_s
+from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, MERGE, NONE, PULL, SEND, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import PUSH
 from workbench.schedules.pieces import StepLayout, boundary_of
+from workbench.schedules.tensor import BEGIN, END
 
 SIDE_KINDS = ("SF", "SB")
+DIVIDED = frozenset({BEGIN, *PARTS, "JOIN", "MLP", END})
+CROSSING_INSIDE = frozenset({"hidden", "heads", "mid", "cols", "ghidden", "gheads", "gpart", "gmid", "gcols"})
+CONTEXTS_INSIDE = frozenset({"bctx", "hctx", "jctx", "cctx", "lctx"})
+"""Values between the operations of a divided layer: as large as the layer's output, or contexts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,10 @@ class PlanCosts:
             return ()
         stage = self._plan.stages[index]
         return self._profile.layers[rank][stage.start : stage.stop]
+
+    def hidden_bytes(self, microbatch: int) -> int:
+        """Return the bytes of a micro-batch's activation between two layers."""
+        return self._profile.layers[0][0].output_bytes(self.layout.sizes[microbatch], self.layout.lengths[microbatch])
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
@@ -151,6 +161,43 @@ class StashingCosts:
     def resident_bytes(self, rank: int) -> int:
         """Return frozen parameters, gradients and optimizer state in bytes; the weights come as values."""
         return self._of_plan.resident_bytes(rank) - trainable_bytes(self._of_plan.layers(rank))
+
+
+class DividedCosts:
+    """Costs of a pipeline by divide_layers, one rank to a stage: a core.costs.Costs.
+
+    whole: of the schedule before it was divided.  of_plan: its layers and sizes.  divisions: by rank.
+    A stage's contexts count with END's, as those of a whole stage do with F's.
+    """
+
+    def __init__(self, whole: Costs, of_plan: PlanCosts, divisions: Mapping[int, Division]) -> None:
+        self._whole, self._of_plan, self._divisions = whole, of_plan, divisions
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds of an operation (see Costs)."""
+        kind = op.kind.removesuffix("B")
+        if kind not in DIVIDED or rank not in self._divisions:
+            return self._whole.seconds(rank, op)
+        division, layers, layout = self._divisions[rank], self._of_plan.layers(rank), self._of_plan.layout
+        direction: Direction = "F" if kind == op.kind else "B"
+        size = layout.sizes[op.microbatch], layout.lengths[op.microbatch]
+        if kind in PARTS:
+            return division.part_s(layers[0], kind, direction, op.part, *size)
+        # Layers are alike: what the first and the last take beyond the others is the embedding's and the head's.
+        rests = [division.rest_s(layer, direction, *size) for layer in layers]
+        if kind in (BEGIN, END):
+            return rests[0 if kind == BEGIN else -1] - min(rests)
+        return min(rests) / (2 if division.columns else 1)
+
+    def spec(self, value: Value) -> Spec:
+        """Return a value's bytes (see Costs)."""
+        if value.name in CROSSING_INSIDE:
+            return opaque(self._of_plan.hidden_bytes(value.microbatch))
+        return TOKEN if value.name in CONTEXTS_INSIDE else self._whole.spec(value)
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return what the whole schedule's ranks keep."""
+        return self._whole.resident_bytes(rank)
 
 
 class VirtualWorkerCosts:

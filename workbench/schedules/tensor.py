@@ -8,18 +8,26 @@ tile j; partial:l.k.j the sum of k + 1 ranks' terms of tile j.
 Confidant: the attention heads of a layer divided among the processors of one device (section 3.3).
 Processor j is a compute stream of the rank: "compute", "compute1", "compute2", ...  Operations, with the layer as stage and the processor
 as part: ATTN attention of the processor's heads, MLP joins them and finishes the layer (on the first processor); MLPB and ATTNB backward.
-Values: hidden:l.m the input of layer l; heads:l.m.j a processor's heads, hctx:l.m.j their context, ctx:l.m the rest's;
+With columns of the feed-forward part divided too (ours): JOIN joins the heads, COLS is a processor's columns, and MLP joins those.
+In a pipeline (divide_layers) BEGIN is what stands in front of a stage's layers, such as an embedding, and END what stands behind them.
+Values: hidden:l.m the input of layer l; heads:l.m.j a processor's heads, hctx:l.m.j their context, lctx:l.m the rest's;
 ghidden:l.m the gradient with respect to the top's output, gheads:l.m.j to a processor's heads; gpart:l.m and gpart:l.m.j the terms of the
-gradient with respect to layer l's input (past the attention, and through each processor).
+gradient with respect to layer l's input (past the attention, and through each processor).  mid, cols, jctx, cctx, gmid and gcols are
+the same around the columns; bctx:s.m is BEGIN's context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
+from workbench.core.plan import Plan, Stage
 from workbench.core.schedule import NONE, Op, Schedule, Value, recv, send
 from workbench.schedules.lowering import insert_transfers
+
+BEGIN, END = "BEGIN", "END"
 
 
 def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:
@@ -97,30 +105,95 @@ def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1, back
     if not processors or num_layers < 1 or min(heads_per_processor) < 0:
         asked = f"{num_layers} layers with heads divided as {tuple(heads_per_processor)} were asked for."
         raise ScheduleError(asked, "That is none.", "Give it a layer and a head.")
-    m = micro_batch
-    ops: list[Op] = []
-    for layer in range(num_layers):
-        for part in processors:
-            writes = (Value("heads", layer, m, part), *((Value("hctx", layer, m, part),) if backward else ()))
-            ops.append(Op("ATTN", layer, m, part, (Value("hidden", layer, m),), writes, (), stream_of(part)))
-        # The residual connection reads the layer's input once more.
-        reads = (Value("hidden", layer, m), *(Value("heads", layer, m, part) for part in processors))
-        ops.append(Op("MLP", layer, m, NONE, reads, (Value("hidden", layer + 1, m), *((Value("ctx", layer, m),) if backward else ()))))
+    m, end = micro_batch, (Value("ghidden", num_layers, micro_batch),)
+    ops = [op for layer in range(num_layers) for op in _forward(layer, m, processors, (), keeps=backward)]
+    terms: tuple[Value, ...] = end
     for layer in reversed(range(num_layers if backward else 0)):
-        # On the residual connection the gradient goes past the attention, into the sum that the layer below reads.
-        past = Value("gpart", layer, m)
-        reads = (Value("ctx", layer, m), *_gradients(layer + 1, m, processors, num_layers))
-        ops.append(Op("MLPB", layer, m, NONE, reads, (past, *(Value("gheads", layer, m, part) for part in processors))))
-        for part in processors:
-            reads = (Value("hctx", layer, m, part), Value("gheads", layer, m, part))
-            ops.append(Op("ATTNB", layer, m, part, reads, (Value("gpart", layer, m, part),), (), stream_of(part)))
-    inputs = (Value("hidden", 0, m), *((Value("ghidden", num_layers, m),) if backward else ()))
-    outputs = (Value("hidden", num_layers, m), *(_gradients(0, m, processors, num_layers) if backward else ()))
-    return Schedule(ops=(tuple(ops),), inputs=(inputs,), outputs=(outputs,))
+        listed, terms = _backward(layer, m, processors, (), terms)
+        ops += listed
+    inputs = (Value("hidden", 0, m), *(end if backward else ()))
+    return Schedule(ops=(tuple(ops),), inputs=(inputs,), outputs=((Value("hidden", num_layers, m), *(terms if backward else ())),))
 
 
-def _gradients(layer: int, m: int, processors: Sequence[int], num_layers: int) -> tuple[Value, ...]:
-    """Return the terms whose sum is the gradient with respect to a layer's input (at the top: the one that is given)."""
-    if layer == num_layers:
-        return (Value("ghidden", layer, m),)
-    return (Value("gpart", layer, m), *(Value("gpart", layer, m, part) for part in processors))
+def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Division]) -> Schedule:
+    """Return a pipeline's schedule in which some ranks compute their stage layer by layer, each divided over the rank's processors.
+
+    schedule: without its transfers, one rank to a stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END, each B becomes
+    ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so that all processors work on one mini-batch at a time,
+    with one version of the weights.
+    """
+    ops = list(schedule.ops)
+    for rank, division in divisions.items():
+        index = plan.stage_of(rank)
+        if index is not None:
+            ops[rank] = tuple(one for op in ops[rank] for one in _divided(op, plan.stages[index], division))
+    return replace(schedule, ops=tuple(ops))
+
+
+def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
+    """Return the operations in place of one of a stage."""
+    m, at, kept = op.microbatch, (op.stage, op.microbatch, NONE), Value("bctx", op.stage, op.microbatch)
+    heads, columns = division.processors("ATTN"), division.processors("COLS")
+    if op.kind == "F":
+        inside = [one for layer in range(stage.start, stage.stop) for one in _forward(layer, m, heads, columns)]
+        begin = Op(BEGIN, *at, op.reads, (Value("hidden", stage.start, m), kept))
+        return [begin, *inside, Op(END, *at, (Value("hidden", stage.stop, m),), op.writes)]
+    if op.kind == "B":
+        terms: tuple[Value, ...] = (Value("ghidden", stage.stop, m),)
+        listed = [Op(f"{END}B", *at, op.reads, terms)]
+        for layer in reversed(range(stage.start, stage.stop)):
+            inside, terms = _backward(layer, m, heads, columns, terms)
+            listed += inside
+        weights = (value for value in op.reads if value.name == "weight")
+        return [*listed, Op(f"{BEGIN}B", *at, (kept, *weights, *terms), op.writes)]
+    return [op]
+
+
+def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int], *, keeps: bool = True) -> list[Op]:
+    """Return a layer forward.  heads, columns: the processors that have a part of them.  keeps: what the backward pass needs."""
+
+    def kept(name: str, part: int = NONE) -> tuple[Value, ...]:
+        return (Value(name, layer, m, part),) if keeps else ()
+
+    hidden, after = Value("hidden", layer, m), Value("hidden", layer + 1, m)
+    partial = tuple(Value("heads", layer, m, part) for part in heads)
+    ops = [
+        Op("ATTN", layer, m, part, (hidden,), (value, *kept("hctx", part)), (), stream_of(part))
+        for part, value in zip(heads, partial, strict=True)
+    ]
+    if columns:
+        middle, summed = Value("mid", layer, m), partial
+        partial = tuple(Value("cols", layer, m, part) for part in columns)
+        ops.append(Op("JOIN", layer, m, NONE, (hidden, *summed), (middle, *kept("jctx"))))
+        ops += [
+            Op("COLS", layer, m, part, (middle,), (value, *kept("cctx", part)), (), stream_of(part))
+            for part, value in zip(columns, partial, strict=True)
+        ]
+        hidden = middle
+    # The residual connection reads the block's input once more.
+    return [*ops, Op("MLP", layer, m, NONE, (hidden, *partial), (after, *kept("lctx")))]
+
+
+def _backward(
+    layer: int, m: int, heads: Sequence[int], columns: Sequence[int], above: tuple[Value, ...]
+) -> tuple[list[Op], tuple[Value, ...]]:
+    """Return a layer backward, and the terms whose sum is the gradient with respect to its input.  above: those of its output."""
+
+    def parts(name: str, of: Sequence[int]) -> tuple[Value, ...]:
+        return tuple(Value(name, layer, m, part) for part in of)
+
+    # On the residual connection the gradient goes past the parts, into the sum that is read below.
+    past, given = Value("gpart", layer, m), parts("gheads", heads)
+    ops = []
+    if columns:
+        middle, to_columns = Value("gmid", layer, m), parts("gcols", columns)
+        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (middle, *to_columns)))
+        for part, value in zip(columns, to_columns, strict=True):
+            writes = (Value("gmid", layer, m, part),)
+            ops.append(Op("COLSB", layer, m, part, (Value("cctx", layer, m, part), value), writes, (), stream_of(part)))
+        ops.append(Op("JOINB", layer, m, NONE, (Value("jctx", layer, m), middle, *parts("gmid", columns)), (past, *given)))
+    else:
+        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (past, *given)))
+    for part, value in zip(heads, given, strict=True):
+        ops.append(Op("ATTNB", layer, m, part, (Value("hctx", layer, m, part), value), parts("gpart", (part,)), (), stream_of(part)))
+    return ops, (past, *parts("gpart", heads))

@@ -1,19 +1,31 @@
-"""Confidant as a Method: its partition of the layers (section 3.2); model, operations and training are those of fine-tuning."""
+"""Confidant as a Method: its partition of the layers (section 3.2), and heads over a device's processors (3.3).
+
+Model, operations and training are those of fine-tuning.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
+from workbench.core.division import Division
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.methods.base import Notify
+from workbench.methods.common.scaling import describe_facts, kept_layers
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
+from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.fine_tuning.method import FineTuning, stage_costs
+from workbench.methods.fine_tuning.method import rank_job as whole_layers
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
+from workbench.models.layer_parts import column_groups, require_divisible
+from workbench.models.loading import load_stack
 from workbench.planners.confidant import (
     StageCosts,
     asynchronous_plan,
@@ -23,22 +35,62 @@ from workbench.planners.confidant import (
     plan_asynchronous,
     printed_need,
 )
+from workbench.planners.heads import divide, quickened
 from workbench.planners.memory import readable
+from workbench.profiler.descriptions import LayerShape
+
+
+def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
+    """Return how devices with several processors divide their layers, by rank.  Raises as planners.heads.divide."""
+    options, facts = _options(prepared), prepared.facts
+    columns = column_groups(facts.feed_forward_size) if options.split == "heads_and_columns" else 0
+    sizes = {"samples": prepared.job.batch_size, "length": prepared.typical_length}
+    found = {}
+    for rank, device in enumerate(cluster.devices):
+        layer = profile.layers[rank][0]
+        if _divides(prepared, device) and "HF" in layer.times:
+            division = divide(layer, device, heads=facts.num_key_value_heads, columns=columns, by=options.heads, **sizes)
+            if division is not None:
+                found[rank] = division
+    return found
+
+
+def _divides(prepared: PreparedJob, *devices: Device) -> bool:
+    return _options(prepared).split != "none" and any(len(device.processors) > 1 for device in devices)
+
+
+def _options(prepared: PreparedJob) -> ConfidantOptions:
+    assert isinstance(prepared.options, ConfidantOptions)
+    return prepared.options
+
+
+def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
+    """Return what partitions go by: a device whose processors share its layers is as much faster."""
+    shared = divisions(prepared, profile, cluster)
+    quick = quickened(profile, shared, samples=prepared.job.batch_size, length=prepared.typical_length)
+    return stage_costs(prepared, quick, cluster)
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
+    """Return what every rank is told of a run under a plan."""
+    return replace(whole_layers(prepared, profile, cluster, plan), divisions=divisions(prepared, profile, cluster))
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan.  Raises PlanError, naming what does not fit where and by how much."""
-    assert isinstance(prepared.options, ConfidantOptions)
-    train = range(min(prepared.options.devices or cluster.world_size, cluster.world_size))
+    options = _options(prepared)
+    train = range(min(options.devices or cluster.world_size, cluster.world_size))
     profile, cluster = profile.part(train), cluster.part(train)
-    costs, partition = stage_costs(prepared, profile, cluster), prepared.options.partition
+    costs, partition = costs_of(prepared, profile, cluster), options.partition
     if partition in ("memory_aware", "any_order"):
         plan = plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
     else:
         order = tuple(range(cluster.world_size))[: profile.num_layers]
         found = even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)
         plan = asynchronous_plan(costs, found, method="confidant")
-    return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan)))
+    shared = divisions(prepared, profile, cluster)
+    notes = (f"On {cluster.devices[rank].name} processors share each layer: {one.described()}." for rank, one in shared.items())
+    return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
 
 
 def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterator[str]:
@@ -72,7 +124,7 @@ def stand_in(
     """Return the idle device that is most compatible by Eq. 4 of those in whose memory the stage of `rank` fits; None if there is none."""
     index = plan.stage_of(rank)
     assert index is not None
-    costs, stage, behind = stage_costs(prepared, profile, cluster), plan.stages[index], len(plan.stages) - 1 - index
+    costs, stage, behind = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages) - 1 - index
     fitting = [one for one in idle if costs.stage(one, behind)[stage.start, stage.stop] < math.inf]
     capacities = [costs.stage(one, 0, in_memory=False)[0, 1:] for one in fitting]
     scores = compatibilities(capacities, [cluster.devices[one].battery for one in fitting], left)
@@ -86,11 +138,54 @@ class Confidant(FineTuning):
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
+    rank_job = staticmethod(rank_job)
     stand_in = staticmethod(stand_in)
 
+    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
+        """Return what every layer costs on every device, and its heads and columns where processors share them (see ProfiledMethod)."""
+        found = super().profile(prepared, cluster, notify, **settings)
+        if found.source == "measured" or not _divides(prepared, *cluster.devices):
+            return found
+        storage = prepared.options.quantization.storage
+        require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, storage=storage)
+        if found.source == "analytic":
+            share = LayerShape(describe_facts(prepared.facts), 0, prepared.typical_length).attention_share
+            shares = {"H": share, "C": 1 - share}
+            rows = [
+                [{f"{one}{way}": layer.times[way].scaled(shares[one]) for one in "HC" for way in "FB"} for layer in row]
+                for row in found.layers
+            ]
+        else:
+            parts = self.host_parts(prepared, notify, refresh=settings.get("refresh", False))
+            each = [{kind: grid.scaled(1 / host_share) for kind, grid in parts.items()} for host_share in cluster.host_shares()]
+            rows = [[one] * found.num_layers for one in each]
+        layers = (
+            tuple(replace(layer, times=layer.times | times) for layer, times in zip(row, own, strict=True))
+            for row, own in zip(found.layers, rows, strict=True)
+        )
+        return replace(found, layers=tuple(layers))
+
+    def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool) -> dict[str, Grid]:
+        """Return the seconds of a layer's heads and columns on one unslowed core of this host, measured now or kept from before."""
+        settings, _ = self.measured(prepared)
+        key = {"parts of": prepared.job.model, "shape": asdict(prepared.facts), "max_length": prepared.profiled_length, **settings}
+
+        def measure() -> tuple[LayerProfile, ...]:
+            times = measure_parts(load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length)
+            sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+            return (LayerProfile(name="parts of a layer", times=times, **sizes),)
+
+        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[0].times
+
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist, and a single device (see Method)."""
+        """Refuse what does not exist, a single device, and a split where every device has one processor (see Method)."""
         self.known(job)
+        if job.options.get("split", "none") != "none" and all(len(device.processors) < 2 for device in cluster.devices):
+            raise ConfigError(
+                f"Confidant with split = '{job.options['split']}' on cluster '{cluster.name}' was asked for.",
+                "None of its devices has two processors to share a layer.",
+                "Describe them ([[device.processor]] with name and gflops), or leave the option out.",
+            )
         if cluster.world_size < 2:
             raise ConfigError(
                 f"Confidant on cluster '{cluster.name}' was asked for.",

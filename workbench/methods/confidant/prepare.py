@@ -12,6 +12,7 @@ from workbench.core.job import Job
 from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, checked, prepare_by
 from workbench.methods.options import read_options
 from workbench.models.techniques import Technique
+from workbench.planners.heads import AllocationName
 from workbench.schedules.pipeline import OrderName
 
 NumDevices = Annotated[int, Meta(ge=0, le=10**6)]
@@ -24,12 +25,16 @@ class ConfidantOptions(FineTuningOptions):
     partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set of devices; 'even'
     as many layers for each ('PipeDream' in section 5); 'capacity' by computing capacity without memory (FTPipeHD).
     devices: the first so many that are there train; the others stand by, and take the place of one that leaves on notice.  0: all train.
+    split: what the processors of a device share of a layer: its heads (section 3.3), the feed-forward's columns too (ours), or nothing.
+    heads: who takes how many, by Algorithm 1 or by the optimum.
     """
 
     technique: Technique = "full"
     schedule: OrderName = "asynchronous_1f1b"
     partition: Literal["memory_aware", "any_order", "even", "capacity"] = "memory_aware"
     devices: NumDevices = 0
+    split: Literal["heads", "heads_and_columns", "none"] = "heads"
+    heads: AllocationName = "algorithm1"
 
 
 def require_known(job: Job) -> ConfidantOptions:

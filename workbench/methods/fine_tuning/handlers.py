@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
+from workbench.core.division import Division
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
@@ -22,7 +24,8 @@ from workbench.runtime.executor import Handler
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
-from workbench.schedules.plan_costs import Crossing, PlanCosts, StashingCosts
+from workbench.schedules.plan_costs import Crossing, DividedCosts, PlanCosts, StashingCosts
+from workbench.schedules.tensor import divide_layers
 
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need the first alone."""
@@ -64,7 +67,8 @@ class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
     facts: None for a model that is only priced.  schedule: the order of the micro-batches; of 'asynchronous_1f1b' a step's parts are
-    whole mini-batches, each of which updates the weights.
+    whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous pipeline whose processors
+    share each layer.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Programs:
         facts: ModelFacts | None,
         shared: tuple[SharedParameter, ...] = (),
         schedule: OrderName = "1f1b",
+        divisions: Mapping[int, Division] | None = None,
     ) -> None:
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
+        self._divisions = divisions or {}
         self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
         self._crossing = None
         if facts is not None:
@@ -98,12 +104,14 @@ class Programs:
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
             crossing=self._crossing,
         )
-        return Program.on(self._cluster, self._schedules[shape.sizes], StashingCosts(costs) if self._is_asynchronous else costs)
+        whole = StashingCosts(costs) if self._is_asynchronous else costs
+        chosen = DividedCosts(whole, costs, self._divisions) if self._divisions else whole
+        return Program.on(self._cluster, self._schedules[shape.sizes], chosen)
 
     def _schedule(self, sizes: tuple[int, ...]) -> Schedule:
         world_size = self._cluster.world_size
         if self._order is None:
-            return asynchronous_1f1b(self._plan, len(sizes), world_size=world_size)
+            return divide_layers(asynchronous_1f1b(self._plan, len(sizes), world_size=world_size), self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 
@@ -136,10 +144,13 @@ class StageCompute:
         source = hidden_or_ids if is_first else hidden_or_ids.detach().requires_grad_()
         output, last_hidden = self.model(source, attention_mask)
         if targets is not None:
-            logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch)
-            config = self.model.config
-            output = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+            output = self.loss(last_hidden, attention_mask, targets)
         return StageContext(None if is_first else source, output)
+
+    def loss(self, last_hidden: Tensor, attention_mask: Tensor, targets: Targets) -> Tensor:
+        """Return the loss of the last layer's output (see forward)."""
+        logits, config = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch), self.model.config
+        return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
         """Accumulate the trained parameters' gradients; return that of the stage's input, (n, t, d), None in the first stage."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, StageContext
 from workbench.methods.training.handlers import Targets
+from workbench.models.families import LayerContext
+from workbench.models.layer_parts import LayerParts
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.quantization import StoredWeight
-from workbench.models.stack import LayerStack
+from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
+from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
@@ -51,6 +54,50 @@ def measure_layers(
         )
         for index, (frozen, trained) in enumerate(sizes)
     )
+
+
+def measure_parts(
+    stack: LayerStack,
+    config: TechniqueConfig,
+    *,
+    max_length: int,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
+    budget_s: float = 20.0,
+) -> dict[str, Grid]:
+    """Return the seconds of a layer's heads and columns on one core of this host, all together and one group alone (see core.division)."""
+    model = _build(stack, config, Span(0, 1))
+    layer, backbone, makers = LayerParts(model, 0), model.backbone, dict[str, Maker]()
+
+    def heads(hidden: Tensor, context: LayerContext, groups: int) -> Tensor:
+        return layer.heads(hidden, context, 0, groups)
+
+    def columns(hidden: Tensor, context: LayerContext, groups: int) -> Tensor:
+        return layer.columns(hidden, 0, groups)
+
+    def calls(compute: Callable[[Tensor, LayerContext, int], Tensor], groups: int) -> tuple[Maker, Maker]:
+        def forward(batch: int, length: int) -> Callable[[], Tensor]:
+            hidden, mask = torch.randn(batch, length, stack.hidden_size), _padded(batch, length)
+            context = layer_context(backbone.family, backbone.rotary, mask, hidden)
+            return lambda: compute(hidden.detach().requires_grad_(), context, groups)
+
+        def back(batch: int, length: int) -> Call:
+            return forward(batch, length), lambda output: torch.autograd.backward(output, torch.ones_like(output))
+
+        return forward, back
+
+    for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
+        makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
+        makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
+    lengths = (*(length for length in lengths if length < max_length), max_length)
+    return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
+
+
+def _padded(batch: int, length: int) -> Tensor:
+    """Return a mask (n, t) with some padding: without any, attention takes a faster path that real batches do not."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[::2, -max(1, length // 8) :] = 0
+    return mask
 
 
 def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
@@ -118,9 +165,8 @@ class _Bench:
         return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
-        source, mask, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
-        # With some padding: without any, attention takes a faster path that real batches do not.
-        mask[::2, -max(1, length // 8) :] = 0
+        source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
+        mask = _padded(batch, length)
         targets = None
         if self._is_last:
             labels = made_up_labels(self._model.config.kind, batch, length)

@@ -14,9 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.core.division import Division
 from workbench.core.schedule import STEP, Op
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
 from workbench.methods.training.handlers import PlannedStep, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
@@ -26,6 +28,7 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
+from workbench.schedules.tensor import BEGIN, END
 from workbench.tasks.batching import epoch_batches
 
 JOURNAL_BYTES = 32_000_000
@@ -37,12 +40,13 @@ time than a crash of the program loses."""
 class FineTuningRankJob(RankJob):
     """All that a rank is told of a fine-tuning run.
 
-    config: what is trained.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see stashing.windows).
+    config: what is trained.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see windows).  divisions: see Programs.
     """
 
     config: TechniqueConfig
     facts: ModelFacts
     drain_every: int = 0
+    divisions: dict[int, Division] = field(default_factory=dict)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -60,7 +64,7 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule)
+        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule, self.divisions)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
@@ -111,7 +115,9 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         own = self.own(planned, epoch)
         if isinstance(self.optimizer, WindowOptimizer):
-            return StashingHandlers(each=BackpropagationHandlers(shared=(), **own | {"optimizer": self.optimizer.inner})).table()
+            division = self.rank_job.divisions.get(self.session.rank)
+            each = divided_or_whole(division, **own | {"optimizer": self.optimizer.inner})
+            return StashingHandlers(each=each).table()
         return BackpropagationHandlers(shared=self.rank_job.shared, **own).table()
 
 
@@ -206,21 +212,33 @@ class StashingHandlers:
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        return {"F": self._forward, "B": self._backward, STEP: self._step}
+        own = {"F": self._forward, BEGIN: self._begin, END: self._score, "B": self._backward, f"{BEGIN}B": self._backward}
+        return self.each.table() | own | {f"{END}B": self._begin_backward, STEP: self._step}
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self._version(op, reads).in_flight += 1
+        return self._score(op, reads)
+
+    def _begin(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._version(op, reads).in_flight += 1
+        return self.each.table()[op.kind](op, reads)
+
+    def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         size = len(self.each.batches[op.microbatch].sample_ids)
-        written = replace(self.each, total=size).table()["F"](op, reads)
+        written = replace(self.each, total=size).table()[op.kind](op, reads)
         share = size / self.each.total  # a window's loss is the mean over its samples
         return tuple(one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True))
+
+    def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._version(op, reads)
+        return self.each.table()[op.kind](op, reads)
 
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         version = self._version(op, reads)
         version.in_flight -= 1
         if version is self.first is not self.newest and not version.in_flight:
             self.first = None
-        return self.each.table()["B"](op, reads)
+        return self.each.table()[op.kind](op, reads)
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         optimizer = self.each.optimizer

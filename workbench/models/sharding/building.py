@@ -100,7 +100,7 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
                     inputs=tuple(tuple(made for one in group if (made := cut(path, one)) is not None) for group in groups),
                     output=output,
                     norm=norm,
-                    scale=_scale(config, stack.family, head_size, layer),
+                    scale=attention_scale(config, stack.family, head_size, layer),
                 )
             )
     one_layer = {block.kind: block for block in blocks[first_block : first_block + len(kinds)]}
@@ -133,7 +133,7 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
     )
 
 
-def _scale(config: Any, family: Family, head_size: int, layer: int) -> float:
+def attention_scale(config: Any, family: Family, head_size: int, layer: int) -> float:
     """Return what the scores are multiplied by; GPT-2 can leave that out, or divide by the layer's number as well."""
     scale = head_size**-0.5 if family.scales_attention and getattr(config, "scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if getattr(config, "scale_attn_by_inverse_layer_idx", False) else scale

@@ -1,0 +1,76 @@
+"""Heads and feed-forward columns computed apart give the layer's output and gradients (Confidant, section 3.3)."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+
+from workbench.core.errors import ConfigError
+from workbench.models.families import call_layer
+from workbench.models.layer_parts import LayerParts, column_groups, require_divisible
+from workbench.models.loading import load_stack
+from workbench.models.stack import layer_context
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+
+
+@pytest.mark.parametrize(
+    ("name", "technique", "heads", "columns"),
+    [
+        ("tiny-bert", "full", (0, 3, 4), (0, 1, 32)),
+        ("tiny-gpt2", "full", (0, 1, 4), (0, 32)),
+        ("tiny-gpt2", "lora", (0, 1, 2, 4), (0, 20, 32)),
+        ("tiny-llama", "full", (0, 1, 2), (0, 5, 31, 32)),  # two groups of two heads that share keys and values
+        ("tiny-llama", "lora", (0, 1, 2), (0, 32)),
+        ("tiny-bert", "adapters", (0, 2, 4), (0, 9, 32)),
+        ("tiny-opt", "serial", (0, 2, 4), (0, 9, 32)),
+    ],
+)
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], columns: tuple[int, ...], padded: bool) -> None:
+    """Output, gradient of the input and of each trained parameter, to 1e-5; every part goes back on its own."""
+    torch.manual_seed(0)
+    stack = load_stack(name)
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    config = TechniqueConfig(technique=technique, **sizes)  # type: ignore[arg-type]
+    whole = TechniqueStage(copy.deepcopy(stack.stage(1, 2)), config)
+    with torch.no_grad():
+        for parameter in whole.parameters():  # no LoRA that begins at zero
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    divided = copy.deepcopy(whole)
+    backbone, layer = whole.backbone, LayerParts(divided, 1)
+    assert (heads[-1], columns[-1]) == (layer.num_groups, layer.num_columns)
+
+    hidden, gradient = torch.randn(3, 6, stack.hidden_size, requires_grad=True), torch.randn(3, 6, stack.hidden_size)
+    mask = torch.ones(3, 6, dtype=torch.int64)
+    if padded:
+        mask[1, 4:] = 0
+    context = layer_context(backbone.family, backbone.rotary, mask, hidden)
+    expected = call_layer(backbone.layers["1"], hidden, context)
+    expected.backward(gradient)
+
+    source = hidden.detach().requires_grad_()
+    middle = layer.join_heads(source, torch.stack([layer.heads(source, context, *part) for part in pairwise(heads)]).sum(dim=0))
+    output = layer.join_columns(middle, torch.stack([layer.columns(middle, *part) for part in pairwise(columns)]).sum(dim=0))
+    output.backward(gradient)
+    real = mask.bool()
+    torch.testing.assert_close(output[real], expected[real], rtol=1e-5, atol=1e-5)
+    if not padded:  # what padding computes is nobody's business, and goes back nowhere in a run
+        torch.testing.assert_close(source.grad, hidden.grad, rtol=1e-5, atol=1e-5)
+        found = divided.trained()
+        assert found and all(name.startswith("head.") or one.grad is not None for name, one in found.items())
+        for name_of, one in whole.trained().items():
+            torch.testing.assert_close(found[name_of].grad, one.grad, rtol=1e-5, atol=2e-5)
+
+
+def test_columns_move_in_equal_groups() -> None:
+    assert [column_groups(columns) for columns in (3072, 1536, 11008, 64, 47)] == [48, 48, 43, 32, 47]
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match="It is an encoder-decoder"):
+        require_divisible("tiny-t5", is_single_stack=False, storage="float32")
+    with pytest.raises(ConfigError, match="kept as int8"):
+        require_divisible("tiny-bert", is_single_stack=True, storage="int8")

@@ -1,0 +1,80 @@
+"""Divide a device's layers over its processors: what each computes, and how long it takes (Confidant, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.profile import LayerProfile
+
+PARTS: dict[str, str] = {"ATTN": "H", "COLS": "C"}
+"""Operations on a part of a layer, and the profile's kinds of them: H heads, C feed-forward columns.
+
+LayerProfile.times has HF and HB, the seconds of all of a layer's heads forward and back, HF1 and HB1, those of one group alone; CF, CB, CF1
+and CB1 likewise.
+"""
+Direction = Literal["F", "B"]
+
+
+def part_s(layer: LayerProfile, kind: str, groups: int, of: int, samples: int, length: int) -> float:
+    """Return the seconds of `groups` of all `of` groups on the device's profile: linear between those of one and of all, never falling.
+
+    kind: HF, HB, CF or CB.  Without a time of one group alone they are in proportion.
+    """
+    if not groups:
+        return 0.0
+    whole = layer.seconds(kind, samples, length)
+    if of == 1 or f"{kind}1" not in layer.times:
+        return whole * groups / of
+    one = layer.seconds(f"{kind}1", samples, length)
+    return one + max(0.0, whole - one) * (groups - 1) / (of - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a device's processors share each of its layers; the first one is the fastest, and computes what is not divided.
+
+    heads[j], columns[j]: groups of heads, and of feed-forward columns, of processor j; no columns: the first computes them all.
+    slower[j]: how many times as long as the device's profile says processor j takes.  names[j]: of the processor.
+    """
+
+    heads: tuple[int, ...]
+    columns: tuple[int, ...]
+    slower: tuple[float, ...]
+    names: tuple[str, ...]
+
+    def processors(self, kind: str) -> tuple[int, ...]:
+        """Return the processors that have a part of an operation of PARTS."""
+        return tuple(place for place, groups in enumerate(self.groups(kind)) if groups)
+
+    def groups(self, kind: str) -> tuple[int, ...]:
+        """Return each processor's groups in an operation of PARTS."""
+        return self.heads if kind == "ATTN" else self.columns
+
+    def part_s(self, layer: LayerProfile, kind: str, direction: Direction, processor: int, samples: int, length: int) -> float:
+        """Return the seconds of a processor's part of an operation of PARTS."""
+        groups = self.groups(kind)
+        return self.slower[processor] * part_s(layer, PARTS[kind] + direction, groups[processor], sum(groups), samples, length)
+
+    def rest_s(self, layer: LayerProfile, direction: Direction, samples: int, length: int) -> float:
+        """Return the seconds of what is not divided: the layer's, less those of what is."""
+        divided = ["H", *(["C"] if self.columns else [])]
+        return max(0.0, layer.seconds(direction, samples, length) - sum(layer.seconds(one + direction, samples, length) for one in divided))
+
+    def layer_s(self, layer: LayerProfile, direction: Direction, samples: int, length: int) -> float:
+        """Return the seconds of the whole layer."""
+        slowest = [
+            max(self.part_s(layer, kind, direction, place, samples, length) for place in self.processors(kind))
+            for kind in PARTS
+            if self.groups(kind)
+        ]
+        return self.rest_s(layer, direction, samples, length) + sum(slowest)
+
+    def described(self, kinds: Sequence[str] = ("heads", "columns")) -> str:
+        """Return in words who computes what: 'heads 8 on cpu, 4 on gpu'."""
+        shown = [(kind, getattr(self, kind)) for kind in kinds if getattr(self, kind)]
+        return "; ".join(
+            f"{kind} " + ", ".join(f"{count} on {name}" for count, name in zip(counts, self.names, strict=True) if count)
+            for kind, counts in shown
+        )
