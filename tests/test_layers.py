@@ -83,7 +83,7 @@ def test_third_party_imports_are_declared() -> None:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = [line for extra in ("quantization", "pruning", "executorch") for line in project["optional-dependencies"][extra]]
+    optional = [line for extra in ("quantization", "pruning", "executorch", "jax") for line in project["optional-dependencies"][extra]]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"] + optional}
     declared.add("executorch")  # installed apart, without what it asks for (see pyproject.toml and the Makefile)
     distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver

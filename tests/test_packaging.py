@@ -30,7 +30,12 @@ DIRECT = by_name(PROJECT["dependencies"] + [line for extra in PROJECT["optional-
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 OLDEST = "3.11.0"
 LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-NOT_INSTALLED = {("soupsieve", "2.10"): ">=3.8", ("soupsieve", "4.1.1"): ">=3.11.5"}
+NOT_INSTALLED = {
+    ("jax", "0.12.0.1"): ">=3.12",
+    ("jaxlib", "0.12.0.1"): ">=3.12",
+    ("soupsieve", "2.10"): ">=3.8",
+    ("soupsieve", "4.1.1"): ">=3.11.5",
+}
 """What older or newer Pythons than this one get, with the Requires-Python of that release."""
 
 

@@ -25,7 +25,7 @@ from workbench.core.report import Report, SweepPoint, dilation_note
 from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
-from workbench.methods import INFERRING, load_method
+from workbench.methods import INFERRING, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.runtime.network import require_loopback
@@ -182,6 +182,10 @@ def _prepared(
 
     warms_up: meanwhile another process imports the engines' libraries; both are done before anything is measured.
     """
+    with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
+    if with_jax and job.method not in WITH_JAX:
+        found = f"Only {' and '.join(WITH_JAX)} have layers that JAX computes."
+        raise ConfigError(f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", found, "Leave framework out.")
     method.require_known(job, cluster)
     if parse_faults(job.faults, cluster) and job.method in INFERRING:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
@@ -223,6 +227,10 @@ def require_emulated(cluster: Cluster) -> None:
             f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; only emulated devices are started from here.",
             "Start the program on the devices with torchrun, or leave the address out to emulate them.",
         )
+    if any(device.framework == "jax" for device in cluster.devices):
+        from workbench.models.cross_framework import check_jax
+
+        check_jax()
     cluster.host_shares()
 
 

@@ -7,6 +7,7 @@ from statistics import mean, median
 
 from workbench.core.inference import InferencePlan
 from workbench.core.report import Report, StepRecord
+from workbench.core.schedule import SEND
 from workbench.plots.style import metrics_text
 
 PARADIGMS = {
@@ -21,10 +22,37 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return (what, text) of a run; a row without a name goes on with the one before.  Measured numbers of an invalid run are marked."""
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
+    if joules := energy_j(report):
+        total, each = sum(joules.values()), ", ".join(f"{name} {own:.3g} J" for name, own in joules.items())
+        rows.append(("Energy", f"{total:.3g} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}"))
     if report.spent_s:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.spent_s.items())
         rows.append(("Time", f"{sum(report.spent_s.values()):.0f} s in all: {parts}"))
     return rows
+
+
+BATTERY_V = 3.85
+"""Of a lithium-ion cell, in the middle of its charge: mAh are joules / 3.6 / volts."""
+
+
+def energy_j(report: Report) -> dict[str, float]:
+    """Return each device's joules over all epochs by the catalogue's power model; a device without watts_busy is left out.
+
+    watts_idle all the time, up to watts_busy while it computes, and joules_per_byte of what it sends.  The step whose timeline the report
+    keeps stands for all of its kind.
+    """
+    found: dict[str, float] = {}
+    for cached, name in ((False, "first epoch"), (True, "cached epoch")):
+        timeline = report.timelines.get(f"{name}, measured") or report.timelines.get(f"{name}, predicted")
+        seconds = sum(epoch.seconds for epoch in report.epochs if epoch.cached == cached)
+        devices = {device.name: device for device in report.cluster.devices if device.watts_busy}
+        for rank, own in enumerate(timeline.device_names if timeline is not None and timeline.makespan_s else ()):
+            if timeline is not None and own in devices:
+                device = devices[own]
+                sent = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
+                active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent
+                found[own] = found.get(own, 0.0) + seconds * (device.watts_idle + active_j / timeline.makespan_s)
+    return found
 
 
 def plan_words(chosen: InferencePlan) -> str:

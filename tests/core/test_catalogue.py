@@ -83,6 +83,7 @@ name = "a"
 memory_mb = 350
 gflops = 12.5
 host_share = 0.25
+microjoule_per_byte = 2
 storage_mb_per_s = 10
 battery = 0.4
 address = "pi@a"
@@ -92,6 +93,7 @@ gflops = 10
 [[device]]
 name = "b"
 bandwidth_mbit_per_s = 80
+framework = "jax"
 [[link]]
 from = "a"
 to = "b"
@@ -103,9 +105,11 @@ latency_ms = 30
     assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (350_000_000, 12.5e9, 0.25, "pi@a")
     assert first.storage_bytes_per_s == 10e6
     assert (first.battery, second.battery) == (0.4, 1.0)
+    assert (first.joules_per_byte, second.joules_per_byte) == (2e-6, 0)
     assert first.processors[0].flops_per_s == 10e9
     assert first.watts_busy == load_device("rpi-5").watts_busy
     assert second.link.bytes_per_s == 10e6
+    assert (first.framework, second.framework) == ("torch", "jax")
     assert cluster.link(0, 1).bytes_per_s == 1e6
     assert cluster.link(0, 1).latency_s == 0.03
     assert cluster.link(1, 0).bytes_per_s == 10e6
@@ -161,6 +165,7 @@ def test_an_unknown_device_model_names_the_nearest():
         (ONE_DEVICE + "gflops = 1e400\n", "gflops = inf"),
         (ONE_DEVICE + "storage_mb_per_s = -inf\n", "storage_mb_per_s = -inf.*Raise"),
         (ONE_DEVICE + "host_share = 100\n", "host_share = 100.*above 0 and at most 1.*Lower host_share"),
+        (ONE_DEVICE + 'framework = "mnn"\n', "framework = mnn.*Known are torch, jax"),
         (ONE_DEVICE + "watts_idle = -1\n", "watts_idle = -1.*at least 0"),
         (ONE_DEVICE + "watts_busy = nan\n", "watts_busy = nan.*Give watts_busy a number"),
         ("name = 3\n" + ONE_DEVICE, "The cluster was described. Its name is 3"),

@@ -1,11 +1,14 @@
 """Four emulated devices that the tests of this folder share."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from workbench.core import Cluster, Device, Link
 from workbench.runtime.engines import EngineCluster
+
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed (pip install '.[jax]')")
 
 
 def four_devices(memory_bytes: int = 2_000_000_000) -> Cluster:

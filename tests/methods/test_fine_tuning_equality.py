@@ -1,7 +1,7 @@
 """Fine-tuning on devices gives what one plain process gives: losses, weights, and again after it was stopped."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from stopped_run import stop_in_the_second_epoch
 
 from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
-from tests.methods.conftest import four_devices
+from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
@@ -85,12 +85,16 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
         ("tiny-gpt2", "full", "[2, 2, 2] on [2-1-1]"),
     ],
 )
-def test_devices_train_as_one_process(model: str, technique: str, plan: str, engines: EngineCluster, tmp_path: Path) -> None:
-    """Two epochs on four devices: every loss and every weight."""
+def test_devices_train_as_one_process(
+    model: str, technique: str, plan: str, engines: EngineCluster, tmp_path: Path, jax: Sequence[int] = ()
+) -> None:
+    """Two epochs on four devices: every loss and every weight.  jax: ranks that compute with JAX."""
     stack = load_stack(model)
     config = config_for(stack, technique)
     expected, weights = train_plainly(stack, config)
     job = rank_job(model, technique, plan, tmp_path)
+    devices = (replace(one, framework="jax" if rank in jax else "torch") for rank, one in enumerate(job.cluster.devices))
+    job = replace(job, cluster=replace(job.cluster, devices=tuple(devices)))
     losses = losses_of(engines.run(run_rank, [job] * 4))
     assert not list((tmp_path / "journals").glob("*")), "what unfinished epochs left"
     assert set(losses) == set(expected)
@@ -102,6 +106,12 @@ def test_devices_train_as_one_process(model: str, technique: str, plan: str, eng
     for name, tensor in weights.items():
         if "c_attn.bias" not in name:  # softmax does not see the keys' bias: its gradient is noise, which AdamW blows up
             torch.testing.assert_close(trained[name], tensor.detach(), rtol=1e-3, atol=2e-4)
+
+
+@needs_jax
+def test_devices_of_two_frameworks_train_as_one_process(engines: EngineCluster, tmp_path: Path) -> None:
+    """JAX computes a stage between two of torch, and the last one, whose head is torch's."""
+    test_devices_train_as_one_process("tiny-bert", "full", "[2, 2, 1, 1] on [1-1-1-1]", engines, tmp_path, jax=(1, 3))
 
 
 def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_path: Path) -> None:

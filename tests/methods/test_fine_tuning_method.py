@@ -87,6 +87,23 @@ def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ..
         assert word in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "options", "words"),
+    [
+        ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert and distilbert"),
+        ("confidant", "tiny-bert", {"technique": "serial"}, "technique = 'serial'.*built for full and lora"),
+        ("fine_tuning", "tiny-bert", {"lora_dropout": 0.1}, "lora_dropout = 0.1.*lora_dropout = 0"),
+        ("fine_tuning", "tiny-bert", {"backbone_dtype": "int8"}, "backbone_dtype = 'int8'.*float32"),
+        ("pac_plus", "tiny-bert", {}, "pac_plus on 'beta'.*Only fine_tuning and confidant"),
+    ],
+)
+def test_what_jax_does_not_compute_is_refused(data: Path, method: str, model: str, options: dict, words: str) -> None:
+    alpha, beta = (cluster := two_devices()).devices
+    cluster = replace(cluster, devices=(alpha, replace(beta, framework="jax")))
+    with pytest.raises(ConfigError, match=words):
+        experiment.run(tiny_job(data, method=method, model=model, options=options), cluster, "simulate")
+
+
 def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match="'peft' is not installed"):

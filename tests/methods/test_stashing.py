@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from stopped_run import stop_in_the_second_epoch
 from torch import Tensor
 
 from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_up_split
-from tests.methods.conftest import four_devices
+from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
+from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer
 from workbench.methods.training.handlers import share_of
@@ -130,8 +131,9 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     rule: str,
     divisions: dict[int, Division],
     tmp_path: Path,
+    jax: Sequence[int] = (),
 ) -> None:
-    """Each loss and each weight, to 1e-5; on some devices two processors share each layer."""
+    """Each loss and each weight, to 1e-5; on some devices two processors share each layer.  jax: ranks that compute with JAX."""
     job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every), divisions=divisions)
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
@@ -144,13 +146,17 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         inner = inner if rule == "adamw" else by_sgd(inner)
         optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every)
         trained |= part.trained()
+    computes = {
+        rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
+        for rank, (part, _) in optimizers.items()
+    }
     done = 0
     for epoch in range(EPOCHS):
         for planned in phase.steps(epoch):
             tables = {}
-            for rank, (part, optimizer) in optimizers.items():
+            for rank, (_, optimizer) in optimizers.items():
                 share = share_of(rank, job.plan, planned, job.split)
-                each = divided_or_whole(divisions.get(rank), compute=StageCompute(part), optimizer=optimizer.inner, epoch=epoch, **share)
+                each = divided_or_whole(divisions.get(rank), compute=computes[rank], optimizer=optimizer.inner, epoch=epoch, **share)
                 tables[rank] = StashingHandlers(each=each).table()
             values = run_program(phase.program(planned.shape), tables)
             found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}
@@ -162,6 +168,14 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@needs_jax
+def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
+    """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in flight."""
+    test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
+        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, tmp_path, jax=(0, 1)
+    )
 
 
 def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -> None:

@@ -93,3 +93,35 @@ def test_what_heads_over_two_processors_can_give() -> None:
         ("GPT2-Medium", "4"),
     }
     assert item.draw(made)
+
+
+def test_table_3_is_what_we_count_with() -> None:
+    made = find_item("confidant", "Table 3").run(Settings())
+    assert len(made.comparisons) == 12 and {one.deviation for one in made.comparisons} == {0.0}
+
+
+def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
+    item = find_item("confidant", "Table 8")
+    made = item.run(Settings())
+    cells = {one.labels: one for one in made.comparisons}
+    fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
+    assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
+    assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
+    assert [check.holds for check in made.checks] == [False, False, True]
+    for _, _, blocks, used in made.tables[0].rows:
+        assert sum(map(int, str(blocks).split(", "))) == 32  # of every device some, all together
+        assert all(float(gb) <= most for gb, most in zip(str(used).split(", "), (9.8, 14, 30), strict=True))
+    assert item.draw(from_json(to_json(made), Result))
+
+
+def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
+    item = find_item("confidant", "Fig. 7")
+    made = item.run(Settings(quick=True))
+    assert len(made.comparisons) == 8 and {one.kind for one in made.comparisons} == {"measured"}
+    assert all(one.paper is None and float(one.ours or 0) > 0 for one in made.comparisons)
+    sizes = {tuple(row[:4]): row[-1] for row in made.tables[0].rows}
+    for (model, direction, form, batch), size in sizes.items():
+        if form == "binary":
+            assert size == pytest.approx(int(batch or 0) * 128 * 768 * 4 / 1e6, rel=1e-3)
+            assert float(sizes[model, direction, "json", batch] or 0) > 4 * float(size or 0)
+    assert item.draw(from_json(to_json(made), Result))

@@ -24,13 +24,14 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "gflops": (Device, "flops_per_s", 1e9),
     "watts_busy": (Device, "watts_busy", 1),
     "watts_idle": (Device, "watts_idle", 1),
+    "microjoule_per_byte": (Device, "joules_per_byte", 1e-6),
     "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
     "battery": (Device, "battery", 1),
 }
 """By key: the field that it sets, which states its range, and the key's unit in the field's."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor")
-_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "processor")
+_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "processor", "framework")
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
 _CLUSTER_KEYS = ("name", "description", "defaults", "device", "link")
 
@@ -201,8 +202,10 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             processors=processors,
             watts_busy=source.number(whole, "watts_busy", owner, 0.0),
             watts_idle=source.number(whole, "watts_idle", owner, 0.0),
+            joules_per_byte=source.number(whole, "microjoule_per_byte", owner, 0.0),
             storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0),
             battery=source.number(whole, "battery", owner, 1.0),
+            framework=source.text({"framework": "torch"} | whole, "framework", owner),  # type: ignore[arg-type]  # checked by Device
             model=model,
         )
     except ConfigError as error:

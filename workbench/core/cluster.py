@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from workbench.core.errors import ConfigError
-from workbench.core.ranges import Latency, Name, NumBytes, Rate, Share, Slowing, Text, Watts, require_range, require_ranges
+from workbench.core.ranges import JoulesPerByte, Latency, Name, NumBytes, Rate, Share, Slowing, Text, Watts, require_range, require_ranges
 from workbench.core.serial import shown
+
+Framework = Literal["torch", "jax"]
+"""What computes a device's layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +48,9 @@ class Device:
     flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget for the job,
     above the runtime's own footprint.  host_share: the share of one core of the host at which the device
     is emulated (0.5: twice as slow as a core), None if it is not meant to be emulated.  address: SSH host
-    of a real device.  watts_busy, watts_idle: power.  storage_bytes_per_s: sequential read rate.
-    battery: the charge that is left, 1 is full.
+    of a real device.  watts_busy, watts_idle: power.  joules_per_byte: of what it sends, besides.
+    storage_bytes_per_s: sequential read rate.
+    battery: the charge that is left, 1 is full.  framework: what computes its layers.
     """
 
     name: Name
@@ -57,8 +62,10 @@ class Device:
     processors: tuple[Processor, ...] = ()
     watts_busy: Watts = 0.0
     watts_idle: Watts = 0.0
+    joules_per_byte: JoulesPerByte = 0.0
     storage_bytes_per_s: Rate = 90e6
     battery: Share = 1.0
+    framework: Framework = "torch"
     model: Text = ""
 
     def __post_init__(self) -> None:

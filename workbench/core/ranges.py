@@ -24,6 +24,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Interval = Annotated[float, Meta(ge=1e-3, le=1e9)]
 """Seconds between two things that repeat, or until one is given up."""
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
+JoulesPerByte = Annotated[float, Meta(ge=0, le=1)]
 Width = Annotated[int, Meta(ge=1, le=65_536)]
 """A rank, a reduction, a number of queries: sizes inside a model."""
 Dropout = Annotated[float, Meta(ge=0, lt=1)]

@@ -19,6 +19,8 @@ METHODS = {
 
 INFERRING = ("galaxy_plus",)
 """Methods that answer requests, once through the test split, instead of training for epochs."""
+WITH_JAX = ("fine_tuning", "confidant")
+"""Methods in which JAX may compute a device's layers."""
 
 
 def load_method(name: str) -> Method:

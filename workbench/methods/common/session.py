@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import DivergedError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -103,8 +103,8 @@ class SessionJob:
     timeout_s: float = 20.0
     is_paced: bool = True
 
-    def prepare_imports(self) -> None:
-        """Import what the model needs, so that a memory budget that begins afterwards counts the model alone."""
+    def prepare_imports(self, device: Device) -> None:
+        """Import what the model needs on a device, so that a memory budget that begins afterwards counts the model alone."""
         import_family(self.job.model)
 
 

@@ -56,7 +56,8 @@ def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict
 
 
 def _divides(prepared: PreparedJob, *devices: Device) -> bool:
-    return _options(prepared).split != "none" and any(len(device.processors) > 1 for device in devices)
+    several = (len(device.processors) > 1 and device.framework == "torch" for device in devices)  # JAX computes whole layers
+    return _options(prepared).split != "none" and any(several)
 
 
 def _options(prepared: PreparedJob) -> ConfidantOptions:
@@ -179,7 +180,7 @@ class Confidant(FineTuning):
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Refuse what does not exist, a single device, and a split where every device has one processor (see Method)."""
-        self.known(job)
+        super().require_known(job, cluster)
         if job.options.get("split", "none") != "none" and all(len(device.processors) < 2 for device in cluster.devices):
             raise ConfigError(
                 f"Confidant with split = '{job.options['split']}' on cluster '{cluster.name}' was asked for.",

@@ -11,11 +11,13 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
+from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Notify, ignore
 from workbench.methods.common.plans import MAX_SIMULATIONS
 from workbench.methods.common.session import RankResult
+from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
@@ -161,6 +163,10 @@ class FineTuning(TrainingMethod[PreparedJob]):
     measure_rank = staticmethod(measure_rank)
     trained = Trained
     begin = staticmethod(begin)
+
+    def require_known(self, job: Job, cluster: Cluster) -> None:
+        """Refuse what does not exist, and what JAX does not compute here (see Method)."""
+        require_jax_suits(cluster, job.model, self.known(job))
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return what layers depend on, and what measures them (see TrainingMethod)."""

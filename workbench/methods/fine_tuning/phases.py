@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
+from workbench.core.cluster import Device
 from workbench.core.division import Division
+from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
+from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
 from workbench.methods.training.handlers import PlannedStep, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
+from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -78,11 +83,23 @@ class FineTuningRankJob(RankJob):
         num_batches = sum(len(step.samples) for step in steps) if self.is_asynchronous else len(steps)
         optimizer = make_optimizer(self, model, num_batches)
         windowed = WindowOptimizer(optimizer, num_batches, self.drain_every) if self.is_asynchronous else optimizer
-        return Loaded((stage.start, stage.stop), StageCompute(model), windowed)
+        return Loaded((stage.start, stage.stop), self._compute(rank, stage, model), windowed)
 
-    def prepare_imports(self) -> None:
-        """Import what model and technique need (see SessionJob)."""
+    def _compute(self, rank: int, stage: Stage, model: TechniqueStage) -> StageCompute:
+        if self.cluster.devices[rank].framework == "torch":
+            return StageCompute(model)
+        sizes: set[tuple[int, int]] = set()
+        for shape in {step.shape for epoch in range(self.job.epochs) for step in self.phases()[0].steps(epoch)}:
+            shares = [stage.split(size)[stage.ranks.index(rank)] for size in shape.sizes]
+            sizes |= {(end - first, length) for (first, end), length in zip(shares, shape.lengths, strict=True) if end > first}
+        return JaxStageCompute(model, activation=activation_of(self.job.model), heads=self.facts.num_heads, sizes=sorted(sizes))
+
+    def prepare_imports(self, device: Device) -> None:
+        """Import what model, technique and the device's framework need (see SessionJob)."""
         import_family(self.job.model)
+        if device.framework == "jax":
+            require_jax()
+            import_module("workbench.models.jax_blocks").load_compiler()
         if self.config.technique == "lora":
             require_peft()
 

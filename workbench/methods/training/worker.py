@@ -44,7 +44,7 @@ AResult = TypeVar("AResult", bound=RankResult)
 
 def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSession[ASessionJob]], AResult]) -> AResult:
     """Do this rank's part of a job as one job of all ranks, which ends when one of them is lost.  work: does it in an open session."""
-    rank_job.prepare_imports()
+    rank_job.prepare_imports(rank_job.cluster.devices[context.rank])
     with (
         full_disk_told(rank_job.folder),
         group(context, rank_job.timeout_s) as process_group,
@@ -126,7 +126,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> Iterator[RankSession[ASessionJob]]:
         """Yield an open session of a job, which the coordinator can reach (see Worker.train)."""
-        job.prepare_imports()
+        job.prepare_imports(job.cluster.devices[context.rank])
         with full_disk_told(job.folder), RankSession(context, job, process_group, self.budget(context.device)) as session:
             controls.watch(session.executor, session.pacer if session.slows_down else None)
             yield session
@@ -166,7 +166,7 @@ class TrainingWorker(DeviceWorker[AJob]):
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import what the job needs, and load its layers."""
-        job.prepare_imports()
+        job.prepare_imports(job.cluster.devices[place])
         self.budget(job.cluster.devices[place])
         self._loaded[:] = filter(None, [job.loaded(place)])
 

@@ -13,17 +13,14 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec
 from workbench.core.plan import Plan, Share, Stage, homes_of, with_backups
 from workbench.core.profile import Profile
-from workbench.core.program import Program
 from workbench.core.serial import read_toml
 from workbench.methods.training.backups import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
-from workbench.reproduce.confidant.testbed import PAPER, description
+from workbench.reproduce.confidant.testbed import PAPER, description, mini_batches_s
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
 from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
-from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
 from workbench.schedules.moves import moves
-from workbench.schedules.plan_costs import StashingCosts
 from workbench.simulator import simulate
 
 MODEL, TRAINING, QUITTING, IDLE = "BERT-Base", 3, 1, 3
@@ -51,10 +48,7 @@ class Phones:
 
     def trained_s(self, plan: Plan, count: int) -> float:
         """Return the seconds of some mini-batches through an empty pipeline."""
-        sizes, lengths = (self._batch,) * count, (self._tokens,) * count
-        costs = StashingCosts(PlanCosts(self.profile, self.cluster, plan, sizes=sizes, lengths=lengths))
-        schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=self.cluster.world_size))
-        return simulate(Program.on(self.cluster, schedule, costs), memory=False).makespan_s
+        return mini_batches_s(self.profile, self.cluster, plan, tokens=self._tokens, count=count)
 
     def moved_s(self, before: Plan, after: Plan, *, lost: int | None = None) -> float:
         """Return the seconds in which the weights come to their new places; of a lost device, from the next one, which keeps a copy."""

@@ -63,6 +63,12 @@ def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
     return bisect_right(range(1, MOST_TOKENS), gb, key=taken_gb)
 
 
+def table3(item: Item, settings: Settings) -> Result:
+    """Put the sizes that we count with beside the paper's."""
+    fields = {"blocks": "num_layers", "heads": "heads", "embedding": "hidden"}
+    return item.result(item.compare(lambda model, quantity: float(getattr(description(model), fields[quantity]))))
+
+
 def table1(item: Item, settings: Settings) -> Result:
     """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
     constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.serial import read_toml
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import paper_folder
+from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
+from workbench.schedules.plan_costs import StashingCosts
+from workbench.simulator import simulate
 
 PAPER = "confidant"
 NAMES = {"LLaMA-7B": "Llama2-7B"}
@@ -29,3 +36,10 @@ def load_constants() -> Constants:
 def description(model: str) -> ModelDescription:
     """Return the sizes of one of the paper's models."""
     return describe(NAMES.get(model, model))
+
+
+def mini_batches_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> float:
+    """Return the seconds of some mini-batches through an empty asynchronous pipeline."""
+    costs = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,) * count, lengths=(tokens,) * count))
+    schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
+    return simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s

@@ -1,0 +1,144 @@
+"""Tensors between PyTorch, NumPy and JAX (Confidant, section 3.5).
+
+In one process by DLPack: both sides see the same memory, unless its address does not suit XLA, which then gets a copy.  Between devices as
+the paper's four fields: flat data, shape, an integer for the type, and a map of what one framework alone needs to know.  A pipeline over
+gloo sends the data alone: its program states shape and type of every value on both sides, and our frameworks share one layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.core.errors import ConfigError, check_choice
+
+FRAMEWORKS = ("torch", "numpy", "jax")
+TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+"""A type's number is its place here; the paper gives none."""
+_WIDE = ("float64", "int64")
+_HEAD = struct.Struct("<BBI")  # number of the type, axes, bytes of the map
+_ALIGNED = 64
+"""Bytes: the data begin at a multiple."""
+
+
+def check_jax() -> None:
+    """Raise ConfigError if JAX is not installed."""
+    if find_spec("jax") is None:
+        raise ConfigError(
+            "A tensor or a device of JAX was asked for.",
+            "The package 'jax' is not installed.",
+            'Install it (pip install "edge-llm-workbench[jax]"), or take framework = "torch".',
+        )
+
+
+@cache
+def require_jax() -> Any:
+    """Return the module jax, on the processor and on one thread where torch has one.  Raises ConfigError if it is not installed."""
+    check_jax()
+    if "jax" not in sys.modules and torch.get_num_threads() == 1:  # an emulated device has no more than one core
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+        os.environ.setdefault("NPROC", "1")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    return jax
+
+
+def to_torch(tensor: Any) -> Tensor:
+    """Return a tensor of any of the FRAMEWORKS as torch's, in the same memory."""
+    if isinstance(tensor, Tensor):
+        return tensor.detach()
+    if isinstance(tensor, np.ndarray):
+        is_narrow = tensor.dtype.name == "bfloat16"  # NumPy's own types have none; ml_dtypes, which JAX brings, adds it
+        found = torch.from_numpy(tensor.view(np.int16) if is_narrow else tensor)
+        return found.view(torch.bfloat16) if is_narrow else found
+    shared: Tensor = torch.from_dlpack(tensor)
+    return shared
+
+
+def from_torch(tensor: Tensor, framework: str) -> Any:
+    """Return a torch tensor as one of another of the FRAMEWORKS, in the same memory where that can be.
+
+    Raises ConfigError for a framework that is not known or not installed, and for a type that it does not have.
+    """
+    check_choice("framework", framework, FRAMEWORKS)
+    tensor = tensor.detach()
+    if framework == "torch":
+        return tensor
+    if framework == "numpy":
+        if tensor.dtype != torch.bfloat16:
+            return tensor.numpy()
+        return tensor.view(torch.int16).numpy().view(require_jax().numpy.bfloat16.dtype)
+    jax = require_jax()
+    if type_name(tensor) in _WIDE and not jax.config.jax_enable_x64:
+        raise ConfigError(
+            f"A tensor of {type_name(tensor)} for JAX was asked for.",
+            "JAX computes with 32 bits unless it is told otherwise.",
+            "Convert the tensor to float32 or int32 first, or set JAX_ENABLE_X64=1.",
+        )
+    return jax.numpy.from_dlpack(tensor.contiguous())
+
+
+def type_name(tensor: Tensor) -> str:
+    """Return a tensor's type as TYPES has it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class Adapted(NamedTuple):
+    """A tensor in the paper's four fields.  data: (values,), of any type of TYPES.  info: what one framework alone needs to know."""
+
+    data: Tensor
+    shape: tuple[int, ...]
+    type_number: int
+    info: dict[str, str]
+
+    @classmethod
+    def of(cls, tensor: Any, **info: str) -> Adapted:
+        """Return a tensor of any of the FRAMEWORKS.  Raises ConfigError for a type without a number."""
+        own = to_torch(tensor)
+        check_choice("type", type_name(own), TYPES)
+        return cls(own.reshape(-1), tuple(own.shape), TYPES.index(type_name(own)), info)
+
+    def to(self, framework: str) -> Any:
+        """Return the tensor as one of the FRAMEWORKS (see from_torch)."""
+        return from_torch(self.data.reshape(self.shape), framework)
+
+    def message(self, form: Literal["binary", "json"] = "binary") -> bytearray:
+        """Return the four fields in one message: as bytes, or in JSON as the paper sends them (section 4)."""
+        if form == "json":
+            fields = {"data": self.data.tolist(), "shape": self.shape, "type": self.type_number, "info": self.info}
+            return bytearray(json.dumps(fields).encode())
+        sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), json.dumps(self.info).encode()
+        info += b" " * (-(_HEAD.size + len(sizes) + len(info)) % _ALIGNED)
+        found = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
+        found += self.data.contiguous().view(torch.uint8).numpy().data
+        return found
+
+    @classmethod
+    def read(cls, message: bytearray, form: Literal["binary", "json"] = "binary") -> Adapted:
+        """Return what a message holds; binary data stays in the message's memory.  Raises ConfigError for one that is not whole."""
+        try:
+            if form == "json":
+                fields = json.loads(message)
+                shape, number = tuple(fields["shape"]), fields["type"]
+                return cls(torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])), shape, number, fields["info"])
+            number, axes, length = _HEAD.unpack_from(message)
+            shape, at = struct.unpack_from(f"<{axes}Q", message, _HEAD.size), _HEAD.size + 8 * axes
+            dtype, begin = getattr(torch, TYPES[number]), at + length
+            data = torch.frombuffer(message, dtype=dtype, offset=begin) if len(message) > begin else torch.empty(0, dtype=dtype)
+            found = cls(data, shape, number, json.loads(message[at:begin]))
+            found.data.reshape(shape)
+        except (struct.error, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise ConfigError(
+                f"A message of {len(message)} bytes was read as a tensor.", f"It is none: {error}.", "Send it again."
+            ) from None
+        return found
