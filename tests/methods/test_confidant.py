@@ -168,6 +168,24 @@ def test_a_notice_of_a_device_that_is_not_in_the_run_is_refused(job: Job) -> Non
         experiment.run(replace(job, faults="leave:gamma@step1"), two_devices(), "simulate")
 
 
+def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
+    """One device turns out to be four times slower: layers are moved if that saves more than loading them costs (simulated)."""
+    job = replace(job, options={"drain_every": 1}, epochs=10, faults="slow:beta:4@step1")
+    two = devices(2, host_share=None, model="some")
+    plain, taken, dear = (
+        experiment.run(replace(job, faults=faults), cluster, "simulate")
+        for faults, cluster in (
+            ("", two),
+            (job.faults, two),
+            (job.faults, devices(2, host_share=None, model="some", storage_bytes_per_s=1e3)),
+        )
+    )
+    assert "Another partition is taken: it saves" in " ".join(taken.notes)
+    assert "Another partition is not taken: it saves" in " ".join(dear.notes) and not dear.recoveries
+    seconds = [sum(step.predicted_s or 0.0 for step in report.steps) for report in (plain, taken)]
+    assert seconds[0] < seconds[1] < 4 * seconds[0]
+
+
 @pytest.mark.parametrize(("killed", "repeated"), [("beta gamma", 3), ("beta delta", 1)])
 def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int, job: Job) -> None:
     """A device's state is kept by the next one of the ring; if both are gone, the epoch begins again (simulated)."""

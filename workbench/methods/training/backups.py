@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
 from workbench.core.job import Job
-from workbench.core.plan import Homes, Plan, held_by, homes_of, with_backups
+from workbench.core.plan import Homes, Plan, Stage, held_by, homes_of, with_backups
 from workbench.core.profile import Profile
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
@@ -106,13 +106,31 @@ def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) 
     specs, homes = _homes(before, profile)
     kept = with_backups(homes, sorted(before.busy_ranks))
     left = {name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in kept.items()}
-    loading_s = 0.0
-    for stage in after.stages:
-        nbytes = sum(layer.frozen_bytes + layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop])
-        new = [rank for rank in stage.ranks if rank not in before.busy_ranks]
-        loading_s = max([loading_s, *(nbytes / cluster.devices[rank].storage_bytes_per_s for rank in new)])
+    new = [(rank, stage) for stage in after.stages for rank in stage.ranks if rank not in before.busy_ranks]
+    loading_s = max((_loading_s(cluster, profile, rank, stage) for rank, stage in new), default=0.0)
     wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # two neighbours that leave: from the disk
     return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster)))
+
+
+def repartition_s(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> float:
+    """Return the seconds that all stand still for another plan of devices that all stay.
+
+    Devices whose layers change load them from their own storage; what is trained comes from the device that has trained it.
+    """
+    specs, homes = _homes(before, profile)
+    former = {rank: (stage.start, stage.stop) for stage in before.stages for rank in stage.ranks}
+    loading_s = [
+        _loading_s(cluster, profile, rank, stage)
+        for stage in after.stages
+        for rank in stage.ranks
+        if former.get(rank) != (stage.start, stage.stop)
+    ]
+    return max(loading_s, default=0.0) + _seconds(moves(_homes(after, profile)[1], homes, specs, cluster))
+
+
+def _loading_s(cluster: Cluster, profile: Profile, rank: int, stage: Stage) -> float:
+    nbytes = sum(layer.frozen_bytes + layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop])
+    return nbytes / cluster.devices[rank].storage_bytes_per_s
 
 
 def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:

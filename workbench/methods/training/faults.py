@@ -128,7 +128,7 @@ class _Policy:
             self.step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return self._next.differs(generation, ready, factors)
+        return self._next.differs(generation, ready, factors, self.step)
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
@@ -20,7 +21,7 @@ from workbench.methods.base import Event, Notify
 from workbench.methods.common.plans import SILENT_AFTER_STEPS
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
-from workbench.methods.training.backups import substitution
+from workbench.methods.training.backups import repartition_s, substitution
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import RankJob
@@ -30,6 +31,9 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, EngineDevices, fleet_of
 from workbench.runtime.engines import EngineCluster
+
+DRAWN = 8
+"""Steps that stand for those that are left when another partition is weighed up."""
 
 
 class Replanned(NamedTuple):
@@ -82,6 +86,11 @@ class Timetable:
     def busy_s(self, step: int, place: int) -> float:
         """Return the seconds of a step in which a device computes."""
         return self._busy_s(step, place)
+
+    def rest_s(self, step: int) -> float:
+        """Return about what the steps from a number on take: their count times the mean of some of them, evenly drawn."""
+        left = range(step, self.num_steps)
+        return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
 
     def longest_s(self) -> float:
         """Return about what the longest step takes: in each phase the one with most tokens of the first epoch."""
@@ -179,9 +188,23 @@ class Succession:
         self._known = key, generation_of(number, members, job, factors)._replace(prepares=prepares)
         return self._known[1]
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' pace asks for another plan (see Policy)."""
-        return is_another(generation, *next_job(self.first, self._replanned, ready, factors))
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float], step: int) -> bool:
+        """Return whether the devices' pace asks for another plan (see Policy), and whether that pays.
+
+        The paper repartitions periodically and does not say when a new partition is taken (Confidant, section 3.2).  Here it is taken if
+        it saves more over the steps that are left, `step` being the next one, than it costs to load layers and to move what is trained.
+        """
+        members, job = next_job(self.first, self._replanned, ready, factors)
+        if self.now is None or not is_another(generation, members, job):
+            return False
+        was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
+        price_s = repartition_s(self.first.cluster, self.first.profile, was, new)
+        at_present, then = (generation_of(0, *own, factors).predictor for own in (self.now, (members, job)))
+        saved_s = at_present.rest_s(step) - then.rest_s(step)  # type: ignore[attr-defined]  # Timetables
+        pays = saved_s > price_s
+        verdict = "is taken" if pays else "is not taken"
+        self._say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
+        return pays
 
     def _stood_in(
         self, ready: tuple[int, ...], factors: Mapping[int, float], left: float
@@ -308,7 +331,7 @@ class TrainingPolicy(ToldPolicy):
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' pace asks for another plan."""
-        return self._next.differs(generation, ready, factors)
+        return self._next.differs(generation, ready, factors, self._step)
 
 
 def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
