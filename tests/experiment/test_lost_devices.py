@@ -121,7 +121,9 @@ def test_one_that_leaves_is_let_go_between_two_steps(job: Job, tmp_path: Path) -
 
 
 def test_the_last_device_is_missed(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(DeviceLostError, match=r"Step \d+ was to be done\. No device is left\. Run with --resume"):
+    with pytest.raises(
+        DeviceLostError, match=r"Step \d+ was to be done\. No device is left: alpha \(its process ended\), beta \(its process ended\)\."
+    ):
         run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), tmp_path)
     resumed = run(job, tmp_path, resume=True)
     assert "Resumed after" in told(resumed)

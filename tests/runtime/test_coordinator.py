@@ -325,7 +325,7 @@ def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> N
     assert members(told) == [(0, 1, 2, 3)] * 2
     with pytest.raises(DeviceLostError, match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume"):
         coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12"))
-    with pytest.raises(DeviceLostError, match="No device is left"):
+    with pytest.raises(DeviceLostError, match=r"No device is left: d0 \(its process ended\).*d3 \(no sign of life for \d s\)"):
         coordinate(Trainer(60), *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"))
 
 

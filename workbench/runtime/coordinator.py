@@ -226,7 +226,7 @@ class Coordinator:
         if not ready:
             if self._awaits_some():
                 return
-            raise DeviceLostError(f"{asked}.", "No device is left.", "Run with --resume to go on from what is kept.")
+            raise DeviceLostError(f"{asked}.", f"No device is left: {self.fleet.losses}.", "Run with --resume to go on from what is kept.")
         try:
             generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
         except PlanError as error:
@@ -329,7 +329,7 @@ class Coordinator:
             self._deadline_s = None
             for rank in generation.members:
                 if rank not in self._ended and rank not in self._lost:
-                    self.fleet.end(rank)
+                    self.fleet.end(rank, "the others waited for it in vain")
         if not self.adapts or self._pausing:
             return
         self._probe(generation)

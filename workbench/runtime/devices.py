@@ -128,6 +128,7 @@ class Fleet:
         self._cpu_s: dict[int, float] = {}  # of the processes at the last pings
         self._answers_s: dict[int, float] = {}  # what the last answer took
         self._listened_s = 0.0
+        self._reasons: dict[int, str] = {}  # why devices were ended
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -166,8 +167,15 @@ class Fleet:
             if rank in self.ready or rank in self.leaving:
                 self._devices.command(rank, message)
 
-    def end(self, rank: int) -> None:
+    @property
+    def losses(self) -> str:
+        """Return what became of the devices that take no commands."""
+        absent = [rank for rank in range(len(self._names)) if rank not in self.ready]
+        return ", ".join(f"{self._names[rank]} ({self._reasons.get(rank, 'its process ended')})" for rank in absent)
+
+    def end(self, rank: int, reason: str) -> None:
         """End a device's process, with which something is wrong; the news will say that it is lost."""
+        self._reasons[rank] = reason
         self._devices.kill(rank)
 
     def news(self, timeout_s: float) -> list[Told]:
@@ -197,6 +205,7 @@ class Fleet:
             case Ready():
                 self.ready.add(rank)
                 self.awaited.discard(rank)
+                self._reasons.pop(rank, None)
                 if self.faults.factor(rank) != 1:
                     self._devices.command(rank, Slow(self.faults.factor(rank)))
                 found.append(Told(rank, "back" if rank in self._known else "ready"))
@@ -214,7 +223,9 @@ class Fleet:
             raise error_of(outcome, self._names[rank])
         has_left = rank in self.leaving and outcome is not None
         if outcome is not None and not has_left:
-            self.end(rank)  # it was not told to end: its process is in an unknown state
+            self.end(rank, "its job ended")  # it was not told to: its process is in an unknown state
+        if has_left:
+            self._reasons[rank] = "it left"
         for ranks in (self.ready, self.leaving, self.awaited):
             ranks.discard(rank)
         self._pinged_s.pop(rank, None)
@@ -280,7 +291,7 @@ class Fleet:
                 before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
                 is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
                 if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
-                    self.end(rank)
+                    self.end(rank, f"no sign of life for {now_s - self._asked_s[rank]:.0f} s")
 
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:

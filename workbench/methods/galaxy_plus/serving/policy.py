@@ -210,7 +210,7 @@ class ServingPolicy:
                 "Give it more memory, or leave it out.",
             )
         if loaded.error:
-            self.fleet.end(rank)  # the others go on without it
+            self.fleet.end(rank, loaded.error)  # the others go on without it
             return
         found = self._loaded[loaded.plan]
         if rank in found or loaded.plan == self.rescheduler.current:
