@@ -6,7 +6,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := test,quantization,pruning,executorch,jax
+EXTRAS := all,executorch,test
 # uv installs several times faster than pip, but does not read pip's settings, so those are passed on.
 SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt; \
 	setting() { "$(BIN)/python" -m pip config get "global.$$1" 2>/dev/null || true; }; \

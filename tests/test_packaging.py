@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
+import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,8 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
     return named
 
 
-DIRECT = by_name(PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra])
+EXTRAS = PROJECT["optional-dependencies"]
+DIRECT = by_name(PROJECT["dependencies"] + [line for name, extra in EXTRAS.items() if name != "all" for line in extra])
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 OLDEST = "3.11.0"
 LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
@@ -81,10 +85,10 @@ def pinned_version(name: str) -> str:
     return specifier.version
 
 
-def closure() -> dict[str, Requirement]:
+def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requirement]:
     """Every installed package that the direct dependencies need on this machine, by name."""
     found: dict[str, Requirement] = {}
-    visited, waiting = set(), list(DIRECT.values())
+    visited, waiting = set(), list(direct)
     while waiting:
         requirement = waiting.pop()
         name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
@@ -139,6 +143,31 @@ def test_every_python_and_machine_gets_one_pin_of_each_direct_dependency(python:
     pins = pins_of(python, platform_machine=machine, **system)
     wanted = {name for name, requirement in DIRECT.items() if requirement.marker is None or requirement.marker.evaluate(system)}
     assert wanted <= set(pins) and {"executorch", "soupsieve", "uv"} <= set(pins)
+
+
+HIDING = """
+import sys
+hidden = set(sys.argv[1].split())
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import importlib
+import workbench.torchrun
+for name in workbench.torchrun.CALLS._events:
+    importlib.import_module(name.partition(":")[0])
+"""
+
+
+def test_a_device_takes_part_without_any_extra() -> None:
+    needed = {*closure(by_name(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
+    modules = {name: {canonicalize_name(one) for one in owners} for name, owners in packages_distributions().items()}
+    hidden = {name for name, owners in modules.items() if not owners & needed}
+    assert {"datasets", "ipyparallel", "jupyterlab", "pandas", "plotly"} <= hidden and "torch" not in hidden
+    subprocess.run([sys.executable, "-c", HIDING, " ".join(hidden)], check=True, capture_output=True, text=True)
 
 
 def test_build_backend_is_pinned() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from workbench.core.inference import InferencePlan
-from workbench.core.report import Report, StepRecord
+from workbench.core.report import Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
-from workbench.plots.style import metrics_text
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",

@@ -6,7 +6,7 @@ import pytest
 from made_up_report import cluster, report, timeline
 
 from workbench.core import Cluster, Device, Link, MemorySample
-from workbench.core.report import Recovery
+from workbench.core.report import Recovery, busy_note
 from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
@@ -89,7 +89,7 @@ def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
     assert "deviation 5.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
     late = replace(quiet, sweep=(replace(quiet.sweep[0], overrun_share=0.2), *quiet.sweep[1:]))
     assert [text.strip() for text in named(predicted_against_measured(late), "plan")[0].text] == ["[6] (!)", "[3, 3]", "[2, 4]"]
-    note = style.busy_note(busy)
+    note = busy_note(busy)
     chart = gantt(busy.timelines["first epoch, measured"], note=note)
     assert "10 s (!) in all" in chart.layout.title.subtitle.text and chart.layout.xaxis.title.text == "time (s) (!)"
     panels = breakdown(busy.timelines, note=note).layout

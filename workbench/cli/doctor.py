@@ -26,6 +26,9 @@ class Check(NamedTuple):
     todo: str = ""
 
 
+INSTALL = "Run: make setup, or pip install 'edge-llm-workbench[all]'; a device of a run on several machines does without."
+
+
 def examine() -> list[Check]:
     """Return all findings about this machine, in a few seconds."""
     return [check for probe in PROBES for check in _guarded(probe)]
@@ -34,6 +37,8 @@ def examine() -> list[Check]:
 def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
     try:
         return probe()
+    except ModuleNotFoundError as error:
+        return [Check(probe.__name__.strip("_"), "degraded", f"needs the package '{error.name}', which is not installed", INSTALL)]
     except Exception as error:  # the doctor's duty is to go on and say what failed
         name = probe.__name__.strip("_")
         return [Check(name, "degraded", f"the check failed: {type(error).__name__}: {error}", "Report this.")]
@@ -53,7 +58,7 @@ def _packages() -> list[Check]:
         except PackageNotFoundError:
             absent.append(package)
     if absent:
-        return [Check("packages", "missing", f"not installed: {', '.join(absent)}", "Run: make setup")]
+        return [Check("packages", "missing", f"not installed: {', '.join(absent)}", INSTALL)]
     return [Check("packages", "ok", ", ".join(found))]
 
 

@@ -67,6 +67,9 @@ class Commands(TyperGroup):
                 raise
             report_error(_system_error(error), as_json=bool(ctx.meta.get("json")))
             raise typer.Exit(USER_ERROR) from None
+        except ModuleNotFoundError as error:
+            report_error(_missing_package(error), as_json=bool(ctx.meta.get("json")))
+            raise typer.Exit(USER_ERROR) from None
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
@@ -100,6 +103,15 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _system_error(error: OSError) -> WorkbenchError:
     named = f": '{error.filename}'" if error.filename else ""
     return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", "Free some space, or choose another place.")
+
+
+def _missing_package(error: ModuleNotFoundError) -> WorkbenchError:
+    """Return that an extra is not installed; raise the error again if the module is our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "workbench"):
+        raise error
+    found = f"It needs the package '{package}', which is not installed."
+    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
 
 
 def say(line: str) -> None:

@@ -10,8 +10,7 @@ from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
-from workbench.core.report import Report
-from workbench.plots.style import all_notes
+from workbench.core.report import Report, all_notes
 from workbench.summary import plan_words, summary_rows
 
 

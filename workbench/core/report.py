@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
@@ -15,6 +15,9 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import from_json, read_text, shown
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Source, Timeline
+
+if TYPE_CHECKING:
+    from workbench.core.serving import ServingReport
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
@@ -157,3 +160,23 @@ class Report(Kept):
             yield from (f"{fault} in its timeline '{name}'" for fault in timeline.faults())
             if timeline.world_size > size:
                 yield f"Its timeline '{name}' has {timeline.world_size} devices; the cluster has {size}"
+
+
+def metrics_text(report: Report) -> str:
+    """Return a run's metrics as words, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
+    epoch = f" (after epoch {report.chosen_epoch})" if report.chosen_epoch else ""
+    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
+
+
+def busy_note(report: Report | ServingReport) -> str:
+    """Return the note that an invalid run's figures and summary carry, and what its mark means; '' for a valid one."""
+    if report.valid:
+        return ""
+    said = [note for note in report.notes if note.startswith("Host too busy")]
+    usual = f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
+    return f"{INVALID_MARK} {said[0] if said else usual}"
+
+
+def all_notes(report: Report) -> list[str]:
+    """Return a report's notes, that of an invalid run first."""
+    return [note for note in (busy_note(report), *report.notes) if note and not note.startswith("Host too busy")]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.report import Report
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, LEGEND_BELOW, ORANGE, busy_note, empty, finish, time_unit
+from workbench.core.report import Report, busy_note
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, LEGEND_BELOW, ORANGE, empty, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 

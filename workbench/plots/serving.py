@@ -8,6 +8,7 @@ from statistics import median
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core.report import busy_note
 from workbench.core.serving import EventKind, ServingEvent, ServingReport
 from workbench.plots.style import (
     BLACK,
@@ -22,7 +23,6 @@ from workbench.plots.style import (
     PURPLE,
     SKY_BLUE,
     VERMILLION,
-    busy_note,
     empty,
     finish,
     mark_of,

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.report import Report
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
-from workbench.core.serving import ServingReport
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
 
@@ -133,26 +131,6 @@ def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
 def shown_ranks(world_size: int) -> tuple[int, ...]:
     """Return the ranks that a figure draws: all, or MAX_DEVICES of them."""
     return evenly_spaced(world_size, MAX_DEVICES)
-
-
-def metrics_text(report: Report) -> str:
-    """Return a run's metrics as words, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
-    epoch = f" (after epoch {report.chosen_epoch})" if report.chosen_epoch else ""
-    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
-
-
-def busy_note(report: Report | ServingReport) -> str:
-    """Return the note that an invalid run's figures and summary carry, and what its mark means; '' for a valid one."""
-    if report.valid:
-        return ""
-    said = [note for note in report.notes if note.startswith("Host too busy")]
-    usual = f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
-    return f"{INVALID_MARK} {said[0] if said else usual}"
-
-
-def all_notes(report: Report) -> list[str]:
-    """Return a report's notes, that of an invalid run first."""
-    return [note for note in (busy_note(report), *report.notes) if note and not note.startswith("Host too busy")]
 
 
 def mark_of(note: str) -> str:

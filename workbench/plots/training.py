@@ -7,22 +7,8 @@ from statistics import median
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.core.report import Report, StepRecord
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREY,
-    LEGEND_BELOW,
-    ORANGE,
-    SKY_BLUE,
-    busy_note,
-    empty,
-    finish,
-    metrics_text,
-    time_unit,
-)
+from workbench.core.report import Report, StepRecord, busy_note, metrics_text
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, LEGEND_BELOW, ORANGE, SKY_BLUE, empty, finish, time_unit
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import ipyparallel
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext
@@ -24,6 +22,9 @@ from workbench.runtime.jobs import (
     silent_device,
     unfinished,
 )
+
+if TYPE_CHECKING:
+    import ipyparallel
 
 _POLL_S = 0.05
 # After the first failure the other ranks get this long to end by themselves (and to tell a better cause).

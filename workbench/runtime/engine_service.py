@@ -12,9 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import ipyparallel
 import zmq
 
 from workbench.core.errors import RuntimeSetupError
@@ -23,6 +22,9 @@ from workbench.runtime.engine import START_TIMEOUT_S
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.jobs import DONE, Outcome, identify, run_job
 from workbench.runtime.memory import MemoryReading, read_memory
+
+if TYPE_CHECKING:
+    import ipyparallel
 
 _POLL_S = 0.05
 

@@ -10,11 +10,9 @@ import pickle
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ipyparallel
 import zmq
-from traitlets.config import Config
 
 from workbench.core.cluster import Cluster as DeviceCluster
 from workbench.core.errors import RuntimeSetupError
@@ -26,6 +24,9 @@ from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, requi
 from workbench.runtime.processes import ProcessId, note_process
 from workbench.runtime.run_folder import make_run_folder, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
+
+if TYPE_CHECKING:
+    import ipyparallel  # real devices do without it
 
 _LOG_TAIL_LINES = 15
 
@@ -120,6 +121,9 @@ class EngineSession:
         profile = self.folder / "profile"
         logger = logging.getLogger("workbench.engines")
         logger.setLevel(logging.ERROR)  # ends of engines are told by our own errors
+        import ipyparallel
+        from traitlets.config import Config
+
         config = Config()
         config.LocalProcessLauncher.environment = environment
         # An engine counts as registered at its first heartbeat.  A missed heartbeat says nothing: we watch the processes.
@@ -177,6 +181,8 @@ class EngineSession:
             time.sleep(0.02)
         if os.name == "posix":
             self._link_sockets(information)
+        import ipyparallel
+
         self.client = ipyparallel.Client(
             information["client"],
             profile_dir=self._ipp.profile_dir,

@@ -13,9 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
-
-import ipyparallel
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
@@ -26,6 +24,9 @@ from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.engine_starter import EnginesLate
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
+
+if TYPE_CHECKING:
+    import ipyparallel
 
 R = TypeVar("R")
 P = TypeVar("P")

@@ -7,6 +7,7 @@ of its own, may have threads, and leaves nothing behind: with the holder and the
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -139,6 +140,8 @@ def probe() -> NetworkSupport:
     """Find out, by trying with two devices, what links can be emulated here (a third of a second)."""
     if sys.platform != "linux":
         return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
+    if importlib.util.find_spec("pyroute2") is None:
+        return NetworkSupport(fidelity="paced", reason="the package 'pyroute2' is not installed")
     from workbench.core.cluster import Device, Link
 
     link = Link(bytes_per_s=12.5e6, latency_s=1e-4)

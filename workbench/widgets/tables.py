@@ -10,10 +10,10 @@ from markupsafe import Markup
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import Report, SweepPoint
+from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
-from workbench.plots.style import CYCLE, LEGEND_BELOW, SYMBOLS, all_notes, byte_unit, finish, time_unit
+from workbench.plots.style import CYCLE, LEGEND_BELOW, SYMBOLS, byte_unit, finish, time_unit
 from workbench.summary import summary_rows
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem
 from workbench.widgets.planning import Comparison
