@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import LayerContext, layer_paths
@@ -46,6 +45,8 @@ class LayerParts:
     """
 
     def __init__(self, model: TechniqueStage, index: int) -> None:
+        from transformers.activations import ACT2FN
+
         config, family, layer = model.backbone.config, model.backbone.family, model.backbone.layers[str(index)]
         self._roles = {role: layer.get_submodule(path) for role, path in layer_paths(family, layer).items()}
         self._norms = [layer.get_submodule(path) for path in family.norms]
