@@ -21,14 +21,14 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import run
 
-ROUNDS, MINI_BATCHES = 3, 24
+ROUNDS, MINI_BATCHES = 3, 16
 JOB = Job(
     method="confidant",
     epochs=1,
-    batch_size=16,
+    batch_size=8,
     micro_batches=4,
     max_length=32,
-    train_samples=16 * MINI_BATCHES,
+    train_samples=8 * MINI_BATCHES,
     validation_samples=32,
     test_samples=32,
 )

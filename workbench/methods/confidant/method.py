@@ -16,7 +16,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.base import Notify
+from workbench.methods.base import Event, Notify
 from workbench.methods.common.scaling import describe_facts, kept_layers
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
@@ -145,7 +145,10 @@ class Confidant(FineTuning):
     def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
         """Return what every layer costs on every device, and its heads and columns where processors share them (see ProfiledMethod)."""
         found = super().profile(prepared, cluster, notify, **settings)
-        if found.source == "measured" or not _divides(prepared, *cluster.devices):
+        if not _divides(prepared, *cluster.devices):
+            return found
+        if found.source == "measured":
+            notify(Event("note", message="Real devices compute each layer on one processor; split is left out"))
             return found
         storage = prepared.options.quantization.storage
         require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, storage=storage)
