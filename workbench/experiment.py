@@ -28,6 +28,7 @@ from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
+from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import full_disk_told, own_folder
 from workbench.tasks.own import FROM_FILES
@@ -77,11 +78,24 @@ def run(
     under the cache folder.
     resume: continue an interrupted run of the very same job from its last finished epoch.
     chosen_plan: run this plan instead of the planner's.
-    engines: execute on these instead of emulated devices that are started here (see runtime.torchrun); fidelity says nothing then.
+    engines: execute on these instead of devices that are started here (see runtime.torchrun); fidelity says nothing then.
     Raises WorkbenchError for whatever a user can cause; an interrupted run leaves its workdir for `resume`.
     """
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
+    if mode == "execute" and engines is None and any(device.address for device in cluster.devices):
+        from workbench.methods.calls import CALLS
+        from workbench.runtime.ssh_devices import SshEngines, require_addresses
+
+        require_addresses(cluster)
+        own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
+        (progress or ignore)(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
+        with SshEngines(cluster, own, CALLS) as real:
+            real.bring_model(job.model)
+            report = run(
+                job, cluster, mode, progress=progress, workdir=own, resume=resume, fidelity=fidelity, chosen_plan=chosen_plan, engines=real
+            )
+            return replace(report, notes=(*report.notes, *real.notes))
     if mode == "execute" and engines is None:
         require_emulated(cluster)
         if fidelity == "paced":
@@ -98,7 +112,14 @@ def run(
 
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
-        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, is_real=engines is not None)
+        prepared = _prepared(
+            method,
+            job,
+            cluster,
+            notify,
+            warms_up=mode == "execute" and engines is None,
+            has_faults=engines is None or isinstance(engines, Lender),
+        )
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
@@ -176,7 +197,7 @@ def sweep(
 
 
 def _prepared(
-    method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False, is_real: bool = False
+    method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False, has_faults: bool = True
 ) -> Any:
     """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or faults that cannot be.
 
@@ -190,8 +211,12 @@ def _prepared(
     if parse_faults(job.faults, cluster) and job.method in INFERRING:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
-    if job.faults and is_real:
-        raise ConfigError(f"The faults '{job.faults}' were asked for.", "They are injected into emulated devices only.", "Leave them out.")
+    if job.faults and not has_faults:
+        raise ConfigError(
+            f"The faults '{job.faults}' were asked for.",
+            "They are injected into emulated devices, and real ones over SSH.",
+            "Leave them out.",
+        )
     if job.data is not None and job.task not in FROM_FILES and not (data := Path(job.data).expanduser()).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
@@ -224,8 +249,8 @@ def require_emulated(cluster: Cluster) -> None:
     if real:
         raise RuntimeSetupError(
             f"Running on cluster '{cluster.name}' was asked for.",
-            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; only emulated devices are started from here.",
-            "Start the program on the devices with torchrun, or leave the address out to emulate them.",
+            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; this takes emulated devices only.",
+            "Use `workbench run`, or leave the address out to emulate them.",
         )
     if any(device.framework == "jax" for device in cluster.devices):
         from workbench.models.cross_framework import check_jax

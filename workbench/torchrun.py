@@ -25,27 +25,8 @@ from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text
 from workbench.experiment import run, run_name
 from workbench.fetch import cache_folder
-from workbench.runtime.messages import CallTable
+from workbench.methods.calls import CALLS
 from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_file
-
-CALLS = CallTable(
-    {
-        "workbench.runtime.torchrun:measure_clock_offset": "",
-        "workbench.runtime.torchrun:sees_file": "",
-        "workbench.runtime.torchrun:remove_own_files": "",
-        "workbench.methods.pac_plus.method:measure_rank": "",
-        "workbench.methods.pac_plus.method:run_rank": "",
-        "workbench.methods.fine_tuning.method:measure_rank": "",
-        "workbench.methods.fine_tuning.method:run_rank": "",
-        "workbench.methods.p_rge.method:measure_rank": "",
-        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
-        "workbench.methods.ringada.method:measure_rank": "",
-        "workbench.methods.ringada.method:run_rank": "",
-        "workbench.methods.galaxy_plus.method:measure_rank": "",
-        "workbench.methods.galaxy_plus.worker:serve_rank": "",
-    }
-)
-"""What rank 0 may call on the others; of each, what it publishes besides dicts."""
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 

@@ -86,7 +86,7 @@ def test_what_cannot_be_meant(words: tuple[str, ...], found: str, todo: str, dat
         ),
         (CLUSTER_FILE.replace("host_share = 0.4", "host_share = 0"), "Device 'beta' asks for host_share = 0"),
         (CLUSTER_FILE.replace("memory_mb", "memmory_mb"), "Did you mean 'memory_mb'?"),
-        (CLUSTER_FILE.replace("host_share = 0.5", 'host_share = 0.5\naddress = "pi.local"'), "alpha has an address"),
+        (CLUSTER_FILE.replace("host_share = 0.5", 'host_share = 0.5\naddress = "pi.local"'), "beta has no address, the others have"),
         (CLUSTER_FILE.replace("host_share = 0.4", ""), "beta has no host_share"),
     ],
 )

@@ -16,7 +16,6 @@ from workbench.core import Cluster, Job, Plan, Share, Stage
 from workbench.core.errors import (
     ConfigError,
     PlanError,
-    RuntimeSetupError,
     WorkbenchError,
 )
 from workbench.methods.base import Outcome, Prediction
@@ -63,7 +62,7 @@ def test_clusters_that_cannot_be_emulated(job: Job, tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=r"alpha, beta have no host_share.*--mode simulate"):
         experiment.run(job, two_devices(share=None), workdir=tmp_path)
     alpha, beta = two_devices().devices
-    with pytest.raises(RuntimeSetupError, match=r"beta has an address.*torchrun"):
+    with pytest.raises(ConfigError, match=r"alpha has no address, the others have"):
         experiment.run(job, Cluster(name="real", devices=(alpha, replace(beta, address="pi.local"))), workdir=tmp_path)
     with pytest.raises(ConfigError, match="mode 'emulate'"):
         experiment.run(job, two_devices(), "emulate")  # type: ignore[arg-type]

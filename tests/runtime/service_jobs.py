@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from workbench.runtime.context import RankContext
-from workbench.runtime.engine_service import CommandListener
 from workbench.runtime.process_group import group
 
 
 def echo(context: RankContext, address: str) -> str:
     """Publish every command with this process's number; 'sum NAME RANKS' adds ranks up in a group of some devices."""
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    listener = CommandListener(context, address, commands.put)
+    assert context.channel is not None
+    stop_listening = context.channel.listen(address, commands.put)
     context.publish(("ready", os.getpid()))
     while (command := commands.get()) != "stop":
         if isinstance(command, tuple):
@@ -28,7 +28,7 @@ def echo(context: RankContext, address: str) -> str:
                 context.publish(("sum", tensor.item()))
         else:
             context.publish((command, os.getpid()))
-    listener.close()
+    stop_listening()
     return "stopped"
 
 

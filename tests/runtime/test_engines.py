@@ -258,7 +258,7 @@ def test_engines_that_nobody_uses_end_and_start_again(make_cluster: Callable[...
 def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(1)
     real = replace(cluster, devices=(replace(cluster.devices[0], address="pi.local"),))
-    with pytest.raises(RuntimeSetupError, match="torchrun"):
+    with pytest.raises(RuntimeSetupError, match="workbench run"):
         EngineCluster.start(real)
     with pytest.raises(ConfigError, match="auto, kernel, paced"):
         EngineCluster.start(cluster, fidelity="exact")  # type: ignore[arg-type]

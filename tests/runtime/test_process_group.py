@@ -68,9 +68,10 @@ import torch
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import DeviceLostError
 from workbench.runtime import process_group
+from workbench.runtime import context as contexts
 from workbench.runtime.context import RankContext, torchrun_rank
 
-class Channel:
+class Channel(contexts.Channel):
     peers = []
 
     def silent_peers(self):

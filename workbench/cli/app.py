@@ -12,6 +12,7 @@ from workbench.cli.bench import bench
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
 from workbench.cli.job import JobCommand
+from workbench.cli.kit import kit
 from workbench.cli.output import Commands, Json, Png, print_json, say
 from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
@@ -78,7 +79,7 @@ def draw(
 
 
 GROUPS = {
-    "Start here": (doctor, fetch, devices),
+    "Start here": (doctor, fetch, devices, kit),
     "Run": (plan, simulate, run, sweep),
     "Use what was trained": (predict, evaluate),
     "Look": (draw, compare, schedule),

@@ -31,7 +31,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
 """By key: the field that it sets, which states its range, and the key's unit in the field's."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor")
-_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "processor", "framework")
+_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework")
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
 _CLUSTER_KEYS = ("name", "description", "defaults", "device", "link")
 
@@ -191,6 +191,12 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     )
     share = None if "host_share" not in whole else source.number(whole, "host_share", owner, None)
     address = None if "address" not in whole else source.text(whole, "address", owner)
+    port = whole.get("port")
+    if port is not None:
+        try:
+            require_range(port, range_of(Device, "port"), owner, "port")
+        except ConfigError as error:
+            raise source.error(error.asked, error.found, error.todo, line_of="port") from None
     try:
         return Device(
             name=name,
@@ -199,6 +205,9 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             link=_link(whole, source, owner),
             host_share=share,
             address=address,
+            port=port,
+            key=source.text(whole, "key", owner) if "key" in whole else "",
+            python=source.text(whole, "python", owner) if "python" in whole else "",
             processors=processors,
             watts_busy=source.number(whole, "watts_busy", owner, 0.0),
             watts_idle=source.number(whole, "watts_idle", owner, 0.0),

@@ -8,7 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workbench.core.errors import ConfigError
-from workbench.core.ranges import JoulesPerByte, Latency, Name, NumBytes, Rate, Share, Slowing, Text, Watts, require_range, require_ranges
+from workbench.core.ranges import (
+    JoulesPerByte,
+    Latency,
+    Name,
+    NumBytes,
+    Port,
+    Rate,
+    Share,
+    Slowing,
+    Text,
+    Watts,
+    require_range,
+    require_ranges,
+)
 from workbench.core.serial import shown
 
 Framework = Literal["torch", "jax"]
@@ -47,9 +60,10 @@ class Device:
 
     flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget for the job,
     above the runtime's own footprint.  host_share: the share of one core of the host at which the device
-    is emulated (0.5: twice as slow as a core), None if it is not meant to be emulated.  address: SSH host
-    of a real device.  watts_busy, watts_idle: power.  joules_per_byte: of what it sends, besides.
-    storage_bytes_per_s: sequential read rate.
+    is emulated (0.5: twice as slow as a core), None if it is not meant to be emulated.  address: 'user@host'
+    of a real device, reached over SSH.  port, key: for SSH, where its own settings do not say.  python: there, of an environment with the
+    workbench's libraries, '' for the one that `workbench kit setup` made.  watts_busy, watts_idle: power.
+    joules_per_byte: of what it sends, besides.  storage_bytes_per_s: sequential read rate.
     battery: the charge that is left, 1 is full.  framework: what computes its layers.
     """
 
@@ -59,6 +73,9 @@ class Device:
     link: Link
     host_share: Share | None = None
     address: Name | None = None
+    port: Port | None = None
+    key: Text = ""
+    python: Text = ""
     processors: tuple[Processor, ...] = ()
     watts_busy: Watts = 0.0
     watts_idle: Watts = 0.0

@@ -33,6 +33,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Slowness = Annotated[float, Meta(ge=1, le=1e6)]
 Slowing = Annotated[float, Meta(ge=1e-6, le=1e6)]
 """How many times slower; below 1: faster."""
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 Name = Annotated[str, Meta(max_length=100)]
 Text = Annotated[str, Meta(max_length=4096)]
 

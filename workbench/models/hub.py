@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown
-from workbench.fetch import ASSETS, asset_path
+from workbench.fetch import ASSETS, asset_path, cache_folder
 from workbench.models.families import FAMILIES, Part, family_of
 from workbench.network import hub_endpoint, hub_is_reachable
 
@@ -36,11 +37,18 @@ def suggestion(name: str) -> str:
     return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
 
 
+def brought_folder(name: str, cache: Path) -> Path:
+    """Return where a real device keeps the files of a model that was brought to it, whatever the name means elsewhere."""
+    return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 def locate(name: str) -> Path | str:
-    """Return the folder of an embedded or local model, or the hub name itself.
+    """Return the folder of an embedded or local model, or the hub name itself; on a real device what was brought to it.
 
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
+    if (brought := brought_folder(name, cache_folder())).is_dir():
+        return brought
     if name in EMBEDDED_MODELS:
         assert name in ASSETS
         return asset_path(name)

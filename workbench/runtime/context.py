@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -23,18 +23,26 @@ DEVICES = "devices"
 
 
 class Channel(Protocol):
-    """Where a rank's live events go."""
+    """How a rank reaches the process that leads the run."""
 
     def send(self, kind: str, event: Any) -> None:
-        """Send one event."""
+        """Send one live event."""
         ...
 
     def silent_peers(self) -> Sequence[int]:
-        """Return the ranks that are known to show no sign of life."""
-        ...
+        """Return the ranks that are known to show no sign of life: none, where the parent watches the engines and ends the job."""
+        return ()
+
+    def store(self) -> Any:
+        """Return the torch.distributed.Store by which the ranks find each other; None if they share a folder or torchrun has one."""
+        return None
+
+    def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
+        """Hand every command to `take`, in another thread; return what ends that."""
+        raise RuntimeSetupError("A rank was to take commands.", "It does one job as one of all ranks.", "Start its devices from here.")
 
 
-class EventChannel:
+class EventChannel(Channel):
     """The engine's end of the live-progress channel to the parent (zmq PUSH); thread safe, never blocks."""
 
     def __init__(self, address: str, rank: int, generation: int) -> None:
@@ -58,15 +66,47 @@ class EventChannel:
             except zmq.Again:
                 return
 
-    def silent_peers(self) -> Sequence[int]:
-        """Return none: the parent watches the engines, and ends the job."""
-        return ()
+    def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
+        """Listen at the parent's command socket."""
+        return CommandListener(self._rank, self._generation, address, take).close
 
     def close(self) -> None:
         """Send what is left and close."""
         with self._lock:
             self._socket.close()
         self._context.term()
+
+
+def listener_name(rank: int, generation: int) -> bytes:
+    """Return the name under which a rank's job listens for commands."""
+    return f"{rank}-{generation}".encode()
+
+
+class CommandListener:
+    """The job's end of the command socket: hands every command to `take`, in a thread of its own."""
+
+    def __init__(self, rank: int, generation: int, address: str, take: Callable[[Any], None]) -> None:
+        self._take = take
+        self._zmq = zmq.Context()
+        self._socket = self._zmq.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.IDENTITY, listener_name(rank, generation))
+        self._socket.connect(address)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+        self._zmq.term()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            if self._socket.poll(100):
+                self._take(pickle.loads(self._socket.recv()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from workbench.core.errors import DeviceLostError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
-from workbench.runtime.engine_service import CommandListener
 from workbench.runtime.executor import Executor
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.pacing import Pacer
@@ -133,14 +132,15 @@ class _Server:
         self._generation = -1
         self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._listener = CommandListener(context, address, self._take)
+        assert context.channel is not None
+        self._stop_listening = context.channel.listen(address, self._take)
         context.publish(c.Ready())
 
     def __enter__(self) -> _Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._listener.close()
+        self._stop_listening()
 
     def commands(self) -> Iterator[Any]:
         """Yield what is to be done in the main thread, until told to stop."""

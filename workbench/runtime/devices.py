@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
 from workbench.runtime.context import RankContext
-from workbench.runtime.engine_service import EngineService, News
 from workbench.runtime.jobs import error_of
+
+
+class News(NamedTuple):
+    """What came from a device: 'event' (what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None, or an error)."""
+
+    rank: int
+    kind: Literal["event", "ended", "died", "restarted"]
+    content: Any = None
 
 
 class Devices(Protocol):
@@ -51,15 +59,67 @@ class Devices(Protocol):
         ...
 
 
-class EngineDevices:
-    """Emulated devices: an engine's process each.
+class Service(Protocol):
+    """A job on each engine by itself, so that one may die and come back while the others go on.
 
-    job: what each runs, with the payload that `setup` returns for its rank.  clock: the devices' (see EngineCluster.now_s).
+    engine_service.EngineService, ssh_devices.SshService.  address: where a job finds its commands.
+    """
+
+    address: str
+
+    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
+        """Start function(context, payload) on one engine, which must not be at another job."""
+        ...
+
+    def command(self, rank: int, content: Any) -> bool:
+        """Send a command to a rank's job; return False if it has none."""
+        ...
+
+    def kill(self, rank: int) -> None:
+        """End a rank's engine at once."""
+        ...
+
+    def freeze(self, rank: int) -> None:
+        """Stop a rank's engine without ending it."""
+        ...
+
+    def restart(self, rank: int) -> None:
+        """Start a rank's engine again in the background."""
+        ...
+
+    def cpu_s(self, rank: int) -> float:
+        """Return the processor seconds that a rank's engine has used."""
+        ...
+
+    def news(self, timeout_s: float) -> list[News]:
+        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        ...
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """Engines whose devices may be lost while the others go on: engines.EngineCluster, ssh_devices.SshEngines."""
+
+    cluster: Cluster
+
+    def now_s(self) -> float:
+        """Return the monotonic clock in the devices' seconds."""
+        ...
+
+    def service(self) -> AbstractContextManager[Service]:
+        """Lend the engines to a service."""
+        ...
+
+
+class EngineDevices:
+    """Devices that are an engine's process each, emulated or real.
+
+    job: what each runs, with the payload that `setup` returns for its rank.  clock: the devices' (see Lender.now_s).
     """
 
     def __init__(
         self,
-        service: EngineService,
+        service: Service,
         job: Callable[[RankContext, Any], None],
         setup: Callable[[int], Any],
         clock: Callable[[], float],

@@ -12,12 +12,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.runtime.context import RankContext
+from workbench.runtime.context import RankContext, listener_name
+from workbench.runtime.devices import News
 from workbench.runtime.engine import START_TIMEOUT_S
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.jobs import DONE, Outcome, identify, run_job
@@ -76,14 +77,6 @@ class _Patience(NamedTuple):
 ADDRESS = "commands"
 
 
-class News(NamedTuple):
-    """What came from a device: 'event' (what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None, or an error)."""
-
-    rank: int
-    kind: Literal["event", "ended", "died", "restarted"]
-    content: Any = None
-
-
 class EngineService:
     """Jobs on single engines, and a command socket to each.  Made by EngineCluster.service; used from one thread."""
 
@@ -127,11 +120,14 @@ class EngineService:
         waiting = self._unsent[rank]
         while waiting:
             try:
-                self._commands.send_multipart([listener_name(self._contexts[rank]), waiting[0]], zmq.DONTWAIT)
+                self._commands.send_multipart([self._listener(rank), waiting[0]], zmq.DONTWAIT)
             except zmq.ZMQError:
                 return
             waiting.pop(0)
         del self._unsent[rank]
+
+    def _listener(self, rank: int) -> bytes:
+        return listener_name(rank, self._contexts[rank].generation)
 
     def news(self, timeout_s: float) -> list[News]:
         """Return what happened since the last call, waiting up to timeout_s for something to come."""
@@ -209,38 +205,6 @@ class EngineService:
         for thread, _ in self._restarts.values():
             thread.join()
         return not self._replies and self._session.healthy
-
-
-def listener_name(context: RankContext) -> bytes:
-    """Return the name under which a rank's job listens for commands."""
-    return f"{context.rank}-{context.generation}".encode()
-
-
-class CommandListener:
-    """The job's end of the command socket: hands every command to `take`, in a thread of its own."""
-
-    def __init__(self, context: RankContext, address: str, take: Callable[[Any], None]) -> None:
-        self._take = take
-        self._zmq = zmq.Context()
-        self._socket = self._zmq.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.setsockopt(zmq.IDENTITY, listener_name(context))
-        self._socket.connect(address)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._over.set()
-        self._thread.join()
-        self._socket.close()
-        self._zmq.term()
-
-    def _listen(self) -> None:
-        while not self._over.is_set():
-            if self._socket.poll(100):
-                self._take(pickle.loads(self._socket.recv()))
 
 
 def _outcome(rank: int, reply: ipyparallel.AsyncResult) -> Outcome:

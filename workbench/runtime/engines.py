@@ -71,8 +71,8 @@ class EngineCluster:
         if real:
             raise RuntimeSetupError(
                 f"Cluster '{cluster.name}' with real devices ({', '.join(real)}) was asked for.",
-                "This version attaches emulated devices only.",
-                "Start your program on the devices with torchrun, or leave their address out to emulate them.",
+                "Engines that start here are emulated devices.",
+                "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
         if fidelity not in ("auto", "kernel", "paced"):
             raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")

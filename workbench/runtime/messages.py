@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -24,22 +25,31 @@ import torch.distributed as dist
 from workbench.core import errors
 from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
 from workbench.core.serial import shown
-from workbench.runtime.context import RankContext
+from workbench.runtime import commands as c
+from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.jobs import Outcome
 
+Moved = tuple[PurePath, PurePath]
 
-def encode(value: Any) -> bytes:
-    """Return a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for anything else."""
+
+def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
+    """Return a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for anything else.
+
+    paths: is filled with the paths that it names.
+    """
     try:
-        return msgspec.msgpack.encode(value, enc_hook=_encode_other)
+        return msgspec.msgpack.encode(value, enc_hook=partial(_encode_other, paths))
     except (TypeError, OverflowError, NotImplementedError) as error:
         raise ConfigError("A message was to be sent.", f"It cannot be encoded: {error}.", "Send data, not live objects.") from error
 
 
-def decode(data: bytes, kind: Any, what: str) -> Any:
-    """Return a value of the type `kind`.  Raises RuntimeSetupError, which names `what` was expected, for bytes that are none."""
+def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any:
+    """Return a value of the type `kind`.  Raises RuntimeSetupError, which names `what` was expected, for bytes that are none.
+
+    moved: a folder of the sender's, and what it is called here.
+    """
     try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_other)
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=partial(_decode_other, moved))
     except Exception as error:  # the bytes may be anybody's: whatever is wrong with them, nothing was run
         raise RuntimeSetupError(
             f"{what} was expected.",
@@ -48,24 +58,80 @@ def decode(data: bytes, kind: Any, what: str) -> Any:
         ) from error
 
 
+class Parts(NamedTuple):
+    """Types, as 'module:class', of what is a method's own in runtime.commands.
+
+    job: of Train and Prepare.  ended: of Ended.  done: of StepDone, '' if it is nothing.  probe: of Probe, likewise.
+    """
+
+    job: str
+    ended: str
+    done: str = ""
+    probe: str = ""
+
+    def kind(self, name: str) -> Any:
+        """Return one of the types."""
+        found = getattr(self, name)
+        return _attribute(found) | None if found else None
+
+
+_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
+_FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
+"""By name of a command or event: which of Parts it carries, and in which field."""
+_TOLD = {name: kind for name, kind in vars(c).items() if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")}
+
+
+class Told(NamedTuple):
+    """A command or event of runtime.commands as it travels; '': a dict.  part: what is the method's own in it."""
+
+    name: str
+    body: bytes
+    part: bytes
+
+
+def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
+    """Return a command, an event or a dict as bytes (see encode)."""
+    name = "" if isinstance(value, dict) else type(value).__name__
+    part = b""
+    if name in _OWN:
+        field = _FIELDS[_OWN[name]]
+        part, value = encode(getattr(value, field), paths), value._replace(**{field: None})
+    return encode(Told(name, encode(value), part))
+
+
+def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
+    """Return a command, an event or a dict.  Raises RuntimeSetupError, naming `what` was expected, for anything else."""
+    told = decode(data, Told, what)
+    kind = _TOLD.get(told.name) if told.name and call.parts is not None else call.event
+    value = decode(told.body, kind, what) if kind is not None else decode(b"", Told, what)
+    if told.name in _OWN and call.parts is not None:
+        own = _OWN[told.name]
+        value = value._replace(**{_FIELDS[own]: decode(told.part, call.parts.kind(own), what, moved)})
+    return value
+
+
 class Call(NamedTuple):
-    """A function that may be called on another machine, and the types of what it is given, publishes and returns."""
+    """A function that may be called on another machine, and the types of what it is given, publishes and returns.
+
+    parts: of one that serves a coordinator, the types of what is the method's own in commands and events (see Parts).
+    """
 
     name: str
     function: Callable[[Any, Any], Any]
     payload: Any
     event: Any
     result: Any
+    parts: Parts | None = None
 
 
 class CallTable:
     """The functions that may be called, by name.
 
-    events: 'module:function' of each -> 'module:class' of what it publishes besides dicts, '' for nothing.  The other types are those of
-    the function's annotations.
+    events: 'module:function' of each -> 'module:class' of what it publishes besides dicts, '' for nothing; Parts of one that serves a
+    coordinator.  The other types are those of the function's annotations.
     """
 
-    def __init__(self, events: Mapping[str, str]) -> None:
+    def __init__(self, events: Mapping[str, str | Parts]) -> None:
         self._events = events
 
     def named(self, name: str) -> Call:
@@ -77,10 +143,11 @@ class CallTable:
                 "Start the same version of the workbench on every device; let nobody else reach the port of rank 0.",
             )
         function, event = _attribute(name), self._events[name]
+        parts, event = (event, "") if isinstance(event, Parts) else (None, event)
         types = typing.get_type_hints(function)
         result = types.pop("return")
         payload = list(types.values())[1]
-        return Call(name, function, payload, dict[str, Any] | _attribute(event) if event else dict[str, Any], result)
+        return Call(name, function, payload, dict[str, Any] | _attribute(event) if event else dict[str, Any], result, parts)
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
         """Return the entry of a function.  Raises RuntimeSetupError for one that is not in the table."""
@@ -92,7 +159,7 @@ def _attribute(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _encode_other(value: Any) -> Any:
+def _encode_other(paths: list[PurePath] | None, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return safetensors.torch.save({"": value.detach().contiguous()})
     if isinstance(value, np.ndarray):
@@ -100,17 +167,20 @@ def _encode_other(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, PurePath):
+        if paths is not None:
+            paths.append(value)
         return str(value)
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-def _decode_other(kind: type, value: Any) -> Any:
+def _decode_other(moved: Moved | None, kind: type, value: Any) -> Any:
     if kind is torch.Tensor:
         return safetensors.torch.load(value)[""]
     if kind is np.ndarray:
         return safetensors.numpy.load(value)[""]
     if issubclass(kind, PurePath) and isinstance(value, str):
-        return kind(value)
+        path = kind(value)
+        return moved[1] / path.relative_to(moved[0]) if moved is not None and path.is_relative_to(moved[0]) else path
     raise TypeError(f"a {kind.__name__} does not travel")
 
 
@@ -194,7 +264,7 @@ class StoreMail:
         return hmac.digest(self._secret, f"{run}/{name}/".encode() + data, "sha256")
 
 
-class StoreChannel:
+class StoreChannel(Channel):
     """A rank's end of the live events: each is a message of its own, which rank 0 takes away."""
 
     def __init__(self, mail: StoreMail, rank: int, silent: Callable[[], list[int]]) -> None:

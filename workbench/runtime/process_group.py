@@ -68,9 +68,13 @@ def open_group(
     timeout = timedelta(seconds=timeout_s)
     asked = f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group '{name}'."
     try:
-        if context.rendezvous:
-            if context.interface:
-                os.environ["GLOO_SOCKET_IFNAME"] = context.interface
+        if context.interface:
+            os.environ["GLOO_SOCKET_IFNAME"] = context.interface
+        shared = None if context.channel is None else context.channel.store()
+        if shared is not None:
+            store, rank, world_size = dist.PrefixStore(name, shared), context.rank, context.world_size
+            shared.set_timeout(timeout)
+        elif context.rendezvous:
             folder = Path(context.rendezvous) / name
             folder.mkdir(parents=True, exist_ok=True)
             store, rank, world_size = dist.FileStore(str(folder / "store"), context.world_size), context.rank, context.world_size

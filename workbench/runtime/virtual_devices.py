@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from workbench.runtime import commands as c
-from workbench.runtime.engine_service import News
+from workbench.runtime.devices import News
 from workbench.runtime.jobs import Outcome
 
 

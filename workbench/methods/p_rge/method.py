@@ -34,7 +34,7 @@ from workbench.planners.queries import chosen_passings, plan_queries
 from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import LayerCost
 from workbench.runtime.context import RankContext
-from workbench.runtime.engines import EngineCluster
+from workbench.runtime.devices import Lender
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.samples import PromptSample
 
@@ -116,7 +116,7 @@ class PRGE(ProfiledMethod[PreparedJob]):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         with self._run(prepared, profile, cluster, plan, engines, folder=folder, resume=resume, notify=notify) as run:
             notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
-            done = run.coordinated(plan, engines) if isinstance(engines, EngineCluster) else run.together(plan, engines)
+            done = run.coordinated(plan, engines) if isinstance(engines, Lender) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
     def sweep_point(

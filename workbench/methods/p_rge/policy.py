@@ -33,8 +33,7 @@ from workbench.planners.adaptive import Precision, Price, Setting, candidates, c
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
 from workbench.runtime.commands import Generation, Parts, StepDone
-from workbench.runtime.devices import Devices
-from workbench.runtime.engines import EngineCluster
+from workbench.runtime.devices import Devices, Lender
 
 SHORTEST_TIMEOUT_S = 20.0
 TOLERATED = 1.5
@@ -265,8 +264,8 @@ class Run(AbstractContextManager["Run"]):
     def __exit__(self, *exc: object) -> None:
         self.history.close()
 
-    def coordinated(self, plan: Plan, engines: EngineCluster) -> Done:
-        """Do the steps that are left on emulated devices, any of which may die, leave, come back or change its pace."""
+    def coordinated(self, plan: Plan, engines: Lender) -> Done:
+        """Do the steps that are left on devices any of which may die, leave, come back or change its pace."""
         with served(engines, serve_rank) as devices:
             return self.on_devices(plan, devices)
 

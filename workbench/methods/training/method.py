@@ -36,7 +36,7 @@ from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
-from workbench.runtime.engines import EngineCluster
+from workbench.runtime.devices import Lender
 from workbench.tasks.spans import score
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -230,7 +230,7 @@ class TrainingMethod(ProfiledMethod[P]):
         self.begin(prepared, stack, folder, not resumes, notify)
         message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
-        if isinstance(engines, EngineCluster):
+        if isinstance(engines, Lender):
             replanned = self._replanner(message, prepared, profile, cluster, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
             with served(engines, self.serve_rank) as devices:

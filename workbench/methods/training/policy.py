@@ -29,8 +29,7 @@ from workbench.methods.training.predict import Predictor
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices, EngineDevices, fleet_of
-from workbench.runtime.engines import EngineCluster
+from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
 
 DRAWN = 8
 """Steps that stand for those that are left when another partition is weighed up."""
@@ -156,8 +155,8 @@ class ToldPolicy(Policy):
 
 
 @contextmanager
-def served(engines: EngineCluster, serve_rank: Callable[[RankContext, str], None]) -> Iterator[Devices]:
-    """Yield emulated devices that take commands.  serve_rank: their job, called with the address where commands come from."""
+def served(engines: Lender, serve_rank: Callable[[RankContext, str], None]) -> Iterator[Devices]:
+    """Yield devices that take commands.  serve_rank: their job, called with the address where commands come from."""
     with engines.service() as service:
         yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
 

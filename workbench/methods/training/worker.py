@@ -142,6 +142,10 @@ class TrainingWorker(DeviceWorker[AJob]):
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
         """Do a job (see Worker)."""
+        end, result = self._train(context, process_group, job, controls)
+        return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
+
+    def _train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult]:
         result = RankResult(rank=context.rank)
         served = Served(begins=controls.begins, told=context.publish, kept=self._kept, loaded=self._loaded)
         try:

@@ -1,0 +1,164 @@
+"""Hosts for the tests of real devices: an agent over plain pipes, or a real OpenSSH server without a network (`ssh` through `sshd -i`)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.runtime.ssh import Connection, agent_command
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
+
+
+def real_cluster(names: tuple[str, ...] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
+    link = Link(bytes_per_s=125e6, latency_s=1e-4)
+    devices = tuple(
+        Device(name=name, flops_per_s=3e10, memory_bytes=2 * 10**9, link=link, address=name, python=python, **fields)  # type: ignore[arg-type]
+        for name in names
+    )
+    return Cluster(name="kit", devices=devices)
+
+
+def home(folder: Path, name: str) -> Path:
+    return folder / f"home-{name}"
+
+
+def over_pipes(homes: Path) -> Callable[[Device], list[str]]:
+    """Return what starts a device's agent as a child of this process, with a home folder of its own."""
+
+    def command(device: Device) -> list[str]:
+        place = home(homes, device.name)
+        place.mkdir(exist_ok=True)
+        words = shlex.split(agent_command(device)[-1])
+        return ["env", f"HOME={place}", sys.executable, *words[2:]]
+
+    return command
+
+
+class Hosts:
+    """Real SSH servers, one a name, each with a home folder; `ssh` in the PATH of this process finds them.  No port is opened."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.folder = folder
+        self._made: list[Path] = []
+        if os.geteuid() == 0 and not Path("/run/sshd").exists():
+            Path("/run/sshd").mkdir()
+            self._made.append(Path("/run/sshd"))
+        self._keygen("user")
+        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        settings = []
+        for name in names:
+            self._keygen(f"host-{name}")
+            (self.home(name)).mkdir()
+            (folder / f"keys-{name}").write_text((folder / "user.pub").read_text())
+            self._write_config(name)
+            settings.append(
+                f"Host {name}\n  User {user}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+                f"  ProxyCommand {SSHD} -i -f {folder}/sshd-{name} -E {folder}/log-{name}\n"
+            )
+        (folder / "config").write_text("".join(settings))
+        (folder / "bin").mkdir()
+        wrapper = folder / "bin" / "ssh"
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        wrapper.chmod(0o755)
+
+    @property
+    def path(self) -> str:
+        """A PATH in which `ssh` reaches these hosts."""
+        return f"{self.folder}/bin:{os.environ['PATH']}"
+
+    def home(self, name: str) -> Path:
+        return home(self.folder, name)
+
+    def trust(self, cluster: Cluster) -> None:
+        for device in cluster.devices:
+            connection = Connection(device.name, agent_command(device, trusts_new=True))
+            connection.open()
+            connection.close()
+
+    def new_host_key(self, name: str) -> None:
+        for path in (self.folder / f"host-{name}", self.folder / f"host-{name}.pub"):
+            path.unlink()
+        self._keygen(f"host-{name}")
+
+    def close(self) -> None:
+        for path in self._made:
+            with suppress(OSError):
+                path.rmdir()
+
+    def _keygen(self, name: str) -> None:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)], check=True)
+
+    def _write_config(self, name: str) -> None:
+        lines = [
+            f"HostKey {self.folder}/host-{name}",
+            f"AuthorizedKeysFile {self.folder}/keys-{name}",
+            f"SetEnv HOME={self.home(name)}",
+            "AuthenticationMethods publickey",
+            "UsePAM no",
+            "StrictModes no",
+            "PidFile none",
+            "PermitRootLogin yes",
+            "PrintMotd no",
+        ]
+        (self.folder / f"sshd-{name}").write_text("\n".join(lines) + "\n")
+
+
+_OUTER = """
+set -e
+ip link set lo up; ip link add br0 type bridge; ip addr add 10.77.0.254/24 dev br0; ip link set br0 up
+number=0
+for name in "$@"; do
+    number=$((number + 1))
+    unshare -nmupi --fork --kill-child --mount-proc sh {folder}/host.sh $name 10.77.0.$number &
+    until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.02; done
+    ip link add v$number type veth peer name eth0 netns $!
+    ip link set v$number master br0 up
+done
+touch {folder}/up
+wait
+"""
+_HOST = """
+set -e
+until ip link set eth0 up 2>/dev/null; do sleep 0.02; done
+ip addr add $2/24 dev eth0; ip link set lo up
+mount --bind {folder}/passwd-$1 /etc/passwd
+exec unshare -U --map-user=1000 --map-group=1000 {sshd} -D -f {folder}/sshd-$1 -E {folder}/log-$1
+"""
+
+
+class NetHosts(Hosts):
+    """SSH servers in network namespaces of their own, joined by a bridge; with the process that holds them all ends."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        super().__init__(folder, names)
+        shell = {"folder": folder, "sshd": SSHD}
+        (folder / "outer.sh").write_text(_OUTER.format(**shell))
+        (folder / "host.sh").write_text(_HOST.format(**shell))
+        for name in names:
+            (folder / f"passwd-{name}").write_text(f"pi:x:1000:1000::{self.home(name)}:/bin/sh\n")
+            with open(folder / f"sshd-{name}", "a") as config:
+                config.write("Port 2222\n")
+        settings = [
+            f"Host {name}\n  HostName 10.77.0.{number}\n  Port 2222\n  User pi\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+            f"  HostKeyAlias {name}\n  IdentityAgent none\n"
+            for number, name in enumerate(names, start=1)
+        ]
+        (folder / "config").write_text("".join(settings))
+        flags = ["-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self.process = subprocess.Popen(["unshare", *flags, "sh", str(folder / "outer.sh"), *names], start_new_session=True)
+        enter = f"nsenter -t {self.process.pid} -U -n --preserve-credentials"
+        (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {enter} {shutil.which("ssh")} -F {folder}/config "$@"\n')
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        super().close()

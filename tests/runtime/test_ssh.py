@@ -1,0 +1,196 @@
+"""The agent of a real device and what talks to it, over plain pipes; tests/cli/test_kit.py does the same over real OpenSSH."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ssh_hosts import home, over_pipes, real_cluster
+
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime import commands as c
+from workbench.runtime import ssh
+from workbench.runtime.messages import CallTable, Parts, decode_told, encode_told
+from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages
+from workbench.runtime.ssh import Connection, failure_of
+from workbench.runtime.ssh_devices import KeyStore, SshEngines
+
+
+class Agent:
+    """A connection over pipes to an agent of this machine, and all that it has told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = home(folder, "alpha")
+        self.told: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        [device] = real_cluster(("alpha",)).devices
+        self.connection = Connection("alpha", over_pipes(folder)(device), lambda kind, content: self.told.put((kind, content)))
+
+    def wait_for(self, kind: str) -> Any:
+        while True:
+            found, content = self.told.get(timeout=20)
+            if found == kind:
+                return content
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(tmp_path)
+    yield made
+    made.connection.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def start_sleeper(agent: Agent, folder: Path) -> int:
+    """Start an engine that does nothing; return its process number."""
+    (folder / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
+    return agent.connection.ask("start", python=sys.executable, module="sleeper", environment={"PYTHONPATH": str(folder)})
+
+
+def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
+    connection = agent.connection
+    connection.open()
+    assert abs(connection.clock_offset_s) <= connection.clock_bound_s < 1  # both clocks are this machine's
+
+    file = tmp_path / "weights"
+    file.write_bytes(os.urandom(300_000))
+    assert connection.bring(file, "kit/cache/model/weights")
+    assert (agent.home / ".workbench-kit/cache/model/weights").read_bytes() == file.read_bytes()
+    assert not connection.bring(file, "kit/cache/model/weights")
+    file.write_bytes(b"")
+    assert connection.bring(file, "kit/cache/model/weights")
+
+    for place in ("kit/../outside", "/etc/passwd", "elsewhere/x", "run/"):
+        with pytest.raises(RuntimeSetupError, match="is no place for a file"):
+            connection.send_file(file, place).result(20)
+    with pytest.raises(RuntimeSetupError, match="knows no 'import'"):
+        connection.ask("import", module="os")
+    with pytest.raises(RuntimeSetupError, match="is no program"):
+        connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
+    with pytest.raises(RuntimeSetupError, match="another digest"):
+        bad = connection.post("file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
+        bad.result(20)
+    assert connection.ask("facts")["cores"] >= 1
+
+
+def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> None:
+    agent.connection.open(owner="somebody")
+    engine = start_sleeper(agent, tmp_path)
+    with pytest.raises(RuntimeSetupError, match="somebody has it since"):
+        other = Agent(tmp_path)
+        other.connection.open(owner="another")
+    agent.connection.close()
+    wait_until(lambda: not Path(f"/proc/{engine}").exists())
+    wait_until(lambda: not list((agent.home / ".workbench-kit/runs").iterdir()))
+
+
+def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Agent, tmp_path: Path) -> None:
+    agent.connection.open()
+    engine = start_sleeper(agent, tmp_path)
+    os.kill(agent.connection._process.pid, signal.SIGKILL)
+    agent.wait_for("lost")
+    wait_until(lambda: not Path(f"/proc/{engine}").exists())
+    assert list((agent.home / ".workbench-kit/runs").iterdir())
+    following = Agent(tmp_path)
+    following.connection.open()
+    assert following.connection.greeting["swept"] == 1
+    following.connection.close()
+
+
+def test_a_silent_laptop_is_taken_for_gone(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "SILENCE_S", 1.0)
+    agent.connection.open()
+    engine = start_sleeper(agent, tmp_path)
+    monkeypatch.setattr(ssh.Connection, "post", lambda self, operation, frames=(), **fields: None)
+    agent.wait_for("lost")
+    assert not Path(f"/proc/{engine}").exists()
+    assert not list((agent.home / ".workbench-kit/runs").iterdir())
+
+
+def test_what_ssh_says_becomes_one_sentence_and_a_mend() -> None:
+    for said, code, found, todo in (
+        ("Host key verification failed.", 255, "not known yet", "--trust"),
+        ("WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!", 255, "not the one", "--forget"),
+        ("pi@h: Permission denied (publickey).", 255, "does not accept the key", "ssh-copy-id"),
+        ("connect to host h port 22: Connection refused", 255, "Nothing listens", "systemctl"),
+        ("Could not resolve hostname h", 255, "name is not known", "address"),
+        ("sh: python3: not found", 127, "no python3", "apt install"),
+    ):
+        failure = failure_of(said, code)
+        assert found in failure.found and todo in failure.todo
+
+
+def test_messages_cross_a_stream_in_any_pieces() -> None:
+    sent = [Message("event", 1, b"x" * 1000), Message("answer", 2, b"")]
+    data, found, messages = b"".join(one.framed() for one in sent), [], Messages()
+    for at in range(0, len(data), 7):
+        found += list(messages.of(data[at : at + 7]))
+    assert found == sent
+    with pytest.raises(RuntimeSetupError, match="was expected"):
+        list(Messages().of(b"\0\0\0\3abc"))
+
+
+def test_commands_and_events_are_typed() -> None:
+    table = CallTable({"workbench.methods.fine_tuning.method:serve_rank": Parts("workbench.core.job:Job", "workbench.core.job:Job")})
+    call = table.named("workbench.methods.fine_tuning.method:serve_rank")
+    from workbench.core.job import Job
+
+    for value in (c.Train(3, (0, 2), Job(seed=7)), c.Pause(3, 9), c.Ping(), c.StepDone(4, 0.5), c.Ended(3, "paused", Job()), {"epoch": 1}):
+        assert decode_told(encode_told(value), call, "It") == value
+    with pytest.raises(RuntimeSetupError, match="It was expected"):
+        decode_told(encode_told(Asked("get", ("key",))), call, "It")
+
+
+def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
+    """Two ranks in two threads; each rank's store speaks to the laptop's by messages alone."""
+    kept, sums = KeyStore(), {}
+
+    def ask(asked: Asked, timeout_s: float | None) -> bytes:
+        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        kept.ask(asked, mine.put)
+        return mine.get(timeout=20)
+
+    def join(rank: int) -> None:
+        own = ChannelStore(ask)
+        group = dist.ProcessGroupGloo(dist.PrefixStore("group", own), rank, 2, timedelta(seconds=20))
+        tensor = torch.tensor([float(rank + 1)])
+        group.allreduce([tensor]).wait()
+        sums[rank] = tensor.item()
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sums == {0: 3.0, 1: 3.0}
+    assert not ChannelStore(ask).check(["nothing"])
+
+
+def test_a_devices_files_stay_in_the_runs_folder(tmp_path: Path) -> None:
+    engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({}), command_of=over_pipes(tmp_path))
+    [seat, _] = engines.seats
+    for offset, data, is_last in ((0, b"ab", False), (2, b"c", True)):
+        seat._keep(FilePart("checkpoints/epoch-0-layers-0-3.safetensors", offset, data, is_last))
+    seat._keep(FilePart("steps/epoch-0-from-0-rank-1.jsonl", 0, b"old and longer\n", True))
+    seat._keep(FilePart("steps/epoch-0-from-0-rank-1.jsonl", 0, b"new\n", True))
+    found = {path.relative_to(tmp_path / "run").as_posix(): path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert found == {"checkpoints/epoch-0-layers-0-3.safetensors": b"abc", "steps/epoch-0-from-0-rank-1.jsonl": b"new\n"}
+    for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b"):
+        with pytest.raises(RuntimeSetupError, match="sent a file"):
+            seat._keep(FilePart(path, 0, b"", True))

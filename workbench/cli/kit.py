@@ -1,0 +1,203 @@
+"""`workbench kit`: real devices over SSH; describe them, check them, put the libraries on them, remove everything again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from workbench.cli.output import USER_ERROR, Json, print_json, print_table, say
+from workbench.core.catalogue import device_models, load_cluster
+from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
+from workbench.core.files import require_writable
+from workbench.core.serial import shown, write_text
+
+Action = Literal["init", "check", "setup", "clean"]
+KIT = Path("kit.toml")
+LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
+
+
+class Found(NamedTuple):
+    """What was found on a device.  problem, todo: '' if it can be used as it is."""
+
+    device: str
+    address: str
+    problem: str = ""
+    todo: str = ""
+    facts: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+
+
+def kit(
+    action: Annotated[Action, typer.Argument(help="init ADDRESS...: describe; check: reach each; setup: libraries; clean: remove all.")],
+    addresses: Annotated[list[str] | None, typer.Argument(help="Of init: user@host of each device.")] = None,
+    file: Annotated[Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")] = KIT,
+    model: Annotated[str, typer.Option(help="Of init: the devices' model in the catalogue.")] = "rpi-4b-m",
+    trust: Annotated[bool, typer.Option("--trust", help="Of check: accept host keys that are not known yet, and show them.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Describe real devices that are reached over SSH, check them, prepare them, or remove everything from them."""
+    if addresses and action != "init":
+        raise ConfigError(f"`kit {action}` was called with addresses.", "Only init takes them.", f"They are those of '{file}'; see --file.")
+    if action == "init":
+        _init(addresses or [], file, model)
+        return
+    cluster = load_cluster(file)
+    without = [device.name for device in cluster.devices if not device.address]
+    if without:
+        raise ConfigError(f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".')
+    work = {"check": lambda device: _check(device, trust, forget), "setup": _setup, "clean": _clean}[action]
+    found = _on_all(cluster, work)
+    if as_json:
+        print_json([one._asdict() for one in found])
+    else:
+        _show(cluster, found)
+    if any(one.problem for one in found):
+        raise typer.Exit(USER_ERROR)
+
+
+def _init(addresses: list[str], file: Path, model: str) -> None:
+    if not addresses:
+        raise ConfigError("A kit was to be described.", "No address is given.", "Give one for each device: pi@10.0.0.4 pi@10.0.0.5.")
+    if model not in device_models():
+        raise ConfigError(f"Devices of model '{shown(model)}' were asked for.", "It is not known.", did_you_mean(model, device_models()))
+    if file.exists():
+        raise ConfigError(f"Writing '{file}' was asked for.", "It is there already.", "Change it, remove it, or name another with --file.")
+    require_writable(file)
+    names: list[str] = []
+    for address in addresses:
+        host = address.rpartition("@")[2]
+        name = host if host.replace(".", "").isdigit() else host.partition(".")[0]
+        if address in addresses[: len(names)]:
+            raise ConfigError(f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once.")
+        names.append(name if name not in names else host)
+    tables = "".join(f'\n[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in zip(names, addresses, strict=True))
+    write_text(file, f'name = "kit"\n\n[defaults]\nmodel = "{model}"\n{tables}')
+    try:
+        load_cluster(file)
+    except WorkbenchError:
+        file.unlink()
+        raise
+    print(f"{file}: {len(addresses)} devices.  Next: workbench kit check --trust")
+
+
+def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
+    """Do something on all devices at once, and return what came of it by device."""
+
+    def guarded(device: Device) -> Found:
+        try:
+            return work(device)
+        except WorkbenchError as error:
+            return Found(device.name, device.address or "", error.found, error.todo)
+
+    with ThreadPoolExecutor(cluster.world_size) as pool:
+        return list(pool.map(guarded, cluster.devices))
+
+
+def _check(device: Device, trust: bool, forget: bool) -> Found:
+    from workbench.runtime.ssh import Connection, agent_command, fingerprints, forget_host
+
+    if forget:
+        forget_host(device)
+    known = fingerprints(device)
+    connection = Connection(device.name, agent_command(device, trusts_new=trust))
+    try:
+        connection.open()
+        if trust and not known:
+            say(f"{device.name}: trusted {', '.join(fingerprints(device)) or 'by a key that is known elsewhere'}")
+        before_s = time.time()
+        facts = connection.ask("facts")
+        off_s = facts["time_s"] - (before_s + time.time()) / 2
+        facts |= {"clock_off_s": off_s, "clock_bound_s": connection.clock_bound_s, **connection.greeting}
+    finally:
+        connection.close()
+    return Found(device.name, device.address or "", *_judged(device, facts), facts)
+
+
+def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a device that was reached, and what to do about it; ('', '') if nothing."""
+    is_ready = bool(facts["environment"] or device.python)
+    for is_wrong, problem, todo in (
+        (
+            facts["free_memory_bytes"] < LEAST_MEMORY_BYTES,
+            f"{facts['free_memory_bytes'] / 1e6:.0f} MB of memory are free, torch alone takes 300.",
+            "End other programs there.",
+        ),
+        (
+            not is_ready and facts["free_disk_bytes"] < LEAST_DISK_BYTES,
+            f"{facts['free_disk_bytes'] / 1e6:.0f} MB of disk are free, the libraries take 1000.",
+            "Free some space there.",
+        ),
+        (
+            abs(facts["clock_off_s"]) > MOST_CLOCK_S,
+            f"Its clock is off by {facts['clock_off_s']:.0f} s.",
+            "Set it there: sudo timedatectl set-ntp true.",
+        ),
+        ((facts["temperature_c"] or 0.0) > MOST_CELSIUS, f"It has {facts['temperature_c']} °C and slows itself down.", "Cool it."),
+        (not is_ready, "It has no libraries yet.", "Run: workbench kit setup."),
+    ):
+        if is_wrong:
+            return problem, todo
+    return "", ""
+
+
+def _setup(device: Device) -> Found:
+    from workbench.runtime.ssh import Connection, agent_command
+    from workbench.runtime.ssh_setup import bring_code, install
+
+    connection = Connection(device.name, agent_command(device))
+    try:
+        connection.open(owner="`workbench kit setup`")
+        did = not device.python and install(connection, say)
+        bring_code(connection)
+        say(f"{device.name}: {'ready' if did else 'is ready already'}")
+        return Found(device.name, device.address or "", facts=connection.ask("facts") | connection.greeting)
+    finally:
+        connection.close()
+
+
+def _clean(device: Device) -> Found:
+    from workbench.runtime.ssh import Connection, agent_command
+
+    connection = Connection(device.name, agent_command(device))
+    try:
+        connection.open()
+        connection.ask("clean")
+        say(f"{device.name}: nothing of the workbench is left there")
+        return Found(device.name, device.address or "")
+    finally:
+        connection.close()
+
+
+def _show(cluster: Cluster, found: list[Found]) -> None:
+    rows = []
+    for one, device in zip(found, cluster.devices, strict=True):
+        facts, state = one.facts, "see below" if one.problem else "ok"
+        if "cores" not in facts:
+            rows.append((one.device, one.address, state, *("",) * 7))
+            continue
+        heat, clock = facts["temperature_c"], facts.get("clock_off_s")
+        rows.append(
+            (
+                one.device,
+                one.address,
+                state,
+                f"{facts['python']} {facts['machine']}",
+                facts["cores"],
+                f"{facts['free_memory_bytes'] / 1e6:.0f} of {facts['memory_bytes'] / 1e6:.0f}",
+                f"{facts['free_disk_bytes'] / 1e9:.1f}",
+                "" if heat is None else f"{heat:.0f}{' throttled' if facts['throttled'] not in ('', '0') else ''}",
+                "" if clock is None else f"{1000 * clock:+.1f} ± {1000 * facts['clock_bound_s']:.1f}",
+                device.python or facts["environment"] or "nothing",
+            )
+        )
+    columns = ("device", "address", "state", "Python", "cores", "free MB", "disk GB", "°C", "clock ms", "libraries")
+    print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
+    for one in found:
+        if one.problem:
+            print(f"{one.device}: {one.problem}\n  -> {one.todo}")

@@ -1,0 +1,40 @@
+"""What may be called on a real device; run as a program, a device's engine (started by runtime.ssh_agent)."""
+
+from __future__ import annotations
+
+from workbench.runtime.messages import CallTable, Parts
+
+_RANK_RESULT = "workbench.methods.common.session:RankResult"
+
+CALLS = CallTable(
+    {
+        "workbench.runtime.torchrun:measure_clock_offset": "",
+        "workbench.runtime.torchrun:sees_file": "",
+        "workbench.runtime.torchrun:remove_own_files": "",
+        "workbench.methods.pac_plus.method:measure_rank": "",
+        "workbench.methods.pac_plus.method:run_rank": "",
+        "workbench.methods.pac_plus.method:serve_rank": Parts("workbench.methods.pac_plus.rank_job:PacPlusRankJob", _RANK_RESULT),
+        "workbench.methods.fine_tuning.method:measure_rank": "",
+        "workbench.methods.fine_tuning.method:run_rank": "",
+        "workbench.methods.fine_tuning.method:serve_rank": Parts("workbench.methods.fine_tuning.phases:FineTuningRankJob", _RANK_RESULT),
+        "workbench.methods.p_rge.method:measure_rank": "",
+        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
+        "workbench.methods.p_rge.worker:serve_rank": Parts(
+            "workbench.methods.p_rge.compute:RankJob",
+            "workbench.methods.p_rge.compute:RankPart",
+            done="workbench.models.zeroth_order:StepLog",
+        ),
+        "workbench.methods.ringada.method:measure_rank": "",
+        "workbench.methods.ringada.method:run_rank": "",
+        "workbench.methods.ringada.method:serve_rank": Parts("workbench.methods.ringada.phases:RingRankJob", _RANK_RESULT),
+        "workbench.methods.galaxy_plus.method:measure_rank": "",
+        "workbench.methods.galaxy_plus.worker:serve_rank": "",
+    }
+)
+"""The functions by name; of each, what it publishes besides dicts."""
+
+
+if __name__ == "__main__":
+    from workbench.runtime.pipe_engine import serve
+
+    serve(CALLS)

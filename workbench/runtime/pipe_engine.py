@@ -1,0 +1,335 @@
+"""A real device's engine: it answers calls that come through stdin, and says through stdout what becomes of them.
+
+What it writes into the run's folder goes to the laptop beside its events, so that nothing is shared but this connection.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from workbench import __version__
+from workbench.runtime import commands as c
+from workbench.runtime.context import Channel
+from workbench.runtime.memory import lift_all_budgets
+from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, Moved, decode, decode_told, encode, encode_told
+from workbench.runtime.process_group import close_group
+
+LENGTH = struct.Struct(">I")
+WORK = "work"
+"""The device's copy of the run's folder, in its run folder."""
+KEPT = ("checkpoints", "steps", "journals")
+"""What of it is brought to the laptop."""
+KEPT_NAME = re.compile(rf"(?:{'|'.join(KEPT)})/[\w-][\w.-]*")
+_CHUNK = 1 << 18
+
+
+class Message(NamedTuple):
+    """What travels between laptop and engine.  number: of the run, or of what is asked of the store.
+
+    kind: 'hello', 'call', 'command', 'reply' to the engine; 'ready', 'event', 'answer', 'store', 'file' from it.
+    """
+
+    kind: str
+    number: int
+    data: bytes
+
+    def framed(self) -> bytes:
+        """Return it as bytes of a stream."""
+        data = encode(self)
+        return LENGTH.pack(len(data)) + data
+
+
+class Messages:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def of(self, data: bytes) -> Iterator[Message]:
+        """Take more bytes; yield the messages that are whole now."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            message = decode(bytes(self._buffer[LENGTH.size : end]), Message, "A message between laptop and device")
+            del self._buffer[:end]
+            yield message
+
+
+class Asked(NamedTuple):
+    """What is asked of the store on the laptop.  operation: 'set', 'wait', 'get' or 'check'."""
+
+    operation: str
+    keys: tuple[str, ...]
+    value: bytes = b""
+
+
+class FilePart(NamedTuple):
+    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows, always is."""
+
+    path: str
+    offset: int
+    data: bytes
+    is_last: bool
+
+
+class ChannelStore(dist.Store):
+    """A torch.distributed.Store on the laptop, reached through the engine's own pipes: no port, nothing pickled.
+
+    gloo uses set, wait and get; the roll before it uses check.
+    """
+
+    def __init__(self, ask: Callable[[Asked, float | None], bytes]) -> None:
+        super().__init__()
+        self._ask, self._timeout_s = ask, 300.0
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long keys are waited for."""
+        super().set_timeout(timeout)
+        self._timeout_s = timeout.total_seconds()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
+        self._ask(Asked("set", (key,), value.encode() if isinstance(value, str) else bytes(value)), None)
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value once it has one."""
+        return self._ask(Asked("get", (key,)), self._timeout_s)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for keys."""
+        self._ask(Asked("wait", tuple(keys)), self._timeout_s if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys have values."""
+        return bool(self._ask(Asked("check", tuple(keys)), None))
+
+
+class _Upward:
+    """Sends what a rank has written into the run's folder since the last time."""
+
+    def __init__(self, folder: Path, send: Callable[[str, bytes], None]) -> None:
+        self._folder, self._send = folder, send
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._names: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Take what is there as known: the laptop has sent it."""
+        self._sent = {name: self._state(name) for name in self._found(KEPT)}
+        self._names = set(self._sent)
+
+    def _found(self, places: tuple[str, ...]) -> list[str]:
+        found = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
+        return [name for name in found if KEPT_NAME.fullmatch(name) and not name.endswith(".part")]
+
+    def _state(self, name: str) -> tuple[int, int]:
+        found = (self._folder / name).stat()
+        return found.st_size, found.st_mtime_ns
+
+    def logs(self) -> None:
+        """Send the steps that are noted, and checkpoints if there are new ones."""
+        for name in self._found(("steps",)):
+            begin, size = self._sent.get(name, (0, 0))[0], self._state(name)[0]
+            if size < begin:
+                begin = 0
+            if size > begin or name not in self._sent:
+                with open(self._folder / name, "rb") as file:
+                    file.seek(begin)
+                    data = file.read(size - begin)
+                self._sent[name] = (begin + len(data), 0)
+                self._send("file", encode(FilePart(name, begin, data, True)))
+        self._whole("checkpoints")
+
+    def everything(self) -> None:
+        """Send all that is new."""
+        self.logs()
+        self._whole("journals")
+
+    def _whole(self, place: str) -> None:
+        for name in self._found((place,)):
+            with suppress(FileNotFoundError):  # one that is no longer needed
+                state = self._state(name)
+                if state == self._sent.get(name):
+                    continue
+                with open(self._folder / name, "rb") as file:
+                    offset, data = 0, file.read(_CHUNK)
+                    while True:
+                        following = file.read(_CHUNK)
+                        self._send("file", encode(FilePart(name, offset, data, not following)))
+                        if not following:
+                            break
+                        offset, data = offset + len(data), following
+                self._sent[name] = state
+
+
+class PipeChannel(Channel):
+    """A job's way to the laptop.  call: what is done; moved: the run's folder there and here."""
+
+    def __init__(self, engine: _Engine, number: int, call: Call, moved: Moved) -> None:
+        self._engine, self._number, self._call, self._moved = engine, number, call, moved
+        self._lock, self._arriving = threading.Lock(), threading.Lock()
+        self.upward = _Upward(Path(moved[1]), engine.send)
+        self._take: Callable[[Any], None] | None = None
+        self._early: list[bytes] = []
+
+    def send(self, kind: str, event: Any) -> None:
+        """Send an event, after what it tells of has been sent as files."""
+        with self._lock:
+            if isinstance(event, c.StepDone):
+                self.upward.logs()
+            elif isinstance(event, c.Ended):
+                self.upward.everything()
+            self._engine.send("event", encode_told(event), self._number)
+
+    def store(self) -> ChannelStore:
+        """Return the store on the laptop."""
+        return self._engine.store
+
+    def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
+        """Hand every command to `take`, in the thread that reads."""
+        with self._arriving:
+            self._take = take
+            for data in self._early:
+                self._hand_on(data)
+            self._early.clear()
+        return lambda: None
+
+    def command(self, data: bytes) -> None:
+        """Take a command."""
+        with self._arriving:
+            if self._take is None:
+                self._early.append(data)
+            else:
+                self._hand_on(data)
+
+    def _hand_on(self, data: bytes) -> None:
+        assert self._take is not None
+        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
+        if isinstance(command, c.Train):
+            self.upward.forget()
+        self._take(command)
+
+
+class _Engine:
+    """The two pipes.  out: descriptor to which messages go."""
+
+    def __init__(self, table: CallTable, out: int) -> None:
+        self._table, self._out = table, out
+        self._writing = threading.Lock()
+        self._calls: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
+        self._asked = 0
+        self._channel: PipeChannel | None = None
+        self._laptop_folder = Path()
+        self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
+
+    def send(self, kind: str, data: bytes, number: int = 0) -> None:
+        """Send a message."""
+        frame = memoryview(Message(kind, number, data).framed())
+        with self._writing:
+            while frame:
+                frame = frame[os.write(self._out, frame) :]
+
+    def ask(self, asked: Asked, timeout_s: float | None) -> bytes:
+        """Ask the store; return its reply.  Raises RuntimeError if there is none in time."""
+        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        with self._writing:
+            self._asked += 1
+            number = self._asked
+            self._replies[number] = mine
+        self.send("store", encode(asked), number)
+        try:
+            return mine.get(timeout=timeout_s)
+        except queue.Empty:
+            raise RuntimeError(f"The store on the laptop had no {', '.join(asked.keys)} within {timeout_s:g} s.") from None
+        finally:
+            self._replies.pop(number, None)
+
+    def read(self) -> None:
+        """Take messages until stdin ends; then end this process with all that it has started."""
+        messages = Messages()
+        try:
+            while data := os.read(0, _CHUNK):
+                for message in messages.of(data):
+                    self._take(message)
+        except Exception:  # whatever it is: without its laptop an engine is of no use
+            traceback.print_exc()
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    def _take(self, message: Message) -> None:
+        match message.kind:
+            case "hello":
+                self._laptop_folder = Path(message.data.decode())
+            case "call":
+                self._calls.put(message)
+            case "command" if self._channel is not None:
+                self._channel.command(message.data)
+            case "reply" if message.number in self._replies:
+                self._replies[message.number].put(message.data)
+
+    def work(self) -> None:
+        """Do one call after the other."""
+        while True:
+            message = self._calls.get()
+            answer = self._answer(message)
+            if self._channel is not None:
+                self._channel.upward.everything()
+            self.send("answer", encode(answer), message.number)
+            self._channel = None
+
+    def _answer(self, message: Message) -> AnswerMessage:
+        try:
+            asked = decode(message.data, CallMessage, "A call")
+            call = self._table.named(asked.function)
+            folder = Path.cwd() / WORK
+            folder.mkdir(exist_ok=True)
+            moved = (self._laptop_folder, folder)
+            payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
+            channel = self._channel = PipeChannel(self, message.number, call, moved)
+            assert asked.context is not None
+            context = replace(asked.context, interface=_own_interface(), rendezvous=str(Path.cwd()), channel=channel)
+            return AnswerMessage(result=encode(call.function(context, payload)))
+        except BaseException as error:  # told to the laptop, which chooses the cause among all devices'
+            return AnswerMessage.of_error(error)
+        finally:
+            lift_all_budgets()
+            close_group()
+
+
+def _own_interface() -> str:
+    """Return the network interface at whose address the laptop has logged in, or the loopback."""
+    ends = os.environ.get("SSH_CONNECTION", "").split()
+    own = ends[2] if len(ends) == 4 else ""
+    found = [name for name, addresses in psutil.net_if_addrs().items() if any(one.address == own for one in addresses)]
+    return found[0] if found else next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+
+
+def serve(table: CallTable) -> None:
+    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
+    engine = _Engine(table, out)
+    threading.Thread(target=engine.read, name="laptop", daemon=True).start()
+    engine.send("ready", __version__.encode())
+    engine.work()

@@ -1,0 +1,408 @@
+"""The agent on a real device: standard library only, sent through ssh's stdin, and gone with the connection.
+
+It never computes: it receives files, starts and ends the engine, passes the engine's bytes on, and answers pings for the clock.
+A frame is its length (4 bytes, big-endian), its kind (1 byte) and its payload: J is JSON for and from the agent, D bytes of the file that
+is being sent, E bytes of the engine's stdin or stdout.  The laptop waits for MAGIC first, because a .bashrc may print.
+Everything ends with the connection: at end of file, or after `silence_s` without a byte, the engine is killed and the run folder removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import platform
+import queue
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from typing import Any
+
+MAGIC = b"\n<workbench agent 1>\n"
+HEADER = struct.Struct(">IB")
+JSON, DATA, ENGINE = b"JDE"
+CHUNK = 1 << 17
+FOLDER = ".workbench-kit"
+"""In the user's home folder: everything that is put on a device."""
+OLDEST_PYTHON = (3, 11)
+_LOG_TAIL = 2000
+
+
+class Refused(Exception):
+    """What the agent was asked for cannot be done; its text is for the user."""
+
+
+class Agent:
+    """One connection's agent.  home: where FOLDER is made."""
+
+    def __init__(self, home: str) -> None:
+        self.base = os.path.join(home, FOLDER)
+        self.silence_s, self.heard_s = 10.0, time.monotonic()
+        self.run = ""
+        self.engine: Any = None
+        self.file: dict[str, Any] = {}
+        self.to_engine: Any = queue.SimpleQueue()
+        self.writing, self.ending = threading.Lock(), threading.Lock()
+        self.operations: dict[str, Any] = {
+            "hello": self.hello,
+            "facts": self.facts,
+            "has": self.has,
+            "file": self.begin_file,
+            "start": self.start,
+            "signal": self.signal_engine,
+            "ask to stop": self.ask_to_stop,
+            "holds": self.holds,
+            "unpack": self.unpack,
+            "empty": self.empty,
+            "clean": self.clean,
+        }
+
+    # The connection.
+
+    def serve(self) -> None:
+        """Do what comes until the connection ends."""
+        os.write(1, MAGIC)
+        threading.Thread(target=self.watch, daemon=True).start()
+        try:
+            while True:
+                length, kind = HEADER.unpack(self.read(HEADER.size))
+                self.take(kind, self.read(length))
+        except (EOFError, OSError):
+            self.finish()
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes of stdin, unbuffered."""
+        data = bytearray()
+        while len(data) < count:
+            part = os.read(0, min(count - len(data), CHUNK))
+            if not part:
+                raise EOFError
+            self.heard_s = time.monotonic()
+            data += part
+        return bytes(data)
+
+    def watch(self) -> None:
+        """End everything when the laptop has fallen silent: its cable is pulled, or its lid is shut."""
+        while time.monotonic() - self.heard_s < self.silence_s:
+            time.sleep(0.2)
+        self.finish()
+
+    def take(self, kind: int, payload: bytes) -> None:
+        """Take a frame."""
+        if kind == ENGINE:
+            self.to_engine.put(payload)
+        elif kind == DATA:
+            self.take_data(payload)
+        else:
+            asked = json.loads(payload)
+            if asked["op"] == "ping":
+                self.say(id=asked["id"], clock_s=time.monotonic(), cpu_s=self.cpu_s())
+            elif asked["op"] in ("has", "unpack", "clean", "facts"):  # they take time, and pings do not wait for them
+                threading.Thread(target=self.do, args=(asked,), daemon=True).start()
+            else:
+                self.do(asked)
+
+    def do(self, asked: dict[str, Any]) -> None:
+        """Do one operation of the table and answer."""
+        number, name = asked.pop("id"), asked.pop("op")
+        try:
+            if name not in self.operations:
+                raise Refused(f"It knows no '{name}'.")
+            found = self.operations[name](**asked)
+            if name != "file":  # answered once it is whole
+                self.say(id=number, found=found)
+            else:
+                self.file["id"] = number
+                self.take_data(b"")
+        except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError) as error:
+            self.say(id=number, error=str(error))
+
+    def say(self, **fields: Any) -> None:
+        """Send JSON."""
+        self.send(JSON, json.dumps(fields).encode())
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame; whichever thread sends, frames stay whole."""
+        data = HEADER.pack(len(payload), kind) + payload
+        with self.writing:
+            try:
+                while data:
+                    data = data[os.write(1, data) :]
+            except OSError:
+                self.finish()
+
+    def finish(self) -> None:
+        """End the engine, remove the run folder and end."""
+        with self.ending:  # never given back
+            try:
+                self.end_engine()
+                if self.run:
+                    shutil.rmtree(self.run, ignore_errors=True)
+            finally:
+                os._exit(0)
+
+    # Operations.
+
+    def hello(self, silence_s: float, owner: str = "") -> dict[str, Any]:
+        """Begin: sweep what others have left, make the run folder, and with an owner's name take the device for one run."""
+        if sys.version_info < OLDEST_PYTHON:
+            raise Refused(f"Its Python is {platform.python_version()}; 3.11 or later is needed.")
+        self.silence_s = silence_s
+        runs = os.path.join(self.base, "runs")
+        os.makedirs(runs, mode=0o700, exist_ok=True)
+        if owner:
+            self.lease = self.locked(os.path.join(self.base, "lease"), owner)
+        swept = 0
+        for name in os.listdir(runs):
+            folder = os.path.join(runs, name)
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)  # its agent was killed
+                os.close(descriptor)
+                swept += 1
+        run = os.path.join(runs, f"{os.getpid()}-{time.time():.0f}")
+        os.mkdir(run, 0o700)
+        self.run_lock = os.open(run, os.O_RDONLY)
+        fcntl.flock(self.run_lock, fcntl.LOCK_EX)
+        self.run = run
+        return {"run": run, "kit": self.base, "swept": swept, "python": platform.python_version(), "machine": platform.machine()}
+
+    def locked(self, path: str, owner: str) -> int:
+        """Return the open lease, which the kernel gives back however this process ends."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            other = os.read(descriptor, 200).decode(errors="replace") or "Another run"
+            raise Refused(f"{other} has it since {time.time() - os.fstat(descriptor).st_mtime:.0f} s.") from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, owner.encode())
+        return descriptor
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `kit check` shows."""
+        disk = os.statvfs(self.base)
+        memory = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines()}
+        heat = [int(text) / 1000 for text in map(read_text, glob.glob("/sys/class/thermal/thermal_zone*/temp")) if text]
+        return {
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": memory.get("MemTotal", 0),
+            "free_memory_bytes": memory.get("MemAvailable", 0),
+            "free_disk_bytes": disk.f_bavail * disk.f_frsize,
+            "temperature_c": max(heat) if heat else None,
+            "throttled": read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip(),
+            "time_s": time.time(),
+            "libc": platform.libc_ver()[1],
+            "environment": "".join(glob.glob(self.base + "/env-*/ready"))[len(self.base) + 1 : -len("/ready")],
+        }
+
+    def empty(self, path: str) -> None:
+        """Remove a folder."""
+        shutil.rmtree(self.place(path), ignore_errors=True)
+
+    def place(self, path: str) -> str:
+        """Return where a path of the laptop's is: 'run/...' in this run's folder, 'kit/...' kept on the device."""
+        root, _, rest = path.partition("/")
+        folder = {"run": self.run, "kit": self.base}.get(root)
+        if not folder or not rest or os.path.isabs(rest) or ".." in rest.split("/"):
+            raise Refused(f"'{path}' is no place for a file.")
+        return os.path.join(folder, rest)
+
+    def has(self, path: str, size: int, sha256: str) -> bool:
+        """Return whether a file is there, whole and the same."""
+        place = self.place(path)
+        if not os.path.isfile(place) or os.path.getsize(place) != size:
+            return False
+        with open(place, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+
+    def begin_file(self, path: str, size: int, sha256: str) -> None:
+        """Begin a file, whose bytes follow in D frames; it is there whole or not at all."""
+        self.file = {"place": "", "part": "", "left": size, "sha256": sha256, "digest": hashlib.sha256(), "error": None, "open": None}
+        try:
+            self.file["place"] = place = self.place(path)
+            self.file["part"] = f"{place}.{os.getpid()}.part"
+            os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+            self.file["open"] = open(self.file["part"], "wb")  # noqa: SIM115 (closed when it is whole)
+        except (OSError, Refused) as error:
+            self.file["error"] = str(error)
+
+    def take_data(self, data: bytes) -> None:
+        """Add bytes to the file; at its end check it and put it in its place.  After an error the rest is thrown away."""
+        file = self.file
+        file["left"] -= len(data)
+        try:
+            if file["error"] is None:
+                file["open"].write(data)
+                file["digest"].update(data)
+                if file["left"] == 0:
+                    file["open"].close()
+                    if file["digest"].hexdigest() != file["sha256"]:
+                        raise OSError(f"'{file['place']}' came with another digest.")
+                    os.replace(file["part"], file["place"])
+        except OSError as error:
+            file["error"] = str(error)
+        if file["left"] == 0:
+            if file["error"] is None:
+                self.say(id=file["id"], found=True)
+            else:
+                if file["open"] is not None:
+                    file["open"].close()
+                if os.path.exists(file["part"]):
+                    os.unlink(file["part"])
+                self.say(id=file["id"], error=file["error"])
+
+    def holds(self, folder: str) -> bool:
+        """Return whether a folder of the kit was unpacked whole."""
+        return os.path.exists(os.path.join(self.place("kit/" + folder), "ready"))
+
+    def unpack(self, archive: str, folder: str, python: bool) -> str:
+        """Unpack an archive in place of the folders of its kind; return where.  python: into a virtual environment of ours."""
+        made = self.place("kit/" + folder)
+        for old in glob.glob(os.path.join(self.base, folder.partition("-")[0] + "-*")):
+            shutil.rmtree(old, ignore_errors=True)
+        target = made
+        if python:
+            command = [sys.executable, "-m", "venv", "--without-pip", made]
+            said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if said.returncode:
+                raise Refused(f"A virtual environment cannot be made: {said.stdout.strip()}")
+            target = os.path.join(made, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+        with tarfile.open(self.place(archive)) as tar:
+            checked: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4; the archive is ours
+            tar.extractall(target, **checked)
+        with open(os.path.join(made, "ready"), "w"):
+            pass
+        os.unlink(self.place(archive))
+        return made
+
+    def clean(self) -> bool:
+        """Remove every file that was put on the device, unless another run is at it."""
+        self.lease = self.locked(os.path.join(self.base, "lease"), "Cleaning")
+        shutil.rmtree(self.base, ignore_errors=True)
+        return not os.path.exists(self.base)
+
+    # The engine.
+
+    def start(self, python: str, module: str, environment: dict[str, str]) -> int:
+        """Start the engine; what it writes to stdout comes in E frames, and its end is told."""
+        self.end_engine()
+        python = os.path.expanduser(python)
+        if not os.access(python, os.X_OK):
+            raise Refused(f"'{python}' is no program there.")
+        variables = dict(os.environ, TMPDIR=self.run, WORKBENCH_CACHE=os.path.join(self.base, "cache"), **environment)
+        pipe = subprocess.PIPE
+        with open(os.path.join(self.run, "engine.log"), "wb") as log:
+            self.engine = engine = subprocess.Popen(
+                [python, "-P", "-m", module],
+                stdin=pipe,
+                stdout=pipe,
+                stderr=log,
+                cwd=self.run,
+                env=variables,
+                start_new_session=True,
+                preexec_fn=die_with_us,
+            )
+        mail: Any = queue.SimpleQueue()
+        self.to_engine = mail
+        self.say(event="started", pid=engine.pid)
+        threading.Thread(target=self.feed, args=(engine, mail), daemon=True).start()
+        self.engine_reader = threading.Thread(target=self.pass_on, args=(engine,), daemon=True)
+        self.engine_reader.start()
+        return engine.pid
+
+    def feed(self, engine: Any, mail: Any) -> None:
+        """Write to the engine's stdin; an engine that does not read holds up nobody else."""
+        try:
+            while True:
+                part = mail.get()
+                if part is None:
+                    return
+                while part:
+                    part = part[os.write(engine.stdin.fileno(), part) :]
+        except OSError:
+            pass
+
+    def pass_on(self, engine: Any) -> None:
+        """Send what the engine writes, and say how it ended."""
+        while True:
+            data = os.read(engine.stdout.fileno(), CHUNK)
+            if not data:
+                break
+            self.send(ENGINE, data)
+        kill(engine)
+        code = engine.wait()
+        with open(os.path.join(self.run, "engine.log"), "rb") as log:
+            log.seek(max(0, os.path.getsize(log.name) - _LOG_TAIL))
+            tail = log.read().decode(errors="replace")
+        self.say(event="ended", pid=engine.pid, code=code, log=tail)
+
+    def end_engine(self) -> None:
+        """Kill the engine and everything it has started, and wait until it is told."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            kill(engine)
+            self.to_engine.put(None)
+            if threading.current_thread() is not self.engine_reader:
+                self.engine_reader.join(3.0)
+
+    def signal_engine(self, name: str) -> None:
+        """Kill, stop or continue the engine."""
+        if self.engine is not None and self.engine.poll() is None:
+            os.killpg(self.engine.pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}[name])
+
+    def ask_to_stop(self, wanted: bool) -> None:
+        """Leave the mark by which a job knows that it is to end early, or remove it."""
+        mark = os.path.join(self.run, "stop")
+        if wanted:
+            with open(mark, "w"):
+                pass
+        elif os.path.exists(mark):
+            os.unlink(mark)
+
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the engine has used."""
+        engine = self.engine
+        text = read_text(f"/proc/{engine.pid}/stat") if engine is not None else ""
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def kill(engine: Any) -> None:
+    """Kill an engine with everything in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.pid, signal.SIGKILL)
+
+
+def read_text(path: str) -> str:
+    """Return a small file's text, '' if there is none."""
+    try:
+        with open(path) as file:
+            return file.read(1 << 16)
+    except (OSError, ValueError):
+        return ""
+
+
+_LIBC: Any = None
+with contextlib.suppress(OSError):
+    _LIBC = ctypes.CDLL(None)
+
+
+def die_with_us() -> None:
+    """Let the kernel kill the engine if the agent is killed (PR_SET_PDEATHSIG; Linux)."""
+    if sys.platform == "linux" and _LIBC is not None:
+        _LIBC.prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    Agent(os.path.expanduser("~")).serve()

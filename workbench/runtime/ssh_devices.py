@@ -1,0 +1,480 @@
+"""A cluster of real devices over SSH: their engines, started and ended with the run, lent to a coordinator like emulated ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from workbench import __version__
+from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.files import whole_file
+from workbench.models.hub import brought_folder, locate, snapshot_of
+from workbench.models.loading import is_tiny
+from workbench.runtime import commands as c
+from workbench.runtime.context import RankContext
+from workbench.runtime.devices import News
+from workbench.runtime.jobs import Outcome, error_of, root_cause
+from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, decode, decode_told, encode, encode_told
+from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
+from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh_setup import bring_code, environment_python
+
+_START_TIMEOUT_S = 90.0
+"""A device imports torch from its card: 10 to 40 s."""
+_KILL_S = 2.0
+"""A device that does not say that its engine has ended so long after a kill cannot be reached: its connection is ended."""
+_GRACE_S = 5.0
+_ENGINE = "workbench.methods.calls"
+_PASSED_ON = ("OMP_NUM_THREADS", "WORKBENCH_TINY")
+
+
+class KeyStore:
+    """What devices tell each other to form a group: keys and values, in memory, for one run."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[tuple[Asked, Callable[[bytes], None]]] = []
+        self._lock = threading.Lock()
+
+    def ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Reply at once, or when the keys are there."""
+        with self._lock:
+            if asked.operation == "set":
+                self._values[asked.keys[0]] = asked.value
+            is_there = all(key in self._values for key in asked.keys)
+            if asked.operation in ("wait", "get") and not is_there:
+                self._waiting.append((asked, reply))
+                return
+            due = [(asked, reply)]
+            if asked.operation == "set":
+                due += [one for one in self._waiting if all(key in self._values for key in one[0].keys)]
+                self._waiting = [one for one in self._waiting if one not in due]
+            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else b"1" if is_there else b"") for one, say in due]
+        for say, answer in answers:
+            say(answer)
+
+
+class _Seat:
+    """One device: its connection, its engine, and what is under way on it."""
+
+    def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
+        self.rank, self.device, self._engines = rank, device, engines
+        self.connection: Connection | None = None
+        self.ready = threading.Event()
+        self.call: Call | None = None
+        self.number = 0
+        self.why = ""
+        self.killed_s: float | None = None
+        self._messages, self._parts = Messages(), dict[str, bytearray]()
+
+    @property
+    def link(self) -> Connection:
+        """Return the connection.  Raises DeviceLostError without one."""
+        if self.connection is None:
+            raise DeviceLostError(
+                f"Device '{self.device.name}' was being used.", f"It is lost: {self.why or 'no connection'}", "Run again."
+            )
+        return self.connection
+
+    def open(self) -> None:
+        """Connect, unless it is connected, and start the engine anew.  Raises RuntimeSetupError."""
+        if self.connection is None or self.connection.lost is not None:
+            command = self._engines.command_of(self.device)
+            self.connection = Connection(self.device.name, command, self._take)
+            self.connection.open(owner=_owner())
+        asked = f"The engine of device '{self.device.name}' was to be started."
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment["PYTHONPATH"] = bring_code(self.connection)
+        python = self.device.python or environment_python(self.connection)
+        self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
+        self.send("hello", str(self._engines.folder).encode())
+        if not self.ready.wait(_START_TIMEOUT_S) or self.why:
+            raise RuntimeSetupError(
+                asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
+            )
+
+    def send(self, kind: str, data: bytes, number: int = 0) -> None:
+        """Send a message to the engine."""
+        self.link.to_engine(Message(kind, number, data).framed())
+
+    def begin(self, number: int, call: Call) -> None:
+        """Note what the engine does from now on."""
+        self.number, self.call = number, call
+
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Bring the run's files that a job names to the device in place of older ones; it may be told so at once, they come first."""
+        folder, link = self._engines.folder, self.link
+        for name in KEPT:
+            link.post("empty", path=f"run/{WORK}/{name}")
+        wanted = [path for path in folder.glob("*") if folder in paths and path.is_file()]
+        wanted += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
+        for path in wanted:
+            self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}").add_done_callback(self._brought)
+
+    def _brought(self, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._engines.tell(self.rank, "failed", error)
+
+    def close(self) -> None:
+        """End everything there."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+    # In the thread that reads.
+
+    def _take(self, kind: str, content: Any) -> None:
+        match kind:
+            case "started":
+                self._messages, self.why, self.killed_s = Messages(), "", None
+                self.ready.clear()
+            case "engine":
+                try:
+                    for message in self._messages.of(content):
+                        self._hear(message)
+                except (WorkbenchError, OSError) as error:
+                    self._engines.tell(self.rank, "failed", error)
+            case "ended":
+                last = (content["log"].strip().splitlines() or ["it said nothing"])[-1]
+                self._gone(f"its engine ended with status {content['code']} ({last}).")
+            case "lost":
+                self._gone(content.found)
+
+    def _gone(self, why: str) -> None:
+        self.why, self.killed_s = why, None
+        self.ready.set()
+        self._engines.tell(self.rank, "died", why)
+
+    def _hear(self, message: Message) -> None:
+        match message.kind:
+            case "ready":
+                if message.data.decode() != __version__:
+                    self.why = f"its workbench is {message.data.decode()}, this one {__version__}."
+                self.ready.set()
+            case "store":
+                asked = decode(message.data, Asked, "What a device asks of the store")
+                self._engines.store.ask(asked, functools.partial(self._reply, message.number))
+            case "file":
+                self._keep(decode(message.data, FilePart, "A file of a device"))
+            case "event" | "answer" if message.number == self.number:
+                self._engines.tell(self.rank, message.kind, message.data)
+
+    def _reply(self, number: int, data: bytes) -> None:
+        if self.connection is not None:
+            self.connection.to_engine(Message("reply", number, data).framed())
+
+    def _keep(self, part: FilePart) -> None:
+        """Write what a device has written into the run's folder."""
+        if not KEPT_NAME.fullmatch(part.path):
+            raise RuntimeSetupError(f"Device '{self.device.name}' sent a file.", "Its place is none of a run's.", "Set it up again.")
+        path = self._engines.folder / part.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jsonl":
+            with open(path, "r+b" if part.offset else "wb") as log:
+                log.seek(part.offset)
+                log.write(part.data)
+                log.truncate()
+            return
+        if not part.offset:
+            self._parts[part.path] = bytearray()
+        self._parts[part.path] += part.data
+        if part.is_last:
+            with whole_file(path) as file:
+                file.write_bytes(self._parts.pop(part.path))
+
+
+class SshEngines:
+    """The engines of a cluster whose devices have addresses; what EngineCluster is for emulated ones.  Use it as a context manager.
+
+    folder: of the run on this machine; devices have copies of what they need of it.  calls: what may be called.
+    command_of: returns what starts a device's agent; None: ssh.
+    """
+
+    fidelity: Literal["real"] = "real"
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, calls: CallTable, *, command_of: Callable[[Device], Sequence[str]] | None = None
+    ) -> None:
+        self.cluster, self.folder, self._table = cluster, folder.absolute(), calls
+        self.command_of = command_of or agent_command
+        self.store = KeyStore()
+        self.seats = [_Seat(rank, device, self) for rank, device in enumerate(cluster.devices)]
+        self._told: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
+        self._number = 0
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> SshEngines:
+        try:
+            self._together(_Seat.open)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything on all devices."""
+        for seat in self.seats:
+            seat.close()
+
+    def bring_model(self, name: str) -> None:
+        """Bring a model's files to all devices, which keep them.  Raises RuntimeSetupError."""
+        if is_tiny(name):
+            return
+        place = locate(name)
+        folder = snapshot_of(place) if isinstance(place, str) else place
+        if folder is None:
+            raise RuntimeSetupError(f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first.")
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        kept = brought_folder(name, Path("kit/cache")).as_posix()
+
+        def bring(seat: _Seat) -> None:
+            for path in files:
+                seat.link.bring(path, f"{kept}/{path.relative_to(folder).as_posix()}")
+
+        self._together(bring)
+
+    def _together(self, work: Callable[[_Seat], None]) -> None:
+        """Do something on all devices at once.  Raises the first one's error."""
+        with ThreadPoolExecutor(len(self.seats)) as pool:
+            for done in [pool.submit(work, seat) for seat in self.seats]:
+                done.result()
+
+    def now_s(self) -> float:
+        """Return the monotonic clock of this machine."""
+        return time.monotonic()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what a report says of these devices."""
+        bound_s = max(seat.connection.clock_bound_s if seat.connection is not None else 0.0 for seat in self.seats)
+        return (
+            "Real devices over SSH: commands, weights and checkpoints travel through SSH, tensors between devices as plain TCP.",
+            f"The devices' clocks are laid beside this machine's to within {1000 * bound_s:.2g} ms.",
+        )
+
+    def tell(self, rank: int, kind: str, content: Any) -> None:
+        """Note what happened on a device; from any thread."""
+        self._told.put((rank, kind, content))
+
+    def told(self, timeout_s: float) -> list[tuple[int, str, Any]]:
+        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        found: list[tuple[int, str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._told.get(timeout=timeout_s))
+            while True:
+                found.append(self._told.get_nowait())
+        return found
+
+    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
+        """Start function(context, payload) on one device.  function: one of the table."""
+        call, seat = self._table.call(function), self.seats[rank]
+        self._number += 1
+        paths: list[Any] = []
+        encoded = encode(payload, paths)
+        context = RankContext(
+            rank=rank,
+            world_size=self.cluster.world_size,
+            device=self.cluster.devices[rank],
+            cluster=self.cluster,
+            fidelity="real",
+            generation=self._number,
+            clock_offset_s=seat.link.clock_offset_s,
+        )
+        seat.begin(self._number, call)
+        seat.link.post("ask to stop", wanted=False)
+        seat.bring(paths)
+        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), self._number)
+
+    def run(
+        self, function: Callable[[Any, Any], Any], payloads: Sequence[Any], *, on_event: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        """Run function(context, payloads[rank]) on every device at once; return the results by rank.
+
+        Raises the error of the device that explains the others', or DeviceLostError if one is lost.
+        """
+        with self.service() as service:
+            for rank, payload in enumerate(payloads):
+                service.start(rank, function, payload)
+            outcomes: dict[int, Outcome] = {}
+            failures: dict[int, BaseException] = {}
+            died: set[int] = set()
+            deadline_s: float | None = None
+            names = [device.name for device in self.cluster.devices]
+            while len(outcomes) + len(failures) < len(payloads) and (deadline_s is None or time.monotonic() < deadline_s):
+                for rank, kind, content in service.news(0.05):
+                    if kind == "event" and on_event is not None:
+                        on_event(rank, content)
+                    elif kind == "died":
+                        died.add(rank)
+                        asked = f"Device '{names[rank]}' (rank {rank}) was running {function.__name__}."
+                        failures[rank] = DeviceLostError(asked, f"It is lost: {self.seats[rank].why}", "Run again.")
+                    elif kind == "ended" and content.error is not None:
+                        failures[rank] = error_of(content, names[rank])
+                    elif kind == "ended":
+                        outcomes[rank] = content
+                if failures and deadline_s is None:
+                    deadline_s = time.monotonic() + _GRACE_S
+            if failures:
+                raise failures[root_cause(failures, frozenset(died))]
+            return [outcomes[rank].result for rank in range(len(payloads))]
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[SshService]:
+        """Lend the devices to a service (see runtime.devices.Service).  Those that do not end their jobs are started again afterwards."""
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeSetupError("These devices were asked for.", "They are at another job.", "Wait for it.")
+        try:
+            self.store = KeyStore()
+            self.told(0)
+            for seat in self.seats:
+                if seat.connection is None or seat.why:
+                    seat.open()
+            service = SshService(self, self._table)
+            try:
+                yield service
+            finally:
+                service.close()
+        finally:
+            self._busy.release()
+
+
+class SshService:
+    """Jobs on single devices, as runtime.devices.Service asks; used from one thread."""
+
+    address = ""
+
+    def __init__(self, engines: SshEngines, table: CallTable) -> None:
+        self._engines = engines
+        self._running: set[int] = set()
+        self._restarts: set[int] = set()
+
+    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
+        """Start function(context, payload) on one device, which must not be at another job."""
+        self._running.add(rank)
+        self._engines.start(rank, function, payload)
+
+    def command(self, rank: int, content: Any) -> bool:
+        """Send a command to a rank's job, after the files that it names; return False if it has none."""
+        seat = self._engines.seats[rank]
+        if rank not in self._running or seat.connection is None:
+            return False
+        paths: list[Any] = []
+        data = encode_told(content, paths)
+        if isinstance(content, c.Train):
+            seat.bring(paths)
+        seat.send("command", data)
+        return True
+
+    def news(self, timeout_s: float) -> list[News]:
+        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        now_s = time.monotonic()
+        for seat in self._engines.seats:
+            if seat.killed_s is not None and now_s - seat.killed_s > _KILL_S and seat.connection is not None:
+                threading.Thread(target=seat.close, daemon=True).start()
+                seat.killed_s, seat.why = None, "it cannot be reached."
+                self._engines.tell(seat.rank, "died", seat.why)
+        found = []
+        for rank, kind, content in self._engines.told(timeout_s):
+            seat = self._engines.seats[rank]
+            if kind == "restarted":
+                self._restarts.discard(rank)
+                found.append(News(rank, "restarted", content))
+            elif rank not in self._running or seat.call is None:
+                continue
+            elif kind == "event":
+                found.append(News(rank, "event", decode_told(content, seat.call, f"An event of device '{seat.device.name}'")))
+            elif kind == "died":
+                self._running.discard(rank)
+                found.append(News(rank, "died"))
+            else:
+                self._running.discard(rank)
+                found.append(News(rank, "ended", _outcome(rank, seat, kind, content)))
+        return found
+
+    def kill(self, rank: int) -> None:
+        """End a device's engine at once; a device that does not say that it has ended is given up."""
+        seat = self._engines.seats[rank]
+        if seat.connection is not None:
+            seat.connection.post("signal", name="kill")
+            seat.killed_s = seat.killed_s or time.monotonic()
+
+    def freeze(self, rank: int) -> None:
+        """Stop a device's engine without ending it."""
+        self._engines.seats[rank].link.post("signal", name="stop")
+
+    def restart(self, rank: int) -> None:
+        """Start a device's engine again in the background, over a new connection if need be; `news` tells when it is there."""
+        if rank in self._restarts:
+            return
+        self._restarts.add(rank)
+        self._running.discard(rank)
+
+        def work() -> None:
+            error: BaseException | None = None
+            try:
+                self._engines.seats[rank].open()
+            except BaseException as failure:  # told by `news`
+                error = failure
+            self._engines.tell(rank, "restarted", error)
+
+        threading.Thread(target=work, name=f"restart {rank}", daemon=True).start()
+
+    def cpu_s(self, rank: int) -> float:
+        """Return the processor seconds that a device's engine has used, as it last said."""
+        connection = self._engines.seats[rank].connection
+        return 0.0 if connection is None else connection.cpu_s
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Wait a while for the jobs, which were told to end; those that do not are killed."""
+        deadline_s = time.monotonic() + timeout_s
+        for rank in self._running:
+            connection = self._engines.seats[rank].connection
+            if connection is not None:
+                connection.post("ask to stop", wanted=True)
+        while (self._running or self._restarts) and time.monotonic() < deadline_s:
+            self.news(0.05)
+        for rank in self._running:
+            self.kill(rank)
+            self._engines.seats[rank].why = "it did not end its job."
+
+
+def _outcome(rank: int, seat: _Seat, kind: str, content: Any) -> Outcome:
+    if kind == "failed":
+        return Outcome(rank=rank, error=content, text=str(content))
+    assert seat.call is not None
+    try:
+        answer = decode(content, AnswerMessage, f"The answer of device '{seat.device.name}'")
+        return answer.outcome(rank, seat.call, seat.device.name)
+    except WorkbenchError as error:
+        return Outcome(rank=rank, error=error, text=str(error))
+
+
+def _owner() -> str:
+    return f"{getpass.getuser()} on {platform.node()}"
+
+
+def require_addresses(cluster: Cluster) -> None:
+    """Raise ConfigError for a cluster of which some devices are real and some are not."""
+    without = [device.name for device in cluster.devices if not device.address]
+    if without:
+        raise ConfigError(
+            f"Running on cluster '{cluster.name}' was asked for.",
+            f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no address, the others have.",
+            "Give every device one to run on real devices, or none to emulate them.",
+        )

@@ -1,0 +1,115 @@
+"""What a real device needs before it can work: this workbench's code, brought to it before each run, and once the libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import workbench
+from workbench.core.errors import RuntimeSetupError
+from workbench.runtime.ssh import Connection
+
+PROJECT = "edge-llm-workbench"
+_LEFT_OUT = ("nvidia", "cuda", "triton")
+"""Libraries of torch's GPU builds."""
+_PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
+
+
+def bring_code(connection: Connection) -> str:
+    """Bring this workbench to a device that has another version of it; return its folder there.  Raises RuntimeSetupError."""
+    root = Path(workbench.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    folder = f"code-{digest.hexdigest()[:16]}"
+    if not connection.ask("holds", folder=folder):
+        _bring_archive(connection, folder, ((path, Path("workbench") / path.relative_to(root)) for path in files), python=False)
+    return f"{connection.greeting['kit']}/{folder}"
+
+
+def environment_python(connection: Connection) -> str:
+    """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none."""
+    environment = connection.ask("facts")["environment"]
+    if not environment:
+        asked = f"Device '{connection.name}' was to run a job."
+        raise RuntimeSetupError(asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own.")
+    return f"{connection.greeting['kit']}/{environment}/bin/python"
+
+
+def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
+    """Put the libraries on a device, at this machine's versions, unless they are there; return whether anything was done.
+
+    packages: which, with all that they need; by default what the workbench itself needs.
+    They are installed into a folder here, for the device's Python and processor, and sent as one archive; it needs no network.
+    Raises RuntimeSetupError, which names the step that failed.
+    """
+    machine, version = connection.greeting["machine"], ".".join(connection.greeting["python"].split(".")[:2])
+    asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
+    if machine not in _PLATFORMS:
+        raise RuntimeSetupError(asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there.")
+    pins = pinned(packages)
+    environment = f"env-{hashlib.sha256(' '.join((machine, version, *pins)).encode()).hexdigest()[:16]}"
+    if connection.ask("holds", folder=environment):
+        return False
+    uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
+    if uv is None:
+        raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
+    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
+        say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
+        command = [
+            *(uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-config", "--target", scratch),
+            *("--python-platform", _PLATFORMS[machine], "--python-version", version, "--python", sys.executable, *pins),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            last = " ".join(done.stderr.split())[:400]
+            raise RuntimeSetupError(asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it.")
+        root = Path(scratch)
+        files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+        say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
+        _bring_archive(connection, environment, ((path, path.relative_to(root)) for path in files), python=True)
+    return True
+
+
+def pinned(packages: Sequence[str]) -> tuple[str, ...]:
+    """Return packages and all that they need at the versions of this machine, without what only GPUs use."""
+    found: dict[str, str] = {}
+    left = [canonicalize_name(name) for name in packages]
+    while left:
+        name = left.pop()
+        if name in found or name.startswith(_LEFT_OUT):
+            continue
+        try:
+            here = distribution(name)
+        except PackageNotFoundError:
+            continue  # of another platform
+        if name != PROJECT:  # its code is brought before each run
+            found[name] = here.version.partition("+")[0]  # the build for a processor is the index's to choose
+        for text in here.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                left.append(canonicalize_name(requirement.name))
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def _bring_archive(connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool) -> None:
+    """Send files as one archive and have it unpacked."""
+    with tempfile.NamedTemporaryFile(prefix="workbench-kit-", suffix=".tar.gz") as archive:
+        with tarfile.open(archive.name, "w:gz", compresslevel=1) as tar:
+            for path, name in files:
+                tar.add(path, str(name), recursive=False)
+        connection.send_file(Path(archive.name), f"kit/{folder}.tar.gz").result()
+        connection.ask("unpack", timeout_s=600.0, archive=f"kit/{folder}.tar.gz", folder=folder, python=python)
