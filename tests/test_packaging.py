@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -143,6 +144,29 @@ def test_every_python_and_machine_gets_one_pin_of_each_direct_dependency(python:
     pins = pins_of(python, platform_machine=machine, **system)
     wanted = {name for name, requirement in DIRECT.items() if requirement.marker is None or requirement.marker.evaluate(system)}
     assert wanted <= set(pins) and {"executorch", "soupsieve", "uv"} <= set(pins)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("system", ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"])
+@pytest.mark.parametrize("python", [OLDEST, "3.12", "3.13", "3.14"])
+def test_every_pin_has_a_wheel(python: str, system: str) -> None:
+    if "network" not in os.environ.get("WORKBENCH_TESTS", ""):
+        pytest.skip("asks the package index: WORKBENCH_TESTS=network")
+    uv = [
+        str(ROOT / ".venv/bin/uv"),
+        "pip",
+        "compile",
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        "--all-extras",
+        "--constraint",
+        "constraints.txt",
+    ]
+    asked = [*uv, "--python-platform", system, "--python-version", python, "pyproject.toml"]
+    environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    answer = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
 
 
 HIDING = """
