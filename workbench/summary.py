@@ -38,15 +38,19 @@ def energy_j(report: Report) -> dict[str, float]:
     """Return each device's joules over all epochs by the catalogue's power model; a device without watts_busy is left out.
 
     watts_idle all the time, up to watts_busy while it computes, and joules_per_byte of what it sends.  The step whose timeline the report
-    keeps stands for all of its kind.
+    keeps stands for all of its kind; without one for each kind there is no answer.
     """
     found: dict[str, float] = {}
+    devices = {device.name: device for device in report.cluster.devices if device.watts_busy}
     for cached, name in ((False, "first epoch"), (True, "cached epoch")):
-        timeline = report.timelines.get(f"{name}, measured") or report.timelines.get(f"{name}, predicted")
         seconds = sum(epoch.seconds for epoch in report.epochs if epoch.cached == cached)
-        devices = {device.name: device for device in report.cluster.devices if device.watts_busy}
-        for rank, own in enumerate(timeline.device_names if timeline is not None and timeline.makespan_s else ()):
-            if timeline is not None and own in devices:
+        timeline = report.timelines.get(f"{name}, measured") or report.timelines.get(f"{name}, predicted")
+        if not seconds:
+            continue
+        if timeline is None or not timeline.makespan_s:
+            return {}
+        for rank, own in enumerate(timeline.device_names):
+            if own in devices:
                 device = devices[own]
                 sent = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
                 active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from made_up_report import report
 from workbench.core import Report
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
+from workbench.summary import energy_j, summary_rows
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), r"steps\[1\].measured_s = -1: Expected `float` >= 0"),
@@ -63,3 +65,14 @@ def test_a_report_survives_windows_and_no_other_encoding(tmp_path: Path) -> None
         path.write_bytes(data)
         with pytest.raises(ConfigError, match="It is not UTF-8 text"):
             Report.read(path)
+
+
+def test_energy_by_hand() -> None:
+    """fast computes for 4 of 10 s and sends 4 MB: 1 W, and 4 W x 4 s and 4 J in 10 s; over an epoch of 2 s."""
+    made = report()
+    fast, slow = made.cluster.devices
+    fast = replace(fast, watts_busy=5.0, watts_idle=1.0, joules_per_byte=1e-6)
+    first = replace(made, cluster=replace(made.cluster, devices=(fast, slow)), epochs=made.epochs[:1])
+    assert energy_j(first) == {"fast": pytest.approx(2.0 * (1 + (4 * 4 + 4) / 10))}
+    assert ("Energy", "6 J (0.433 mAh at 3.85 V), modelled: fast 6 J") in summary_rows(first)
+    assert energy_j(replace(first, epochs=made.epochs)) == {}, "nothing is known of a cached step"

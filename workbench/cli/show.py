@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.cli.output import print_table
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
@@ -89,14 +89,19 @@ def _show_inference_plan(plan: Plan, chosen: InferencePlan, cluster: Cluster) ->
 
 def summary(report: Report, *, figures: Path | None = None) -> str:
     """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and measured step."""
-    shares = {device.name: device.host_share for device in report.cluster.devices}
-    devices = ", ".join(name if share is None else f"{name} ({share:g} of a core)" for name, share in shares.items())
+    devices = ", ".join(map(_device_words, report.cluster.devices))
     rows = [("Devices", devices), *summary_rows(report), *(("Note", note) for note in all_notes(report))]
     if "adapter" in report.artifacts:
         rows.append(("Result", report.artifacts["adapter"]))
     if figures is not None:
         rows.append(("Figures", str(figures / "index.html")))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _device_words(device: Device) -> str:
+    share = "" if device.host_share is None else f"{device.host_share:g} of a core"
+    facts = [share, "" if device.framework == "torch" else device.framework]
+    return f"{device.name} ({', '.join(filter(None, facts))})" if any(facts) else device.name
 
 
 def next_steps(report: Report, path: Path | None, *, program: str = "workbench") -> str:
