@@ -119,6 +119,7 @@ def run(
             notify,
             warms_up=mode == "execute" and engines is None,
             has_faults=engines is None or isinstance(engines, Lender),
+            is_real=engines is not None,
         )
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
@@ -197,7 +198,14 @@ def sweep(
 
 
 def _prepared(
-    method: Method, job: Job, cluster: Cluster, notify: Callable[[Event], None], *, warms_up: bool = False, has_faults: bool = True
+    method: Method,
+    job: Job,
+    cluster: Cluster,
+    notify: Callable[[Event], None],
+    *,
+    warms_up: bool = False,
+    has_faults: bool = True,
+    is_real: bool = False,
 ) -> Any:
     """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or faults that cannot be.
 
@@ -211,6 +219,9 @@ def _prepared(
     if parse_faults(job.faults, cluster) and job.method in INFERRING:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
+    if is_real and any(fault.kind == "slow" for fault in parse_faults(job.faults, cluster)):
+        asked = f"The faults '{job.faults}' were asked for."
+        raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill, freeze or let one leave; or emulate the cluster.")
     if job.faults and not has_faults:
         raise ConfigError(
             f"The faults '{job.faults}' were asked for.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import made_up_report
 import pytest
@@ -64,6 +66,9 @@ def test_clusters_that_cannot_be_emulated(job: Job, tmp_path: Path, monkeypatch:
     alpha, beta = two_devices().devices
     with pytest.raises(ConfigError, match=r"alpha has no address, the others have"):
         experiment.run(job, Cluster(name="real", devices=(alpha, replace(beta, address="pi.local"))), workdir=tmp_path)
+    with pytest.raises(ConfigError, match="cannot be slowed down from here"):
+        engines: Any = SimpleNamespace(fidelity="real")
+        experiment.run(replace(job, faults="slow:beta:2@step1"), two_devices(), workdir=tmp_path, engines=engines)
     with pytest.raises(ConfigError, match="mode 'emulate'"):
         experiment.run(job, two_devices(), "emulate")  # type: ignore[arg-type]
 

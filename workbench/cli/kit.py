@@ -83,7 +83,7 @@ def _init(addresses: list[str], file: Path, model: str) -> None:
     except WorkbenchError:
         file.unlink()
         raise
-    print(f"{file}: {len(addresses)} devices.  Next: workbench kit check --trust")
+    print(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
 
 
 def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
