@@ -73,8 +73,7 @@ def plan_words(chosen: InferencePlan) -> str:
 def _training_rows(report: Report) -> list[tuple[str, str]]:
     plan, mark = report.plan, report.mark
     queries = sum(share.queries for share in plan.stages[0].shares)
-    parts = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}"
-    cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else parts
+    cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else plan.cut
     rows = [("Plan", f"{plan.where()}, {cut}")]
     if report.metrics:
         rows.append(("Test", metrics_text(report)))

@@ -16,6 +16,10 @@ from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
+from workbench.methods.ringada.phases import RingRankJob
+from workbench.methods.ringada.planning import rank_job, with_in_flight
+from workbench.methods.ringada.prepare import prepare
+from workbench.methods.training.predict import Predictor
 from workbench.models.saving import load_trained
 
 
@@ -42,6 +46,25 @@ def test_simulated(job: Job) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
     assert report.plan.num_layers == 6 and sorted(stage.ranks for stage in report.plan.stages) == [(0,), (1,)]
+
+
+def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
+    prepared = prepare(replace(job, epochs=1, options=job.options | {"local_iterations": 4, "unfreeze_every": 1000}))
+    cluster, profile = two_devices(), method.RingAda().catalogue(prepared, two_devices())
+
+    def run_with(plan: Plan, memory_bytes: int = 10**9) -> RingRankJob:
+        devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
+        return rank_job(prepared, profile, replace(cluster, devices=devices), plan)
+
+    def peak_bytes(plan: Plan) -> int:
+        phase = run_with(plan).phases()[0]
+        return max(Predictor(phase).timeline(step).peak_bytes(rank) for step in phase.steps(0) for rank in (0, 1))
+
+    ample, one = with_in_flight(run_with(moving((3, 3)))), replace(moving((3, 3)), in_flight=1)
+    assert ample.in_flight > 1 and peak_bytes(one) < peak_bytes(ample)
+    assert with_in_flight(run_with(one, peak_bytes(ample) - 1)).in_flight < ample.in_flight
+    chosen = replace(job, options=job.options | {"in_flight": 3})
+    assert experiment.run(chosen, cluster, "simulate").plan.in_flight == 3
 
 
 def test_executed_it_is_saved_for_later(whole: Report) -> None:

@@ -54,7 +54,7 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     ]
     if plan.cached is not None:
         rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))
-    parts, head = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size}", "samples of each micro-batch"
+    parts, head = plan.cut, "samples of each micro-batch"
     if by_queries:
         queries = sum(share.queries for share in plan.stages[0].shares)
         parts, head = f"{queries} queries of {plan.micro_batch_size} samples", "queries of each step"

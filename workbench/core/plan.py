@@ -65,6 +65,7 @@ class Plan:
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
     inference: how single sequences are split inside the layers, of methods that infer; the stages say then who holds what.
     later: steps of the run, counted from 0, and the stages from each of them on; before the first, `stages` hold.
+    in_flight: the mini-batches that may be under way at once, where a plan says so; 0: it does not.
     """
 
     method: str
@@ -76,6 +77,7 @@ class Plan:
     inference: InferencePlan | None = None
     notes: tuple[str, ...] = ()
     later: tuple[tuple[int, tuple[Stage, ...]], ...] = ()
+    in_flight: int = 0
 
     def __post_init__(self) -> None:
         if self.micro_batch_size < 1 or self.num_micro_batches < 1:
@@ -108,6 +110,12 @@ class Plan:
     def at(self, step: int) -> Plan:
         """Return the plan of one step of the run."""
         return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
+
+    @property
+    def cut(self) -> str:
+        """Return how samples are cut, in words."""
+        at_once = f", {self.in_flight} mini-batches in flight" if self.in_flight else ""
+        return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}{at_once}"
 
     @property
     def num_layers(self) -> int:

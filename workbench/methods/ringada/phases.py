@@ -32,6 +32,9 @@ from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import RingCosts, federated_round, ring_round
 from workbench.tasks.tokenize import collate
 
+USUALLY_IN_FLIGHT = 4
+"""Mini-batches, of a plan that does not say."""
+
 
 class Kept(NamedTuple):
     """The caches on the devices' disks.  since: epoch and round from which on they were filled.  homes[l]: the rank that has layer l's."""
@@ -151,7 +154,8 @@ class RingRankJob(RankJob):
         plan = self.plan.at(shape.since)
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
-            fixed: dict[str, int] = {"in_flight": self.options.in_flight, "world_size": self.cluster.world_size}
+            in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
+            fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
             if self.options.federated:
                 made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:

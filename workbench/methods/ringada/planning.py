@@ -19,6 +19,7 @@ from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.tasks.device_split import split_samples
 
+_IN_FLIGHT = (1, 2, 4, 8)
 _MOST_SEGMENTS = 16
 """Times at which layers may be moved: planning takes a second or two."""
 
@@ -99,9 +100,10 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the blocks and the ring order, which follow the unfreezing where that pays, moves included, in the simulated run too.
+    """Return the blocks, the ring order and how many mini-batches are in flight.
 
-    Raises PlanError if nothing fits, ConfigError for a split of the data that cannot be.
+    Blocks and order follow the unfreezing where that pays, moves included, in the simulated run too.  Raises PlanError if nothing fits,
+    ConfigError for a split of the data that cannot be.
     """
     job = prepared.job
     if prepared.options.federated:
@@ -111,10 +113,29 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
     once = plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)
     if not prepared.options.replan or prepared.policy.is_adaptive:
-        return once
+        return with_in_flight(rank_job(prepared, profile, cluster, once))
     parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
     plan = plan_segments(once, parts, run.change_s)
-    return plan if plan.later and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts) else once
+    follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
+    return with_in_flight(replace(run, plan=plan) if follows else run)
+
+
+def with_in_flight(run: RingRankJob) -> Plan:
+    """Return a run's plan with the fewest mini-batches in flight that are within 1 % of the least time, of those that memory has room for.
+
+    Time and memory are simulated, of the first, the middle and the last round.
+    """
+    found: dict[int, float] = {}
+    rounds = run.rounds
+    for count in (run.options.in_flight,) if run.options.in_flight else _IN_FLIGHT:
+        planned = replace(run, plan=replace(run.plan, in_flight=count))
+        predictor = Predictor(planned.phases()[0])
+        timelines = [predictor.timeline(rounds.round(number)) for number in sorted({0, rounds.num_rounds // 2, rounds.num_rounds - 1})]
+        peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
+        if not found or all(peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)):
+            found[count] = sum(timeline.makespan_s for timeline in timelines)
+    least_s = min(found.values())
+    return replace(run.plan, in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s))
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:

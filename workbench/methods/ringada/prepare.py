@@ -32,9 +32,9 @@ class RingAdaOptions:
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
     'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
-    in_flight: mini-batches that may be on the ring at once.  cache: whether devices keep what their frozen layers made of each sample on
-    their disks, and later rounds skip these layers (ours).  replan: whether layers may be moved between rounds as more of them are trained;
-    they are where it pays, moves included.
+    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices keep what their frozen
+    layers made of each sample on their disks, and later rounds skip these layers (ours).  replan: whether layers may be moved between
+    rounds as more of them are trained; they are where it pays, moves included.
     federated: no ring but federated averaging: each device trains all adapters of a whole model on its own data, and after each round
     all take the mean (a baseline that the paper leaves out).
     """
@@ -48,7 +48,7 @@ class RingAdaOptions:
     depth: Times = 1
     patience: Times = 2
     threshold: Dropout = 0.01
-    in_flight: Times = 4
+    in_flight: Times | None = None
     cache: bool = False
     replan: bool = True
     federated: bool = False
