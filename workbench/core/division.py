@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,10 +70,8 @@ class Division:
         ]
         return self.rest_s(layer, direction, samples, length) + sum(slowest)
 
-    def described(self, kinds: Sequence[str] = ("heads", "columns")) -> str:
+    def described(self) -> str:
         """Return in words who computes what: 'heads 8 on cpu, 4 on gpu'."""
-        shown = [(kind, getattr(self, kind)) for kind in kinds if getattr(self, kind)]
-        return "; ".join(
-            f"{kind} " + ", ".join(f"{count} on {name}" for count, name in zip(counts, self.names, strict=True) if count)
-            for kind, counts in shown
-        )
+        counted = (("heads", self.heads), ("columns", self.columns))
+        shown = ((kind, zip(counts, self.names, strict=True)) for kind, counts in counted if counts)
+        return "; ".join(f"{kind} " + ", ".join(f"{count} on {name}" for count, name in pairs if count) for kind, pairs in shown)
