@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -124,4 +125,13 @@ def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
         if form == "binary":
             assert size == pytest.approx(int(batch or 0) * 128 * 768 * 4 / 1e6, rel=1e-3)
             assert float(sizes[model, direction, "json", batch] or 0) > 4 * float(size or 0)
+    assert item.draw(from_json(to_json(made), Result))
+
+
+def test_rules_for_stale_weights_compute_with_other_weights(tmp_path: Path) -> None:
+    item = find_item("confidant", "delays")
+    made = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
+    assert [row[1:3] for row in made.tables[0].rows] == [("0, 0, 0, 0", 0), *[("3, 2, 1, 0", 6)] * 2, ("3, 3, 3, 3", 12), ("1, 1, 1, 1", 4)]
+    losses = [row[3] for row in made.tables[0].rows]
+    assert len(set(losses)) == 5
     assert item.draw(from_json(to_json(made), Result))
