@@ -1,3 +1,3 @@
-"""Edge LLM Workbench: learn, try out and compare how language models are fine-tuned and served on small devices."""
+"""Edge LLM Workbench: learn, run and compare methods that fine-tune and serve language models on small devices."""
 
 __version__ = "0.1.0"

@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> None:
-    """Run the command line; see `workbench --help`.  SIGTERM ends it as Ctrl-C does: nothing is left behind."""
+    """Run the command line; see `workbench --help`.  SIGTERM ends it like Ctrl-C: no process or file is left behind."""
     from workbench.cli.app import app
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

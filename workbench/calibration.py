@@ -1,6 +1,6 @@
-"""Find the time dilation with which this machine keeps pace with the devices that it emulates.
+"""Measure the time dilation at which this machine can keep pace with the devices that it emulates.
 
-All devices and links are emulated so many times slower than they are, and times are divided by it: ratios stay what they are.
+All devices and links are emulated slower by the same factor, and measured times are divided by it.  Ratios between times stay the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEWEST_STEPS, _MOST_STEPS = 2, 8
 
 
 class Calibration:
-    """The dilation of one job's plan on one cluster, measured once by some steps that nobody counts, and kept for later runs."""
+    """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and kept for later runs."""
 
     def __init__(self, method: Method, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, engines: EngineCluster) -> None:
         job: Job = prepared.job
@@ -37,7 +37,7 @@ class Calibration:
         self._method, self._prepared, self._profile, self._plan, self._engines = method, prepared, profile, plan, engines
 
     def dilate(self, step_s: float, notify: Notify) -> float:
-        """Set the engines' dilation to what is kept, or to what is measured now, and return it.  step_s: what a step should take."""
+        """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a step."""
 
         def measure() -> float:
             notify(Event("phase", message="Calibrating (once): can this machine keep pace with the devices?"))
@@ -50,7 +50,7 @@ class Calibration:
         return found
 
     def forget(self) -> None:
-        """Let the next run measure again: this one was late."""
+        """Discard the kept value, because this run could not keep pace; the next run measures again."""
         forget(self._key)
 
     def _late_share(self, dilation: float, num_steps: int) -> float:

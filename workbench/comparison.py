@@ -1,4 +1,4 @@
-"""Many Reports side by side: a pandas DataFrame with a row each, and means with their spread over seeds and repeats."""
+"""Compare many Reports: a pandas DataFrame with one row per Report, and means with their spread over seeds and repeats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUANTITIES = {
 
 
 class Mean(NamedTuple):
-    """Mean and sample standard deviation (0 of a single value) of so many runs."""
+    """Mean and sample standard deviation (0 for a single value) over several runs, and the number of runs."""
 
     mean: float
     deviation: float
@@ -38,7 +38,7 @@ class Mean(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Runs with the same settings.  settings: those that differ between the sides.  label: what their numbers are."""
+    """Runs with the same settings.  settings: those that differ between the sides.  label: where their numbers come from."""
 
     settings: dict[str, Any]
     files: tuple[str, ...]
@@ -52,12 +52,12 @@ class Side(NamedTuple):
         return words_of(self.settings) or "all runs"
 
     def without(self, name: str) -> Side:
-        """Return it without one of its settings."""
+        """Return the side without one of its settings."""
         return self._replace(settings={key: value for key, value in self.settings.items() if key != name})
 
 
 def report_files(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the Reports' files: of a folder, all its .json files.  Raises ConfigError for a folder without any."""
+    """Return the paths of Reports; a folder stands for all its .json files.  Raises ConfigError for a folder without any."""
     found: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
@@ -68,26 +68,26 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
 
 
 def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame:
-    """Return a row for each Report of a folder (or of some files): its settings, then its results.
+    """Return one row for each Report of a folder (or for some files): its settings, then its results.
 
-    Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label: what the
-    numbers are.  Results are in seconds and bytes (see QUANTITIES): medians over the steps, measured where the run was executed and else
-    simulated; the bytes are those of the report's first step.  Then the metrics on the test split.  What a run lacks is NaN.
-    Raises ConfigError for a file that is no Report.
+    Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label (simulated,
+    emulated or real).  Results are in seconds and bytes (see QUANTITIES).  Times are medians over the steps, measured if the run was
+    executed and simulated otherwise.  Bytes are those of the report's first step.  The last columns are the metrics on the test split.
+    A missing value is NaN.  Raises ConfigError for a file that is not a Report.
     """
     import pandas
 
     paths = [folder] if isinstance(folder, Path | str) else folder
     rows = [(path, Report.read(path)) for path in report_files(paths)]
     frame = pandas.DataFrame([{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows])
-    frame.insert(len(frame.columns) - 1, "valid", frame.pop("valid"))  # behind options that the first report lacks
+    frame.insert(len(frame.columns) - 1, "valid", frame.pop("valid"))  # put 'valid' after options that the first report lacks
     results = pandas.DataFrame([results_of(report) for _, report in rows])
     order = [name for name in QUANTITIES if name in results] + [name for name in results if name not in QUANTITIES]
     return pandas.concat([frame, results[order]], axis=1)
 
 
 def settings_of(report: Report) -> dict[str, Any]:
-    """Return what a run was asked for, flat."""
+    """Return the settings of a run as one flat dictionary."""
     job = to_builtins(report.job)
     options = {
         f"option.{name}": value if isinstance(value, str | int | float) else str(value) for name, value in job.pop("options").items()
@@ -98,7 +98,7 @@ def settings_of(report: Report) -> dict[str, Any]:
 
 
 def results_of(report: Report) -> dict[str, float]:
-    """Return a run's results by the names of QUANTITIES, and its metrics."""
+    """Return a run's results, keyed by the names of QUANTITIES, and its metrics."""
     found: dict[str, float] = {}
     taken = [(step.samples, step.predicted_s if step.measured_s is None else step.measured_s) for step in report.steps]
     if taken and all(taken_s for _, taken_s in taken):
@@ -118,7 +118,7 @@ def results_of(report: Report) -> dict[str, float]:
 
 
 def words_of(settings: Mapping[str, Any]) -> str:
-    """Return settings in a line: 'pac_plus, bandwidth 100'."""
+    """Return settings as one line of text: 'pac_plus, bandwidth 100'."""
     return ", ".join(
         str(value) if name in ("method", "label") else f"{name} {value:g}" if isinstance(value, float) else f"{name} {shown(value, 40)}"
         for name, value in settings.items()
@@ -126,13 +126,13 @@ def words_of(settings: Mapping[str, Any]) -> str:
 
 
 def results_in_words(results: Mapping[str, float]) -> str:
-    """Return results in a line: 'step 12.3 ms, accuracy 0.8'."""
+    """Return results as one line of text: 'step 12.3 ms, accuracy 0.8'."""
     units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
     return ", ".join(f"{_words(name)} {_number(results[name] * units[name][0])} {units[name][1]}".strip() for name in results)
 
 
 def sides(frame: pandas.DataFrame) -> list[Side]:
-    """Return the runs of a reports_frame in groups of equal settings, each with its settings that others do not have."""
+    """Group the runs of a reports_frame by equal settings; return each group with the settings that differ between groups."""
     end = list(frame.columns).index("valid")
     settings = [name for name in frame.columns[:end] if name not in NOT_COMPARED]
     differing = [name for name in settings if frame[name].astype(str).nunique(dropna=False) > 1]
@@ -148,7 +148,7 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
             values = part[name].dropna()
             if len(values):
                 spreads[name] = Mean(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0, len(values))
-        known = {name: value for name, value in first[differing].items() if value == value}  # what a method lacks is NaN
+        known = {name: value for name, value in first[differing].items() if value == value}  # a setting that a method lacks is NaN
         own = {name: value.item() if hasattr(value, "item") else value for name, value in known.items()}  # no numpy numbers
         made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
     return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
@@ -161,7 +161,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
 def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of the results.
 
-    most_metrics: leave out those after so many.  Times of which a run's host was too busy are marked.
+    most_metrics: show at most this many metrics.  Times measured while the host was too busy are marked.
     """
     settings = list(dict.fromkeys(name for side in compared for name in side.settings))
     found = dict.fromkeys(name for side in compared for name in side.results)
@@ -194,12 +194,12 @@ def _cell(side: Side, name: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number with four figures or more, and never as a power of ten: '12,710', '4.516', '0.00004'."""
+    """Format a number with at least four figures and without a power of ten: '12,710', '4.516', '0.00004'."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.6f}".rstrip("0")
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
-    """Write a comparison as one HTML page that opens without network: the table, and a figure for each result and for the loss."""
+    """Write a comparison as one HTML page that opens offline: the table, and a figure for each result and for the loss."""
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
@@ -227,7 +227,7 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
 def figures(compared: Sequence[Side]) -> list[Any]:
     """Return a plotly figure for each result that a side has, and one of the losses.
 
-    Bandwidth, or else the last number that differs, is the horizontal axis; what else differs makes the series.
+    The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ name the series.
     """
     from workbench.plots import compared_bars, compared_losses
 
@@ -239,7 +239,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         "" if all(side.is_valid for side in compared) else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
     )
     drawn = []
-    all_series = [side.without(axis).name if axis else "" for side in compared]  # so that each has one colour in all figures
+    all_series = [side.without(axis).name if axis else "" for side in compared]  # each series has the same colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
         what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
         found: dict[str, dict[str, tuple[float, float]]] = {series: {} for series in all_series}
@@ -256,6 +256,6 @@ def figures(compared: Sequence[Side]) -> list[Any]:
 
 
 def _mean_losses(files: Sequence[str]) -> list[float]:
-    """Return the losses of the steps that all of these runs have, each the mean over the runs."""
+    """Return the mean loss of each step over the runs, for the steps that all runs have."""
     runs = [[step.loss for step in Report.read(file).steps if step.loss is not None] for file in files]
     return [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]

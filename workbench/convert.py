@@ -1,6 +1,6 @@
-"""Rewrite a fetched GGUF model as a Hugging Face folder (safetensors and tokenizer.json), once, without torch.
+"""Convert a fetched GGUF model to a Hugging Face folder (safetensors and tokenizer.json), once, without torch.
 
-The GGUF loader of transformers takes 15 s and needs a further package; a converted folder loads in under a second.
+The GGUF loader of transformers takes 15 s and needs one more package; a converted folder loads in under a second.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CONTROL_TOKEN = 3
 
 
 def convert_smollm2(source: Path, target: Path) -> None:
-    """Read the only *.gguf of `source` (Llama family, tied embeddings, byte-level BPE) and write a model folder.
+    """Read the only *.gguf in `source` (Llama family, tied embeddings, byte-level BPE) and write a model folder.
 
-    Weights become float16: 4-bit codes times a float16 scale lose less than 2^-11 of their value by it.
+    Weights become float16.  A 4-bit code times a float16 scale loses less than 2^-11 of its value in float16.
     """
     from gguf import GGUFReader, dequantize
 
@@ -52,7 +52,7 @@ def convert_smollm2(source: Path, target: Path) -> None:
 
 
 def _unpermute(weights: Any, num_heads: int) -> Any:
-    # GGUF interleaves the two halves of the rotary dimensions of each head; Hugging Face keeps them apart.
+    # GGUF interleaves the two halves of each head's rotary dimensions; Hugging Face stores them one after the other.
     rows, columns = weights.shape
     return weights.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -92,7 +92,7 @@ def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # The original splits digits one by one; the GGUF names that rule ("smollm") and does not spell it out.
+    # The original tokenizer splits digits one by one.  The GGUF names that rule ("smollm") but does not define it.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     )

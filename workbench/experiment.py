@@ -1,4 +1,4 @@
-"""run(job, cluster, mode) -> Report: the one entry point that notebooks, papermill and the command line call."""
+"""run(job, cluster, mode) -> Report: the one entry point for notebooks, papermill and the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Fidelity = Literal["auto", "kernel", "paced"]
 def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Plan:
     """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
 
-    mode: for which the plan is made; it decides what devices of other makes than this host are taken to cost (see profile).
+    mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
     """
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, progress or ignore)
@@ -50,10 +50,10 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
 def profile(
     job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None, refresh: bool = False
 ) -> Profile:
-    """Return what every layer costs on every device.
+    """Return the cost of every layer on every device.
 
-    Devices that are emulated are this host, measured and scaled to their share. When they are only simulated, devices of
-    another make are computed from the catalogue's FLOP/s instead.  refresh: measure again what was measured before.
+    The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices are only
+    simulated, the cost on a different device model is computed from the catalogue's FLOP/s.  refresh: repeat measurements that are cached.
     """
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, progress or ignore)
@@ -74,12 +74,12 @@ def run(
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
 
-    workdir: where the run keeps checkpoints, cache and the trained adapter, one run at a time; by default a folder of its own
-    under the cache folder.
-    resume: continue an interrupted run of the very same job from its last finished epoch.
+    workdir: where the run keeps checkpoints, cache and the trained adapter; only one run may use it at a time.  By default it is a
+    separate folder under the cache folder.
+    resume: continue an interrupted run of the same job from its last finished epoch.
     chosen_plan: run this plan instead of the planner's.
-    engines: execute on these instead of devices that are started here (see runtime.torchrun); fidelity says nothing then.
-    Raises WorkbenchError for whatever a user can cause; an interrupted run leaves its workdir for `resume`.
+    engines: execute on these instead of on devices started here (see runtime.torchrun); fidelity is then ignored.
+    Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.
     """
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
@@ -99,7 +99,7 @@ def run(
     if mode == "execute" and engines is None:
         require_emulated(cluster)
         if fidelity == "paced":
-            require_loopback()  # devices need it too, but start only once the job is measured
+            require_loopback()  # the devices need it too, but they start only after the job is measured
     folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
     if resume and folder is not None and job.method not in INFERRING:
         require_resumable(folder)
@@ -159,7 +159,7 @@ def sweep(
     fidelity: Fidelity = "auto",
     progress: Callable[[Event], None] | None = None,
 ) -> tuple[SweepPoint, ...]:
-    """Return the step time of some first-epoch steps under each plan: simulated, and measured if mode is 'execute'."""
+    """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is 'execute'."""
     notify = progress or ignore
     method = load_method(job.method)
     if mode == "execute":
@@ -175,7 +175,7 @@ def sweep(
             found.append(method.sweep_point(prepared, costs, cluster, name, plan, engines, num_steps=num_steps, folder=folder))
         return tuple(found)
 
-    simulated = measured(None)  # refuses a plan that cannot be before any is executed
+    simulated = measured(None)  # reject an impossible plan before executing any
     if mode == "simulate":
         return simulated
     from workbench.runtime.engines import default_pool
@@ -207,9 +207,9 @@ def _prepared(
     has_faults: bool = True,
     is_real: bool = False,
 ) -> Any:
-    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or faults that cannot be.
+    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for impossible faults.
 
-    warms_up: meanwhile another process imports the engines' libraries; both are done before anything is measured.
+    warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
     """
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
     if with_jax and job.method not in WITH_JAX:
@@ -255,7 +255,7 @@ def _prepared(
 
 
 def require_emulated(cluster: Cluster) -> None:
-    """Raise, before anything is loaded or measured, for a cluster whose devices cannot be emulated here."""
+    """Raise an error, before anything is loaded or measured, if the cluster's devices cannot be emulated here."""
     real = [device.name for device in cluster.devices if device.address]
     if real:
         raise RuntimeSetupError(
@@ -271,13 +271,13 @@ def require_emulated(cluster: Cluster) -> None:
 
 
 def run_name(job: Job, cluster: Cluster) -> str:
-    """Return the name of the folder in which a run of this job on this cluster keeps its state."""
+    """Return the name of the folder that keeps the state of this job's run on this cluster."""
     digest = hashlib.sha256((to_json(job.identity) + to_json(cluster)).encode()).hexdigest()[:12]
     return f"{job.method}-{job.task}-{digest}".replace("/", "_")
 
 
 def environment() -> dict[str, str]:
-    """Return what the numbers were obtained with."""
+    """Return the software and hardware that the numbers were obtained with."""
     from importlib.metadata import version
 
     load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
@@ -291,7 +291,7 @@ def environment() -> dict[str, str]:
 
 
 def _spent(began: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Return the seconds of every stage of a run until now, of those with one name their sum.  began: when each began."""
+    """Return the seconds spent in each stage of a run so far, summed over stages of the same name.  began: the start time of each stage."""
     spent_s: dict[str, float] = {}
     for (stage, begin_s), (_, end_s) in pairwise([*began, ("", time.monotonic())]):
         spent_s[stage] = spent_s.get(stage, 0.0) + end_s - begin_s

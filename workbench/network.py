@@ -1,4 +1,4 @@
-"""Whether the hub answers, found out in seconds: its own client tries for minutes."""
+"""Check within seconds whether the hub answers; the hub's client would retry for minutes."""
 
 from __future__ import annotations
 

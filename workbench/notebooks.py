@@ -1,4 +1,4 @@
-"""Run a notebook without a browser, by papermill: its parameters, and a kernel that opens no port."""
+"""Run a notebook without a browser, by papermill, with given parameters and a kernel that opens no port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.core.serial import read_text
 
 
 def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a file that is no notebook, and for a name that its cell tagged 'parameters' does not have."""
+    """Raise ConfigError if the file is not a notebook, or if its cell tagged 'parameters' lacks one of the names."""
     asked = f"The notebook '{notebook}' was asked for."
     try:
         cells = json.loads(read_text(notebook, "the notebook"))["cells"]
@@ -33,16 +33,16 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
 
 
 def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | None = None) -> None:
-    """Run a notebook in its own folder with some of its parameters set, and write it with its outputs.
+    """Run a notebook in its own folder with the given parameters, and write it with its outputs.
 
-    Raises papermill's PapermillExecutionError if a cell fails; what was run until then is written.
+    Raises papermill's PapermillExecutionError if a cell fails; the outputs up to that cell are written.
     """
-    # jsonschema would build a grammar of web addresses on import, which takes longer than all the rest and checks nothing of ours.
+    # On import, jsonschema would build a grammar of web addresses.  That takes longer than all the rest and checks nothing that we use.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
     from jupyter_client.manager import AsyncKernelManager
 
-    # Unix sockets in a folder of our own: nobody else reaches the kernel, and no port is opened.
+    # The kernel listens on Unix sockets in a private folder: no other user reaches it, and no port is opened.
     with tempfile.TemporaryDirectory(prefix="workbench-kernel-", ignore_cleanup_errors=True) as sockets:
 
         class PrivateKernel(AsyncKernelManager):
@@ -57,5 +57,5 @@ def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | 
             kernel_name="python3",
             progress_bar=sys.stderr.isatty(),
             kernel_manager_class=PrivateKernel,
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # an end on a busy machine is no error
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # a kernel that ends slowly on a busy machine is not an error
         )

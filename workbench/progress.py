@@ -1,4 +1,4 @@
-"""What a run is doing, put together from its events: one state that terminal and notebook draw, without torch."""
+"""Collect a run's events into one progress state that the terminal and the notebook draw, without torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RATE_WINDOW = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
-    """One device now.  epoch, step: the last that it finished, from 0, -1 before the first.
+    """The current state of one device.  epoch, step: the last one finished, counted from 0; -1 before the first.
 
-    busy_share: of its last step, the rest it waited; None before the first.  used_bytes: None where unknown.
+    busy_share: the share of its last step in which it was busy; None before the first step.  used_bytes: None if unknown.
     """
 
     name: str
@@ -37,20 +37,20 @@ class DeviceRow:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the device is lost: what it computed and held is then not shown."""
+        """Return whether the device is lost; its work and memory are then not shown."""
         return self.phase == "lost"
 
     @property
     def doing(self) -> str:
-        """Return it in words: 'first epoch, step 3 of 50'."""
+        """Return the device's current work in words: 'first epoch, step 3 of 50'."""
         return f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """One epoch.  num_steps: 0 while unknown.  loss: mean over its steps so far.  seconds: since its first device began it.
+    """One epoch.  num_steps: 0 if unknown.  loss: mean over its steps so far.  seconds: since the first device began the epoch.
 
-    cached: it is predicted to run from the activation cache.  answers: its steps are requests that are answered.
+    cached: the epoch is predicted to run from the activation cache.  answers: its steps are inference requests.
     """
 
     epoch: int
@@ -63,17 +63,17 @@ class EpochRow:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether every step is done."""
+        """Return whether every step is finished."""
         return 0 < self.num_steps <= self.done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run at one moment, all of it fit to be drawn.
+    """The state of a run at one moment, ready to draw.
 
-    phase: what the whole run is at.  phases: each with the second at which it began.
-    smoothed_loss, samples_per_s, remaining_s: None while unknown.
-    outcome: '' while it runs, then 'finished', 'stopped' or 'failed'.
+    phase: the current phase of the whole run.  phases: each phase with the second at which it began.
+    smoothed_loss, samples_per_s, remaining_s: None if unknown.
+    outcome: '' during the run, then 'finished', 'stopped' or 'failed'.
     """
 
     phase: str
@@ -90,7 +90,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _Epoch:
-    """What is known of an epoch.  begin_s: of the run's clock."""
+    """Everything known about an epoch.  begin_s: its start on the run's clock."""
 
     num_steps: int
     begin_s: float
@@ -102,7 +102,7 @@ class _Epoch:
 
 
 class RunState:
-    """Takes a run's events; any thread may, while another draws `snapshot()`."""
+    """Collects a run's events.  Any thread may add events while another draws `snapshot()`."""
 
     def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._answers = job.method in INFERRING
@@ -122,7 +122,7 @@ class RunState:
         self._cached: set[int] = set()
 
     def update(self, event: Event) -> None:
-        """Take one event; kinds that are not known are passed over."""
+        """Process one event; unknown kinds are ignored."""
         with self._lock:
             now_s = self._elapsed_s()
             if event.kind == "step":
@@ -143,7 +143,7 @@ class RunState:
             self._end_s, self._outcome = self._clock(), outcome
 
     def snapshot(self) -> Snapshot:
-        """Return the run as it is now."""
+        """Return the current state of the run."""
         with self._lock:
             now = self._epochs.get(self._at[0])
             return Snapshot(
@@ -179,7 +179,7 @@ class RunState:
     def _take_device(self, event: Event, now_s: float) -> None:
         state = event.device or DeviceState(event.message)
         row = replace(self._rows[event.rank], phase=state.phase, epoch=event.epoch, step=event.step, num_steps=event.num_steps)
-        # What it did in its last step stays to be seen while it is between two phases.
+        # Between two phases, keep showing the values of its last step.
         if row.is_lost:
             row = replace(row, busy_share=None, used_bytes=None)
         elif state.step_s and state.busy_s is not None:
@@ -199,7 +199,7 @@ class RunState:
         return replace(row, done=epoch.done, num_steps=epoch.num_steps, loss=loss, seconds=epoch.end_s - epoch.begin_s)
 
     def _remaining_s(self) -> float | None:
-        """Return the seconds that the steps to come take: as predicted, corrected by what was measured; else at the rate so far."""
+        """Predict the seconds of the remaining steps: the prediction corrected by measurements, or else the rate so far."""
         if self._outcome or self._at[0] < 0:
             return None
         if not self._predicted:
@@ -210,7 +210,7 @@ class RunState:
         return max(0.0, left)
 
     def _ratio(self, kind: int) -> float | None:
-        """Return measured over predicted seconds of the first epoch's steps (0) or of the later ones' (1)."""
+        """Return the ratio of measured to predicted seconds for the first epoch's steps (kind 0) or for later ones (kind 1)."""
         measured_s = predicted_s = 0.0
         for number, epoch in self._epochs.items():
             if min(number, 1) == kind and len(epoch.ends) > 1:
@@ -229,7 +229,7 @@ class RunState:
 
 
 def _samples_per_s(epoch: _Epoch) -> float | None:
-    """Return the rate of the last steps; the first of them only starts the clock."""
+    """Return the rate over the last steps; the first of them only starts the clock."""
     if len(epoch.ends) < 2:
         return None
     seconds = epoch.ends[-1][0] - epoch.ends[0][0]
@@ -237,5 +237,5 @@ def _samples_per_s(epoch: _Epoch) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Format seconds for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""A run in a dozen rows for the terminal and for a notebook: plan, accuracy, times with and without cache, predicted and measured."""
+"""Summarize a run in about a dozen rows: plan, accuracy, times with and without cache, predicted and measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARADIGMS = {
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """Return (what, text) of a run; a row without a name goes on with the one before.  Measured numbers of an invalid run are marked."""
+    """Return (label, text) rows for a run.  A row without a label continues the previous one.  An invalid run's numbers are marked."""
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
     if joules := energy_j(report):
@@ -37,8 +37,8 @@ BATTERY_V = 3.85
 def energy_j(report: Report) -> dict[str, float]:
     """Return each device's joules over all epochs by the catalogue's power model; a device without watts_busy is left out.
 
-    watts_idle all the time, up to watts_busy while it computes, and joules_per_byte of what it sends.  The step whose timeline the report
-    keeps stands for all of its kind; without one for each kind there is no answer.
+    A device uses watts_idle all the time, up to watts_busy while it computes, and joules_per_byte for each byte it sends.  The report keeps
+    one timeline per kind of step, and it stands for all steps of that kind.  The result is empty if a kind has no timeline.
     """
     found: dict[str, float] = {}
     devices = {device.name: device for device in report.cluster.devices if device.watts_busy}
@@ -59,7 +59,7 @@ def energy_j(report: Report) -> dict[str, float]:
 
 
 def plan_words(chosen: InferencePlan) -> str:
-    """Return how a plan splits a sequence: paradigm, schemes, ring."""
+    """Describe how a plan splits a sequence: paradigm, schemes, ring."""
     words = [PARADIGMS[chosen.paradigm] if chosen.num_positions > 1 else "one device alone"]
     if chosen.schemes and chosen.num_positions > 1:
         first, second = chosen.configuration
@@ -91,7 +91,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     if swept:
         mark = next((mark for mark in (report.mark, *(point.mark for point in report.sweep)) if mark), "")
         rows.append(("Prediction", f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans"))
-    # What travels in a step, where a method counts it and what first-order data parallelism would move.
+    # The bytes sent in a step, if the method counts them, and the bytes that first-order data parallelism would send.
     sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
     if sent is not None and (other := report.bytes.get("sent in a step of first-order data parallelism")):
         rows.append(("Sent", f"{sent:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}"))
@@ -121,7 +121,7 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:
-    """Return the medians of the steps' seconds, as far as they were predicted and measured."""
+    """Return the medians of the predicted and the measured seconds of a step, as far as they exist."""
     predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
     measured = [step.measured_s for step in steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.{digits}f} ms predicted (simulated)"] if predicted else []

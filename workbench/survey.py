@@ -1,4 +1,4 @@
-"""Measure what planning rests on, for people to look at: devices, links, layers (PAC+, section V-A, 'Profiling')."""
+"""Measure the inputs of planning for display: devices, links, layers (PAC+, section V-A, 'Profiling')."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ LONGEST_MESSAGE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """What a device can do.  emulated: this machine's rates at the device's share of a core, else as the catalogue has them.
+    """The compute and memory rates of a device.
 
-    memory_bytes_per_s: None where nobody measured it.
+    emulated: the rates are this machine's, at the device's share of a core; otherwise they are the catalogue's.
+    memory_bytes_per_s: None if it has not been measured.
     """
 
     name: str
@@ -41,7 +42,7 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """A path between two devices, as the cluster describes it and as it was measured."""
+    """A path between two devices: its rate and latency in the cluster description, and as measured."""
 
     source: str
     destination: str
@@ -52,11 +53,11 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """One layer for one batch.  measured: what planners are given.  analytic: the same, computed from the model's sizes.
+    """One layer for one batch.  measured: the costs that planners use.  analytic: the same costs, computed from the model's sizes.
 
-    Both have seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included, and bytes of
-    the frozen and the trained parameters, of the activations that the next layer gets, of the taps that are cached, and of what
-    the backward pass keeps.
+    Both have the seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included.  Both have the bytes of
+    the frozen and the trained parameters, of the activations sent to the next layer, of the cached taps, and of the context that the
+    backward pass needs.
     """
 
     layer: int
@@ -85,7 +86,7 @@ class LayerSurvey:
 
 
 def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile, tuple[DeviceRates, ...]]:
-    """Measure this machine and return what each device of the cluster is then: an emulated one is paced to its share in all it does."""
+    """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a core."""
     host = measure_host(seconds=seconds)
     rates = []
     for device in cluster.devices:
@@ -104,7 +105,7 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
 
 
 def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:
-    """Emulate the cluster, send messages of several sizes over every link, one link at a time; return the fidelity and the links.
+    """Emulate the cluster and send messages of several sizes over each link in turn; return the fidelity and the links.
 
     Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated.
     """
@@ -132,7 +133,7 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
 
 
 def measure_rank_links(context: RankContext, asked: tuple[Sequence[int], int]) -> dict[tuple[int, int], tuple[LinkSample, ...]]:
-    """Return the samples of the links that leave this rank.  asked: message sizes and repeats."""
+    """Return the samples of the links that start at this rank.  asked: message sizes and repeats."""
     sizes, repeats = asked
     with group(context, 60.0, "links") as opened:
         links = PacedLinks(cluster=context.cluster, rank=context.rank) if context.fidelity == "paced" else None
@@ -140,18 +141,18 @@ def measure_rank_links(context: RankContext, asked: tuple[Sequence[int], int]) -
 
 
 class PacedGroup:
-    """A process group whose messages wait as the runtime's transport lets them wait where the kernel does not shape the links."""
+    """A process group that delays its messages where the kernel does not shape the links, as the runtime's transport does."""
 
     def __init__(self, opened: Any, links: PacedLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._group, self._links, self._sleep = opened, links, sleep
 
     def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:
-        """Wait out the link's time, then send."""
+        """Wait for the link's time, then send."""
         self._sleep(self._links.transfer_s(destination, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
         return self._group.send(tensors, destination, tag)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what waits for no link: recv, barrier, size."""
+        """Return a method that no link delays: recv, barrier, size."""
         return getattr(self._group, name)
 
 
@@ -166,9 +167,9 @@ def survey_layers(
     refresh: bool = False,
     progress: Callable[[Event], None] = ignore,
 ) -> LayerSurvey:
-    """Return what the method's profiler says of every layer on one device (default: the first), beside the analytic figures.
+    """Return the profiled cost of every layer on one device (default: the first), together with the analytic figures.
 
-    mode: as in experiment.profile.  Sizes between those measured are interpolated.  Raises ConfigError for an unknown device.
+    mode: as in experiment.profile.  Sizes between measured ones are interpolated.  Raises ConfigError for an unknown device.
     """
     names = [known.name for known in cluster.devices]
     if device is not None and device not in names:
@@ -227,7 +228,7 @@ def survey_layers(
 
 
 def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
-    """Return (first layer, last layer, rows by batch size) for every run of layers with the same figures: a table fit to be read."""
+    """Merge consecutive layers with equal figures, for a short table: return (first layer, last layer, rows by batch size) of each run."""
     layers: dict[int, list[LayerRow]] = {}
     for row in survey.rows:
         layers.setdefault(row.layer, []).append(row)
@@ -241,7 +242,7 @@ def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
 
 
 def as_builtins(rows: Sequence[LinkRow]) -> list[dict[str, Any]]:
-    """Return links ready for JSON, rates and latencies flat."""
+    """Return the links as JSON-ready dictionaries, with flat rates and latencies."""
     return [
         {
             "source": row.source,

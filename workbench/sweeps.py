@@ -1,4 +1,4 @@
-"""Many runs of one command: the points of a grid, each a job on a cluster, kept in a folder that an interrupted sweep goes on from."""
+"""Run the points of a grid, each a job on a cluster, and keep the results in a folder from which an interrupted sweep continues."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run.  settings: those that differ from point to point.  repeat: from 1.
+    """One run of a sweep.  settings: those that differ between points.  repeat: from 1.
 
-    notebook: run with these parameters instead of the job; it writes report.json into the folder that its parameter `output` names.
+    notebook: run this notebook with `parameters` instead of the job; it writes report.json into the folder named by its parameter `output`.
     """
 
     job: Job
@@ -61,7 +61,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Return the name of its files: the same as long as job, cluster, mode, fidelity and repeat are (or notebook and parameters)."""
+        """Return the name of its files.  It depends only on job, cluster, mode, fidelity and repeat (or on notebook and parameters)."""
         whole = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
         if self.notebook is not None:
             whole += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
@@ -70,12 +70,12 @@ class Point:
 
     @property
     def words(self) -> str:
-        """Return its settings in words."""
+        """Return its settings as text."""
         return words_of(self.settings) or "the only point"
 
 
 class Done(NamedTuple):
-    """A point that has come to its end.  report: None if it failed, and then error says why.  kept: from an earlier call."""
+    """A finished point.  report: None if it failed; error then gives the reason.  kept: it was run by an earlier call."""
 
     point: Point
     report: Report | None
@@ -84,9 +84,9 @@ class Done(NamedTuple):
 
 
 def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], dict[str, Any]]:
-    """Return a TOML file's grid, the grids of its tables named like methods, and its settings of the sweep (repeats, simulate).
+    """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself (repeats, simulate).
 
-    [options] holds options of the method; [p_rge] and [p_rge.options] hold for that method's points only.
+    [options] holds options of the method; [p_rge] and [p_rge.options] apply to that method's points only.
     """
     tables = read_toml(path, "the grid")
     sweep: dict[str, Any] = {name: tables.pop(name) for name in SETTINGS if name in tables}
@@ -104,7 +104,7 @@ def make_points(
 ) -> list[Point]:
     """Return every combination of the grid's values, each once, in the order of the names.
 
-    by_method: grids that take the place of the same names for one method.  Raises ConfigError for what no run could mean.
+    by_method: grids that replace the values of the same names for one method.  Raises ConfigError for impossible combinations.
     """
     methods = [_value("method", value) for value in grid.get("method", [Job().method])]
     for name in by_method or {}:
@@ -135,7 +135,7 @@ def make_points(
 
 
 def make_notebook_points(notebook: Path, grid: Grid, *, repeats: int = 1) -> list[Point]:
-    """Return every combination of values of a notebook's parameters; 'cluster' is its cluster_name."""
+    """Return every combination of values of a notebook's parameters; 'cluster' sets its parameter cluster_name."""
     named = {"cluster_name" if name == "cluster" else name: values for name, values in grid.items()}
     require_parameters(notebook, named | {"output": []})
     choices = [[_value(name, value) if name in _JOB else value for value in values] for name, values in named.items()]
@@ -155,11 +155,11 @@ def run_points(
     cluster_profile: str | None = None,
     progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None = None,
 ) -> Iterator[Done]:
-    """Run the points that the folder has no Report of, and yield each as it is done, those of earlier calls first.
+    """Run the points that have no Report in the folder yet; yield each point when it finishes, points of earlier calls first.
 
-    at_once: so many in processes of their own, simulated points only; of a cluster_profile (ipyparallel's), so many engines, which
-    its launchers start (Slurm, PBS, ...).  A point that fails leaves its error in the folder and is tried again by the next call.
-    progress: a context for each point that is run in this process, which takes its events.
+    at_once: how many simulated points run in parallel, in separate processes.  With a cluster_profile (of ipyparallel), it is the number
+    of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error in the folder; the next call
+    tries it again.  progress: a context for each point run in this process; it receives the point's events.
     """
     if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):
         asked, found = (
@@ -178,7 +178,7 @@ def run_points(
     if cluster_profile is not None:
         here, there = [], waiting
     elif at_once > 1:
-        # The first point of each kind may have to measure this machine, which must be quiet then.
+        # The first point of each kind may have to measure this machine, so nothing else may run meanwhile.
         firsts = {_measured_by(point): point for point in reversed(waiting)}
         here = [point for point in waiting if firsts[_measured_by(point)] is point]
         there = [point for point in waiting if firsts[_measured_by(point)] is not point]
@@ -210,7 +210,7 @@ def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event
 
 
 def write_table(points: Sequence[Point], folder: Path) -> Path:
-    """Write points.csv: for each point its settings, its state (done, failed, waiting), its error, and its Report's row."""
+    """Write points.csv: each point's settings, its state (done, failed, waiting), its error, and its Report's row."""
     import pandas
 
     rows = []
@@ -237,7 +237,7 @@ def _flat(table: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return one value of a grid as its setting's type."""
+    """Convert one value of a grid to its setting's type."""
     if name.startswith(OPTION):
         return value
     if name == "bandwidth":
@@ -270,13 +270,13 @@ def _point(chosen: Mapping[str, Any]) -> Point:
 
 
 def _measured_by(point: Point) -> str:
-    """Return what decides which profile of this machine a point needs."""
+    """Return the settings that determine which profile of this machine a point needs."""
     job = point.job
     return to_json((job.method, job.model, job.task, job.data, job.columns, job.max_length, job.options))
 
 
 def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
-    """Write a point's Report, or its error, and return what has become of it."""
+    """Write a point's Report, or its error, and return the finished point."""
     failed = folder / FAILED / f"{point.name}.json"
     if isinstance(result, Report):
         result.write(folder / f"{point.name}.json")
@@ -289,7 +289,7 @@ def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
 
 
 def _run_elsewhere(point: Point) -> str:
-    """Run a point in a process of its own, maybe on another machine, and return its Report as text."""
+    """Run a point in a separate process, possibly on another machine, and return its Report as text."""
     return to_json(run_point(point))
 
 
@@ -301,7 +301,7 @@ def _workers(count: int, cluster_profile: str | None) -> Iterator[Executor]:
         with ipyparallel.Cluster(profile=cluster_profile, n=count) as client:
             yield client.load_balanced_view().executor
         return
-    # A Ctrl-C is the parent's to handle: the points under way end, the others never begin.
+    # Only the parent handles Ctrl-C: running points end, and the others never begin.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
         try:

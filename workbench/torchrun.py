@@ -1,6 +1,6 @@
 """Run a job on real devices under torchrun: `torchrun ... -m workbench.torchrun`, the same command on every machine.
 
-Rank 0 reads the command line, has every device measure itself, plans, calls the others, evaluates and writes the Report.
+Rank 0 reads the command line, lets every device measure itself, plans, directs the other ranks, evaluates and writes the Report.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def lead(
 ) -> Report:
     """Run a job from rank 0 and return its Report.
 
-    Raises ConfigError if the cluster has another number of devices than torchrun started processes, or a machine does not see workdir.
+    Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a machine cannot see
+    workdir.
     """
     own = "" if local_folder is None else str(local_folder / run_name(job, cluster))
     engines.lead(cluster, own)
@@ -94,9 +95,9 @@ def lead(
 
 
 def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:
-    """Check that every rank sees the folder.  Raises ConfigError naming those that do not."""
+    """Check that every rank sees the folder.  Raises ConfigError naming the ranks that do not."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"  # beside it: the run decides what lies in the folder itself
+    mark = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"  # next to the folder: the run decides what lies inside it
     try:
         mark.touch()
         seen = engines.run(sees_file, [mark] * engines.world_size)
@@ -115,7 +116,7 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
 
 
 def main() -> None:
-    """Lead as rank 0, serve as any other."""
+    """Lead if this is rank 0, otherwise serve."""
     try:
         engines = TorchrunEngines.join(CALLS)
         if engines.rank:
