@@ -1,4 +1,4 @@
-"""The published methods, one folder each, the same files in each."""
+"""The published methods, one folder each. Every folder has the same files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITH_JAX = ("fine_tuning", "confidant")
 
 
 def load_method(name: str) -> Method:
-    """Return a method by name.  Raises ConfigError listing the known ones."""
+    """Return a method by name.  Raises ConfigError that lists the known names."""
     if name not in METHODS:
         raise ConfigError(f"The method '{name}' was asked for.", f"Known methods: {', '.join(METHODS)}.", did_you_mean(name, METHODS))
     module, _, attribute = METHODS[name].partition(":")

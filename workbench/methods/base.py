@@ -1,4 +1,4 @@
-"""What a method is to the rest of the workbench: it prepares, profiles, plans, predicts and executes a job."""
+"""The interface of a method: it prepares, profiles, plans, predicts and executes a job."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from workbench.profiler.analytic import LayerCost
 
 
 class DeviceState(NamedTuple):
-    """What a device is doing.  phase: such as 'loading' or 'first epoch'.
+    """The current state of a device.  phase: such as 'loading' or 'first epoch'.
 
-    step_s: its last step, from the end of the one before; busy_s: the part of it in which it computed; the rest it waited.
-    used_bytes: now, above the runtime's own footprint; None where the system does not tell.
+    step_s: duration of its last step, from the end of the step before.  busy_s: the computing part of it; the rest is waiting.
+    used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.
     """
 
     phase: str
@@ -31,11 +31,11 @@ class DeviceState(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that a user who waits wants to know.  epoch, step: from 0.
+    """A progress event for a waiting user.  epoch, step: from 0.
 
     kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all devices have
-    done), 'epoch', 'note' (message), 'device' (what the device of `rank` is doing; message says it in words), 'predicted' (the
-    steps' simulated seconds), or 'faults' (what is added to them from now on is done to the run's devices).
+    finished), 'epoch', 'note' (message), 'device' (the state of the device of `rank`; message describes it in words), 'predicted'
+    (the steps' simulated seconds), or 'faults' (faults added to this object are injected into the run's devices).
     """
 
     kind: str
@@ -57,12 +57,12 @@ Notify = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Tell nobody."""
+    """Ignore an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the simulator says of a whole job.  steps[i].predicted_s is set; phases_s: what happens beside the epochs.
+    """The simulated course of a whole job.  steps[i].predicted_s is set; phases_s: seconds of each phase between epochs.
 
     recoveries, notes: of the job's faults.
     """
@@ -78,7 +78,7 @@ class Prediction:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of executing a job: the measured side of a Report.  technique: of what artifacts["adapter"] holds, '' of none."""
+    """The result of an execution: the measured side of a Report.  technique: of the adapter in artifacts["adapter"], '' without one."""
 
     fidelity: Literal["kernel", "paced", "real"]
     steps: tuple[StepRecord, ...] = ()
@@ -100,7 +100,7 @@ class Engines(Protocol):
 
     @property
     def fidelity(self) -> Any:
-        """Return 'kernel' or 'paced' of emulated devices, 'real' of real ones, which are not slowed down."""
+        """Return 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down."""
         ...
 
     def run(self, function: Callable[[Any, Any], Any], payloads: Any, *, on_event: Callable[[int, Any], None] | None = None) -> list[Any]:
@@ -109,7 +109,7 @@ class Engines(Protocol):
 
 
 class Prepared(Protocol):
-    """A job with its data and model found; made by Method.prepare."""
+    """A job with its data and model located; made by Method.prepare."""
 
     @property
     def job(self) -> Job:
@@ -118,27 +118,27 @@ class Prepared(Protocol):
 
 
 class Method(Protocol):
-    """One published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
+    """A published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Raise ConfigError at once, before anything is loaded, for an option, task, model or device that does not exist."""
+        """Raise ConfigError for an unknown option, task, model or device, before anything is loaded."""
         ...
 
     def prepare(self, job: Job, notify: Notify) -> Any:
-        """Find model and data.  Raises ConfigError or MissingDataError."""
+        """Find the model and the data.  Raises ConfigError or MissingDataError."""
         ...
 
     def profile(
         self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool, engines: Engines | None = None, refresh: bool = False
     ) -> Profile:
-        """Measure the host and scale to emulated devices, or compute from the catalogue; real engines measure themselves.
+        """Measure the host and scale to emulated devices, or compute from the catalogue.  Real engines measure themselves.
 
-        refresh: measure again what was measured before.
+        refresh: repeat earlier measurements.
         """
         ...
 
     def layer_costs(self, prepared: Any, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
-        """Return every layer's FLOPs for a batch and its bytes, computed from sizes: to lay beside a profile."""
+        """Return every layer's FLOPs for a batch and its bytes, computed from sizes, to compare with a profile."""
         ...
 
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
@@ -146,10 +146,10 @@ class Method(Protocol):
         ...
 
     def check(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later, before anything starts; folder: None if the run is only simulated.
+        """Check for errors that would end the run later, before anything starts.  folder: None if the run is only simulated.
 
-        Raises ConfigError for a plan of other layers, devices or batches, PlanError if a device's memory is too small, CacheError if
-        the disk is.
+        Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little memory, CacheError if
+        the disk has too little space.
         """
         ...
 
@@ -170,7 +170,7 @@ class Method(Protocol):
         resume: bool,
         notify: Notify,
     ) -> Outcome:
-        """Run the job on the engines and evaluate what was trained.  prediction: what `predict` returned for this plan."""
+        """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict` for this plan."""
         ...
 
     def sweep_point(
@@ -185,5 +185,5 @@ class Method(Protocol):
         num_steps: int,
         folder: Path,
     ) -> SweepPoint:
-        """Simulate, and on engines measure, some steps of a plan.  name: what the sweep calls it."""
+        """Simulate some steps of a plan, and measure them if engines are given.  name: the sweep's name for it."""
         ...

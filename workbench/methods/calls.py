@@ -1,4 +1,4 @@
-"""What may be called on a real device; run as a program, a device's engine (started by runtime.ssh_agent)."""
+"""The functions that may be called on a real device.  Run as a program, this is a device's engine (started by runtime.ssh_agent)."""
 
 from __future__ import annotations
 

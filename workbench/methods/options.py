@@ -16,7 +16,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
-    """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError naming the wrong one."""
+    """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong option."""
     kinds = get_type_hints(settings)
     stated = get_type_hints(settings, include_extras=True)
     for name, value in given.items():
@@ -31,12 +31,12 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
             msgspec.convert(value, stated[name], strict=False)
         except msgspec.ValidationError:
             require_range(msgspec.convert(value, kinds[name], strict=False), range_of(settings, name), f"An option of {method}", name)
-            raise  # a range that msgspec refuses and ours does not
+            raise  # msgspec refuses a range that ours accepts
     return msgspec.convert(dict(given), settings, strict=False)
 
 
 def require_width(method: str, name: str, value: int, model: str, most: int) -> None:
-    """Raise ConfigError for a rank or width that is too large for a model, before memory is asked for it."""
+    """Raise ConfigError if a rank or width is too large for a model, before memory is allocated for it."""
     if value > most:
         raise ConfigError(
             f"The option {name} = {value:,} of {method} was asked for.", f"For '{model}' it is at most {most:,}.", f"Lower {name}."
@@ -44,7 +44,7 @@ def require_width(method: str, name: str, value: int, model: str, most: int) -> 
 
 
 def _wanted(kind: Any) -> str:
-    """Return in words what a setting of a type may be: one of some names, a number, or (for an optional one) also nothing."""
+    """Describe in words the values that a type allows: one of some names, a number, or (if optional) also nothing."""
     if kind in _WORDS:
         return _WORDS[kind]
     parts = [part for part in get_args(kind) if part is not type(None)]

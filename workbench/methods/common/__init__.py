@@ -1,1 +1,1 @@
-"""What all methods that train share: a rank's session, its journal and its reports, the folder of a run, steps and their records."""
+"""Code shared by all methods that train: a rank's session, its journal and reports, a run's folder, steps and their records."""

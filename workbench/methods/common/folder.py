@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds and whose it is; and what tells one model from another."""
+"""The folder of a run: its contents, its owner, and digests that identify a model."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN = "checkpoints", "steps", "journals"
 
 
 def steps_log_path(folder: Path, epoch: int, begin: int, rank: int) -> Path:
-    """Return where a rank notes the steps of an epoch from `begin` on, line by line."""
+    """Return the path of the log in which a rank records the steps of an epoch from `begin` on, line by line."""
     return folder / STEPS / f"epoch-{epoch}-from-{begin}-rank-{rank}.jsonl"
 
 
 def journal_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
-    """Return where what is trained of layers [start, stop) is kept after every step of an epoch."""
+    """Return the path where the trainable parameters of layers [start, stop) are saved after every step of an epoch."""
     return folder / JOURNALS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.bin"
 
 
 def checkpoint_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
-    """Return where what is trained of layers [start, stop) is kept as it was after an epoch."""
+    """Return the path of the checkpoint of layers [start, stop) after an epoch."""
     return folder / CHECKPOINTS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
 
 
 def moments_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
-    """Return where the moments of layers [start, stop) are kept apart, until the run ends."""
+    """Return the path where the optimizer moments of layers [start, stop) are saved separately until the run ends."""
     return folder / CHECKPOINTS / f"moments-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
 
 
 def middle_path(folder: Path, epoch: int, step: int) -> Path:
-    """Return where what is trained is kept as it was after a step in the middle of an epoch, for a run that is resumed."""
+    """Return the path of a checkpoint in the middle of an epoch, for a run that is resumed."""
     return folder / CHECKPOINTS / f"epoch-{epoch}-step-{step}.safetensors"
 
 
 def unneeded_at_the_end(folder: Path) -> list[Path]:
-    """Return the checkpoints that only a run that goes on needs."""
+    """Return the checkpoints that are needed only to continue the run."""
     return [path for kind in ("moments-*", "epoch-*-step-*") for path in (folder / CHECKPOINTS).glob(kind)]
 
 
 def begin_folder(folder: Path, identity: str, job: Job) -> None:
-    """Remove what an earlier run left and note whose the folder is now; files that are not a run's stay.
+    """Remove the files of an earlier run and record the folder's new owner.  Files that do not belong to a run stay.
 
-    Raises ConfigError if it holds files that are named like a run's but are none.
+    Raises ConfigError if files have a run's file names but belong to no run.
     """
     mine = held_by_run(folder)
     if mine and not (folder / IDENTITY).is_file():
@@ -78,12 +78,12 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
             shutil.rmtree(path)
         elif path.name != IDENTITY:
             path.unlink()
-    # Last, so that what an earlier run left can never pass for this one's.
+    # Last, so that leftovers of an earlier run can never pass for this run's files.
     write_text(folder / IDENTITY, f"{identity}\n{to_json(job.identity)}\n")
 
 
 def held_by_run(folder: Path) -> list[Path]:
-    """Return what a run keeps in the folder."""
+    """Return the files that a run keeps in the folder."""
     names = (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN, DEVICES)
     return [folder / name for name in names if (folder / name).exists()]
 
@@ -94,7 +94,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def require_resumable(folder: Path) -> None:
-    """Raise CacheError if the folder holds no run that could be resumed."""
+    """Raise CacheError if the folder contains no run that can be resumed."""
     if not (folder / IDENTITY).is_file():
         found = "It holds no run." if folder.is_dir() else "There is no such folder."
         todo = "Name the folder of the interrupted run, or begin without --resume."
@@ -102,9 +102,9 @@ def require_resumable(folder: Path) -> None:
 
 
 def holds_run(folder: Path, identity: str, job: Job) -> bool:
-    """Return whether the folder holds a run of the very same job, False if it holds none.
+    """Return whether the folder contains a run of exactly the same job; False if it contains no run.
 
-    Raises CacheError for another job's, naming the settings that differ.
+    Raises CacheError if the run belongs to another job, naming the settings that differ.
     """
     try:
         kept, _, text = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").partition("\n")
@@ -122,7 +122,7 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
 def _difference(text: str, job: Job) -> str:
     try:
         kept = _settings(from_json(text, Job, source=IDENTITY))
-    except ConfigError:  # of an earlier version, or damaged
+    except ConfigError:  # from an earlier version, or damaged
         return "It was made by another job, plan, model or dataset."
     mine = _settings(job.identity)
     names = [name for name in {**kept, **mine} if kept.get(name) != mine.get(name)]
@@ -137,7 +137,7 @@ def _settings(job: Job) -> dict[str, Any]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a safetensors file is there, and as long as its header says."""
+    """Return whether a safetensors file exists and is as long as its header says."""
     try:
         with safe_open(path, framework="pt"):
             return True

@@ -1,4 +1,4 @@
-"""The model card of a result: what it answers, how good it is, where it is from, and code that loads it."""
+"""The model card of a result: its output, its quality, its origin, and code that loads it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "Smo
 
 
 def model_card(folder: Path, about: Result) -> str:
-    """Return the text of a README.md with the metadata of the hub's model cards.  folder: holds what was trained."""
+    """Return the text of a README.md with the hub's model card metadata.  folder: contains the trained weights."""
     from huggingface_hub import EvalResult, ModelCardData
 
     job, (library, words, code) = about.job, _loading(folder, about)
@@ -104,7 +104,7 @@ In the shell: `workbench predict FOLDER {shell}`, `workbench evaluate FOLDER --d
 
 
 def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
-    """Return the library that loads a folder, what to know of it, and code that does."""
+    """Return the library that loads a folder, notes on loading, and the loading code."""
     name, prompt = about.job.model, about.prompt
     names = [text if text.isidentifier() else f"text{number}" for number, text in enumerate(about.texts)]
     example = ", ".join(f'"Some {text} of your own."' for text in names)

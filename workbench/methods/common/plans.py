@@ -1,4 +1,4 @@
-"""Refuse a plan that was made for another model, cluster or batch; time-outs, and how long a plan is refined."""
+"""Reject a plan made for another model, cluster or batch; time-outs, and how long a plan is refined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SIMULATIONS = 200
 
 
 def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()) -> None:
-    """Raise ConfigError for a plan of other layers or devices.  others: whether more is wrong, what was found, what to do."""
+    """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong, found, advice)."""
     stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     outside = max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size

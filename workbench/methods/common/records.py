@@ -1,4 +1,4 @@
-"""From what ranks send while they train and afterwards to events, records and timelines."""
+"""Convert rank messages to progress events, records and timelines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def traced_step(num_steps: int) -> int:
 
 
 class Progress:
-    """Passes on what each device does, adds up the ranks' parts of each step's loss, and passes whole steps on."""
+    """Forwards device states, sums the ranks' parts of each step's loss, and reports completed steps."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
@@ -34,7 +34,7 @@ class Progress:
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an engine's event (see reporting.DeviceReporter)."""
+        """Handle an engine's event (see reporting.DeviceReporter)."""
         if "phase" in event:
             self._notify(_device_event(rank, event))
         cached = bool(event.get("cached"))
@@ -49,12 +49,12 @@ class Progress:
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:
-    """Tell that a device is lost, leaves or is back."""
+    """Report that a device is lost, leaves or is back."""
     notify(Event("device", rank, message=state, device=DeviceState(state)))
 
 
 def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
-    """Return what a device said in the words of every method.  Between phases it is at no step."""
+    """Convert a device message to the event that all methods use.  Between phases there is no step."""
     at_step = "num_steps" in event
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
     state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
@@ -63,12 +63,12 @@ def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
 
 
 def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the predicted steps with what was measured: loss, and the time from one step's end to the next's."""
+    """Add measurements to the predicted steps: loss, and the time from one step's end to the next step's end."""
     by_step: dict[tuple[int, int], list[StepTrace]] = defaultdict(list)
     for result in results:
         for trace in result.steps:
             by_step[trace.epoch, trace.step].append(trace)
-    # What passed between the interruption and the resumption belongs to no step.
+    # The time between the interruption and the resumption belongs to no step.
     resumed = {result.resumed_at for result in results}
     records, previous = [], None
     for record in predicted:
@@ -94,7 +94,7 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
 
 
 def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> float:
-    """Return the part of the emulated devices' time that was late; a real device has no deadlines to miss."""
+    """Return the fraction of the emulated devices' time that was late; a real device has no deadlines."""
     paced_s = 0.0 if is_real else sum(result.paced_s for result in results)
     return sum(result.late_s for result in results) / paced_s if paced_s else 0.0
 
@@ -102,7 +102,7 @@ def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> fl
 def sweep_point(
     name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
 ) -> SweepPoint:
-    """Return the point of a plan.  steps: as predicted, the first `warm_up` do not count.  results: None if nothing was executed."""
+    """Return the sweep point of a plan.  steps: as predicted; the first `warm_up` do not count.  results: None if nothing was executed."""
     counted = steps[warm_up:]
     point = SweepPoint(name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in counted), num_steps=len(counted))
     if results is None:
@@ -131,7 +131,7 @@ def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
 def measured_timelines(
     results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
 ) -> dict[str, Timeline]:
-    """Return the timelines of the same steps that the prediction shows.  resident[cached][rank]: bytes that stay."""
+    """Return the timelines of the steps that the prediction shows.  resident[cached][rank]: bytes that stay in memory."""
     timelines = {}
     for name, cached in (("first epoch", False), ("cached epoch", True)):
         epoch = min((step.epoch for step in prediction.steps if step.cached == cached), default=-1)
@@ -159,7 +159,7 @@ def measured_timeline(
     resident: Sequence[int],
     title: str,
 ) -> Timeline:
-    """Return what each rank's spans and memory samples show from a moment on.  resident[rank]: bytes that stay."""
+    """Return each rank's spans and memory samples from a given moment.  resident[rank]: bytes that stay in memory."""
     memory = [
         (
             MemorySample(0.0, held),
@@ -180,7 +180,7 @@ def measured_timeline(
 
 
 def without_waiting(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with communication beginning when the last of its parties was there, as the simulator counts it.
+    """Return the spans with each communication starting when its last party arrives, as in the simulator.
 
     A receive is posted long before its value is sent, and the first member of a collective waits for the last.
     """
@@ -198,7 +198,7 @@ def _party_key(span: Span) -> tuple:
 
 
 def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:
-    """Return each phase's seconds from the first rank's begin to the last rank's end."""
+    """Return each phase's seconds from the first rank's start to the last rank's end."""
     names = {name: None for result in results for name in result.phases_s}
     return {
         name: max(result.phases_s[name][1] for result in results if name in result.phases_s)

@@ -1,4 +1,4 @@
-"""What a device tells of itself while it works: its phase, its steps, how busy it was, what memory it uses."""
+"""Progress messages of a device: its phase, steps, utilization and memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FIRST_EPOCH, CACHED_EPOCH = "first epoch", "cached epoch"
 
 
 class DeviceReporter:
-    """Publishes one dict for each phase and each step; records.Progress takes them.
+    """Publishes one dict for each phase and each step; records.Progress reads them.
 
-    epoch and step are in every message once there are any, so that the error for a lost device can name them.
+    Every message has the epoch and step, if any, so that the error for a lost device can name them.
     """
 
     def __init__(self, context: RankContext, budget: MemoryBudget | None = None) -> None:
@@ -27,7 +27,7 @@ class DeviceReporter:
         self._last_end_s: float | None = None
 
     def phase(self, name: str, epoch: int | None = None) -> None:
-        """Tell that a phase begins; with an epoch, that it trains that epoch."""
+        """Report that a phase begins; if an epoch is given, the phase trains that epoch."""
         self._phase = name
         self._last_end_s = None
         if epoch is not None:
@@ -35,7 +35,7 @@ class DeviceReporter:
         self._context.publish(self._where | {"phase": name, "used_bytes": self.used_bytes})
 
     def step(self, trace: StepTrace, num_steps: int, *, cached: bool, trains: bool = True) -> None:
-        """Tell of a step that this device has done.  A step lasts from the end of the one before, so that waiting counts.
+        """Report a step that this device has finished.  A step lasts from the end of the step before, so waiting counts.
 
         trains: False for a step without a loss.
         """
@@ -55,7 +55,7 @@ class DeviceReporter:
 
     @property
     def used_bytes(self) -> int | None:
-        """Return the bytes that count against the budget; None on a system that does not tell."""
+        """Return the bytes that count against the budget; None if the system does not report them."""
         if self._budget is None or not self._budget.footprint_bytes:
             return None
         return self._budget.used_bytes

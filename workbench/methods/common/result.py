@@ -1,6 +1,6 @@
-"""The result of a training run: result.json and a model card next to the weights, and what predicts and evaluates with them.
+"""The result of a training run: result.json and a model card next to the weights, and code to predict and evaluate with them.
 
-One form for every method: the files in the folder say how its weights are loaded.
+All methods share one format: the files in the folder determine how the weights are loaded.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Rows = list[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was trained, on what, and how good it is.
+    """The trained model's task, data and metrics.
 
-    job: of the run, a local model or file by its whole path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
-    kind: a Task's or a Prompt's.  texts: the names of a sample's texts, in order; none for pictures.  class_names: in the classes' order.
-    words: of text-to-text, one for each class.  max_length: tokens at which a sample is cut.  may_be_none: as Task's.
-    metrics: of the test split, measured as `obtained` says.  plan, source: where it was trained and on what, in words.
+    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
+    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in class order.
+    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as Task's.
+    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in words.
     """
 
     job: Job
@@ -70,9 +70,9 @@ class Result:
 
 
 class Answer(NamedTuple):
-    """answer: a class's name, a number, or a text; of tagged words 'word/TAG word/TAG'.
+    """answer: a class name, a number, or a text; for tagged words 'word/TAG word/TAG'.
 
-    probabilities: of every class by its name, none where there are no classes.
+    probabilities: of every class by name; empty if there are no classes.
     """
 
     answer: str | float
@@ -80,7 +80,7 @@ class Answer(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """metrics: by name, over so many samples.  source: what these are."""
+    """metrics: by name, over so many samples.  source: a description of the samples."""
 
     metrics: dict[str, float]
     samples: int
@@ -88,7 +88,7 @@ class Evaluation(NamedTuple):
 
 
 def write_result(report: Report, prepared: Any, technique: str) -> None:
-    """Write result.json and the model card next to what a run has trained.  prepared: the method's job (see base.Prepared)."""
+    """Write result.json and the model card next to the trained weights.  prepared: the method's job (see base.Prepared)."""
     task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
     prompt = task.prompt if isinstance(task, PromptTask) else None
     if prompt is not None:
@@ -126,7 +126,7 @@ def _fields_of(prompt: Prompt) -> tuple[str, ...]:
 
 
 def base_digest(name: str) -> str:
-    """Return a digest of a base model's safetensors files; '' of a tiny model, and of one that has no such files here."""
+    """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
     place = None if is_tiny(name) else locate(name)
     folder = snapshot_of(place) if isinstance(place, str) else place
     digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
@@ -137,14 +137,15 @@ def base_digest(name: str) -> str:
 
 
 def find_result(place: Path | str) -> Path | None:
-    """Return the folder with result.json that a path means, itself or its adapter/; None if neither has one."""
+    """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
     return next((folder for folder in (Path(place), Path(place) / ADAPTER) if (folder / RESULT).is_file()), None)
 
 
 def load_result(place: Path | str) -> LoadedResult:
-    """Return what a run has trained, ready to predict.  place: the run's folder, or adapter/ in it.
+    """Load the result of a run, ready to predict.  place: the run's folder, or adapter/ in it.
 
-    Raises ConfigError if it holds no result, is damaged, or its base model has other weights by now; MissingDataError without that model.
+    Raises ConfigError if the folder has no result, is damaged, or its base model's weights have changed; MissingDataError if that model
+    is missing.
     """
     folder, asked = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
     if folder is None:
@@ -157,7 +158,7 @@ def load_result(place: Path | str) -> LoadedResult:
 
 
 class LoadedResult:
-    """A trained model with all that predicting needs.  about: its result.json."""
+    """A trained model with everything needed to predict.  about: its result.json."""
 
     def __init__(self, folder: Path, about: Result) -> None:
         self.about = about
@@ -172,7 +173,7 @@ class LoadedResult:
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
         """Return the answer to each sample: a text, or as many texts as about.texts names.
 
-        Raises ConfigError for another number of texts, and where pictures are read.
+        Raises ConfigError for a wrong number of texts, and for a model of pictures.
         """
         names, about = self.about.texts, self.about
         rows = [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
@@ -203,7 +204,7 @@ class LoadedResult:
         return _answers(scores, about)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
-        """Return the samples of a file: a table's rows by its columns (see load_own), a text's lines, or SQuAD's questions (JSON)."""
+        """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions (JSON)."""
         if Path(path).suffix in ("", ".txt") and len(self.about.texts) == 1:
             return [(line,) for line in read_text(path, "the sentences").splitlines() if line.strip()]
         if self.about.kind == "question_answering" and Path(path).suffix == ".json":
@@ -221,9 +222,9 @@ class LoadedResult:
         samples: int | None = None,
         calibration: Calibration = "none",
     ) -> Evaluation:
-        """Return the run's metrics on a split of its own data, or on other data with labels: all rows of a file, a folder's split.
+        """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a folder's split.
 
-        data: as of a job; None is the run's own.  samples: at most so many.  calibration: of a prompt's answers (prompts.calibration).
+        data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers (prompts.calibration).
         """
         about, job = self.about, self.about.job
         task: Any = None
@@ -248,7 +249,7 @@ class LoadedResult:
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
     def _table(self, data: str, columns: str | None, split: str, *, has_labels: bool) -> tuple[Rows, list[int] | list[float]]:
-        """Return the samples of a table, and their labels if it is to have them."""
+        """Return the samples of a table, with labels if requested."""
         about = self.about
         if has_labels and not (about.class_names or about.kind == "regression"):
             asked = f"An evaluation on '{shown(data, 200)}' was asked for."
@@ -274,7 +275,7 @@ class LoadedResult:
         return rows, list(classes(labels, about.class_names, found[0], split))
 
     def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Any:
-        """Return rows as the model's task has them: a Split, or samples of a prompt."""
+        """Convert rows to the model's samples: a Split, or samples of a prompt."""
         if self.about.prompt is not None:
             fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
             return tuple(PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields))
@@ -296,12 +297,12 @@ class LoadedResult:
 
 
 def joined_splits(task: Task) -> Split:
-    """Return all samples of a task that was read of one file."""
+    """Return all samples of a task that was read from one file."""
     return task.train + task.validation + task.test
 
 
 def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predictions]:
-    """Return what gives the predictions of a saved adapter, or of a fine-tuned model."""
+    """Return the predictor of a saved adapter or of a fine-tuned model."""
     if (folder / saving.DESCRIPTION).is_file():
         adapter, about = saving.load_adapter(folder)
         stack = load_stack(about.model)
@@ -313,7 +314,7 @@ def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predicti
 
 
 def _answers(scores: Tensor, about: Result) -> list[Answer]:
-    """Return the answers of (n, outputs) scores; of classes the probabilities are their softmax."""
+    """Return the answers for (n, outputs) scores; class probabilities are their softmax."""
     if about.kind == "regression":
         return [Answer(value, {}) for value in scores.squeeze(1).tolist()]
     shares = scores.softmax(dim=1)

@@ -1,4 +1,4 @@
-"""Profile a cluster's devices: real ones measure themselves, emulated ones are this host scaled, others come from the catalogue."""
+"""Profile a cluster's devices: real devices measure themselves, emulated ones scale this host, others use the catalogue."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
 
 def profiled_length(longest: int, most: int) -> int:
-    """Return the tokens up to which layers are measured: the next power of two, so that one profile serves data of many lengths.
+    """Return the largest sequence length to measure: the next power of two, so that one profile serves data of many lengths.
 
-    longest: tokens that a sample has.  most: tokens that the model reads.  Between the lengths measured, Grid interpolates.
+    longest: tokens of the longest sample.  most: tokens that the model accepts.  Grid interpolates between the measured lengths.
     """
     return max(longest, min(most, 1 << (longest - 1).bit_length()))
 
@@ -32,7 +32,7 @@ def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequ
 
 
 def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
-    """Return the bytes that the side network's backward pass needs of its forward pass, taps left out."""
+    """Return the bytes of forward results that the side network's backward pass needs, without the taps."""
     return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
 
 
@@ -43,13 +43,13 @@ Layers = tuple[LayerProfile, ...]
 
 
 class ProfiledMethod(Protocol):
-    """What profile_devices needs of a method.  measure_rank: what a device runs to measure itself, given (prepared, refresh)."""
+    """The part of a method that profile_devices uses.  measure_rank: runs on a device to measure it, given (prepared, refresh)."""
 
     name: str
     measure_rank: Callable[..., Layers]
 
     def host_layers(self, prepared: Any, notify: Notify, *, refresh: bool = False) -> Layers:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
         ...
 
 
@@ -64,10 +64,10 @@ def profile_devices(
     refresh: bool,
     catalogue: Callable[[], Profile],
 ) -> Profile:
-    """Return the host's measured profile scaled to each device's share, or the catalogue's figures for devices of other makes.
+    """Scale the host's measured profile to each device's share, or use the catalogue's figures for devices of other types.
 
-    emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
-    engines: real ones measure themselves, all at once.
+    emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
+    engines: real devices measure themselves, all at once.
     """
     model = prepared.job.model
     if engines is not None and engines.fidelity == "real":
@@ -82,7 +82,7 @@ def profile_devices(
 def kept_layers(
     prepared: Prepared, method: str, key: Mapping[str, Any], measure: Callable[[], Layers], notify: Notify, *, refresh: bool, what: str = ""
 ) -> Layers:
-    """Return this host's layers kept under a key, or measure and keep them.  what: is added to what a user is told of the measurement."""
+    """Return this host's layers stored under a key, or measure and store them.  what: text added to the user's note on the measurement."""
 
     def made() -> Profile:
         notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}", stage="profile"))
@@ -103,7 +103,7 @@ def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, metho
 
 
 def describe_facts(facts: ModelFacts) -> ModelDescription:
-    """Return a loadable model's sizes as the analytic costs ask for them."""
+    """Return a loadable model's sizes in the form that the analytic costs need."""
     return ModelDescription(
         name=facts.name,
         kind="encoder-decoder" if facts.num_encoder_layers is not None else "decoder" if facts.is_causal else "encoder",

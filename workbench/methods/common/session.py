@@ -1,4 +1,4 @@
-"""What a rank holds while it trains: its group, its links, its pacing, its data; and what it sends back."""
+"""A rank's state during training: its process group, links, pacing and data; and the results that it returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workbench.runtime.transport import Transport
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, seconds of the devices' clock.  loss: this rank's part of the mini-batch's mean.  busy_s: spent computing."""
+    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s: spent computing."""
 
     epoch: int
     step: int
@@ -46,10 +46,10 @@ class StepTrace(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankResult:
-    """What an engine sends back.  seconds: of its phases.  nbytes: memory readings and traffic by name.
+    """The result of an engine.  seconds: of its phases.  nbytes: memory readings and traffic by name.
 
-    resumed_at: (epoch, step) with which a resumed run began.  spent_s: seconds of this rank, by what it did besides.
-    trained: the names of all that is trained.  backups: by step, of what this rank keeps of it in memory.
+    resumed_at: (epoch, step) at which a resumed run began.  spent_s: seconds of this rank's other work, by kind.
+    trained: the names of all tensors that training changes.  backups: by step, the names of the tensors that this rank keeps in memory.
     """
 
     rank: int
@@ -68,30 +68,30 @@ class RankResult:
 
 
 def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
-    """Return the result with every moment moved by this rank's clock offset, so that ranks of several machines compare."""
+    """Return the result with every moment shifted by this rank's clock offset, so that ranks on several machines compare."""
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
     steps = [on_clock(step, offset_s) for step in result.steps]
     return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution, offset_s))
 
 
 def on_clock(step: StepTrace, offset_s: float) -> StepTrace:
-    """Return a step with every moment moved by a clock's offset."""
+    """Return a step with every moment shifted by a clock offset."""
     memory = tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory)
     spans = tuple(moved(step.spans, offset_s))
     return step._replace(start_s=step.start_s + offset_s, end_s=step.end_s + offset_s, spans=spans, memory=memory)
 
 
 def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
-    """Return spans with every moment moved by a clock's offset."""
+    """Return spans with every moment shifted by a clock offset."""
     return [span._replace(start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in spans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionJob:
-    """What every rank is told of a run, whatever the method; the same on every rank, sent once.
+    """The description of a run that every rank receives once, for any method; the same on every rank.
 
-    profile: what every layer costs on every device.  is_paced: emulated devices take as long; real ones are never slowed down.
-    folder: shared by all devices.  trace_steps: steps of each epoch kept span by span.  timeout_s: how long a silent peer is waited for.
+    profile: the cost of every layer on every device.  is_paced: emulated devices take as long; real ones are never slowed down.
+    folder: shared by all devices.  trace_steps: steps of each epoch whose spans are kept.  timeout_s: how long to wait for a silent peer.
     """
 
     job: Job
@@ -104,7 +104,7 @@ class SessionJob:
     is_paced: bool = True
 
     def prepare_imports(self, device: Device) -> None:
-        """Import what the model needs on a device, so that a memory budget that begins afterwards counts the model alone."""
+        """Import the libraries that the model needs on a device, so that a memory budget that starts afterwards counts the model alone."""
         import_family(self.job.model)
 
 
@@ -112,7 +112,7 @@ AJob = TypeVar("AJob", bound=SessionJob)
 
 
 class RankSession(Generic[AJob]):
-    """An open group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
+    """An open process group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
 
     def __init__(self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
         self.context, self.rank_job = context, rank_job
@@ -142,12 +142,12 @@ class RankSession(Generic[AJob]):
         self.executor.close()
 
     def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
-        """Run this rank's part of a program; return what it did, in the device's own seconds.  Inputs that are not given are tokens."""
+        """Run this rank's part of a program; return its spans in the device's seconds.  Missing inputs are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
         return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are kept: some in the middle of the epoch, past its warm-up."""
+        """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
         first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
         return first <= step < first + self.rank_job.trace_steps
 
@@ -159,18 +159,18 @@ class RankSession(Generic[AJob]):
         self.executor.idle()
 
     def some(self, own: bool) -> bool:
-        """Return whether any rank says so; waits for all ranks (see Meeting)."""
+        """Return whether any rank passes True; waits for all ranks (see Meeting)."""
         said = torch.tensor([float(own)])
         self.sum(said)
         self.executor.idle()
         return bool(said)
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, beside any schedule, once all are there."""
+        """Sum a tensor over all ranks, in place, outside any schedule, once all ranks have arrived."""
         self._meeting.sum(tensor)
 
     def exchange(self, text: str) -> list[str]:
-        """Return what every rank gives, by rank, once all have."""
+        """Return every rank's value, by rank, once all have arrived."""
         store = dist.PrefixStore(f"exchange {self._exchanges}", self._group_store())
         self._exchanges += 1
         store.set(str(self.rank), text)
@@ -182,13 +182,13 @@ class RankSession(Generic[AJob]):
         return dist.group.WORLD.get_group_store()
 
     def agree(self, mine: bool) -> bool:
-        """Return whether every rank says yes."""
+        """Return whether every rank passes True."""
         count = torch.tensor([0.0 if mine else 1.0])
         self.sum(count)
         return count.item() == 0
 
     def _open_subgroups(self) -> None:
-        # torch asks every rank to take part in making every group, in one order.
+        # torch requires every rank to take part in creating every group, in the same order.
         plan = self.rank_job.plan
         wanted = {frozenset(stage.ranks) for stage in plan.stages}
         if plan.cached is not None:
@@ -204,7 +204,7 @@ class RankSession(Generic[AJob]):
 
 
 def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> float:
-    """Return this rank's part of a step's loss.  Raises DivergedError for one that is no number."""
+    """Return this rank's part of a step's loss.  Raises DivergedError if it is not finite."""
     loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
     if not math.isfinite(loss):
         raise DivergedError(
@@ -216,7 +216,7 @@ def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> flo
 
 
 def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float) -> StepTrace:
-    """Return a step's record: its spans only if this step is one of those that are kept."""
+    """Return a step's record; spans are included only for the steps that keep them."""
     compute = [span for span in done.spans if not span.op.is_communication]
     keep = session.keeps_trace(step, num_steps)
     return StepTrace(

@@ -1,1 +1,1 @@
-"""The one trainer of all methods that train by backpropagation: a method supplies its phases, their programs and handlers."""
+"""The trainer of all methods that use backpropagation; a method supplies its phases, their programs and handlers."""

@@ -1,6 +1,6 @@
-"""What devices keep for each other, so that a lost one costs the steps since the last backup and what is trained is on no common disk.
+"""In-memory backups between devices: a lost device costs only the steps since the last backup, without a shared disk.
 
-Every n steps each device keeps its trainable state in memory, and sends what no other has to the next device of the ring.
+Every n steps each device copies its trainable state in memory, and sends the tensors that no other device has to the next in the ring.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _COPIES = 3
 
 
 class Keeper:
-    """One rank's backups while it does a phase.  kept: outlives the generation; a copy of what this rank and its neighbour have trained."""
+    """One rank's backups during a phase.  kept: outlives the generation; copies of the trainable state of this rank and its neighbour."""
 
     def __init__(self, session: RankSession[AJob], optimizer: Optimizer | None, kept: Backups, result: RankResult) -> None:
-        """Every rank makes one, also one that trains nothing in this phase."""
+        """Every rank creates one, even if it trains nothing in this phase."""
         self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
         self._every = session.rank_job.job.backup_every
         own = {} if optimizer is None else optimizer.named_tensors()
@@ -47,7 +47,7 @@ class Keeper:
         self._rounds = moves(doubled, self._homes, self._specs, session.rank_job.cluster)
 
     def restore(self, held: Homes, step: int) -> None:
-        """Bring what is kept of a step to the ranks that train it now.  held: who keeps each tensor."""
+        """Send the state backed up after a step to the ranks that train it now.  held: the ranks that keep each tensor."""
         own = {} if self._optimizer is None else self._optimizer.named_tensors()
         rounds = moves(self._homes, held, self._specs, self._session.rank_job.cluster)
         mine = self._kept.at(step).tensors if step in self._kept.names() else {}
@@ -56,12 +56,12 @@ class Keeper:
             self._optimizer.set_num_steps(step)
 
     def stepped(self) -> None:
-        """Keep the state if this step is one of those after which it is kept."""
+        """Back up the state if this step is due for a backup."""
         if self._optimizer is not None and not self._optimizer.num_steps % self._every:
             self.keep()
 
     def keep(self) -> None:
-        """Keep the state after the last step, unless it is kept already: all ranks do so at the same step."""
+        """Back up the state after the last step, unless that is done already; all ranks do so at the same step."""
         optimizer = self._optimizer
         if optimizer is None or optimizer.num_steps in self._kept.names():
             return
@@ -80,15 +80,15 @@ class Keeper:
 
 
 def backup_s(rank_job: RankJob) -> float:
-    """Return the seconds that one backup of a pipeline's stages should take."""
+    """Return the expected seconds of one backup of a pipeline's stages."""
     specs, homes = _homes(rank_job.plan, rank_job.profile)
     return _seconds(moves(with_backups(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))
 
 
 class Substitution(NamedTuple):
-    """What it takes that others take the places of devices that leave: seconds of loading while all train on, and of standing still.
+    """The cost of replacing devices that leave: loading_s while all devices train on, and the pause of all devices.
 
-    keeping_s: until each device's state is on the next one too.  moving_s: until the new device has it.
+    keeping_s: until each device's state is also on the next device.  moving_s: until the new device has it.
     """
 
     loading_s: float
@@ -97,25 +97,25 @@ class Substitution(NamedTuple):
 
     @property
     def still_s(self) -> float:
-        """Return how long all stand still."""
+        """Return how long all devices pause."""
         return self.keeping_s + self.moving_s
 
 
 def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> Substitution:
-    """Return its price: weights come from each device's own storage, what is trained over the ring's next device after the last step."""
+    """Return the cost: weights come from each device's storage, the trainable state from the ring's next device after the last step."""
     specs, homes = _homes(before, profile)
     kept = with_backups(homes, sorted(before.busy_ranks))
     left = {name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in kept.items()}
     new = [(rank, stage) for stage in after.stages for rank in stage.ranks if rank not in before.busy_ranks]
     loading_s = max((_loading_s(cluster, profile, rank, stage) for rank, stage in new), default=0.0)
-    wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # two neighbours that leave: from the disk
+    wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # if two neighbours leave: from the disk
     return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster)))
 
 
 def repartition_s(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> float:
-    """Return the seconds that all stand still for another plan of devices that all stay.
+    """Return the seconds that all devices pause to change the plan, if all of them stay.
 
-    Devices whose layers change load them from their own storage; what is trained comes from the device that has trained it.
+    Devices whose layers change load them from their own storage; the trainable state comes from the device that trained it.
     """
     specs, homes = _homes(before, profile)
     former = {rank: (stage.start, stage.stop) for stage in before.stages for rank in stage.ranks}
@@ -134,7 +134,7 @@ def _loading_s(cluster: Cluster, profile: Profile, rank: int, stage: Stage) -> f
 
 
 def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:
-    """Return what each layer has trained, and who trains it."""
+    """Return each layer's trainable tensors, and the ranks that train them."""
     specs = {f"layer {layer}": Spec((_state_bytes(profile, layer),), "uint8") for layer in range(plan.num_layers)}
     return specs, homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
 
@@ -144,7 +144,7 @@ def _seconds(rounds: Sequence[Move]) -> float:
 
 
 def with_room(profile: Profile, job: Job) -> Profile:
-    """Return a profile by which planners leave room for backups: of a device's own state, and as much again of its neighbour's."""
+    """Return a profile with room for backups: of a device's own state, and the same amount for its neighbour's."""
     if not job.backup_every:
         return profile
     kept = 2 * _COPIES * len(STATE_KINDS)

@@ -1,4 +1,4 @@
-"""What was trained, as it was after an epoch: files by layers, whichever plan wrote them, that together cover the model."""
+"""Checkpoints after each epoch: files by layers, written under any plan, that together cover the model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WEIGHT = f"{STATE_KINDS[0]}/"
 
 
 def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: Optimizer, *, keeps_former: bool) -> None:
-    """Write some layers' moments and parameters, each file whole or not at all, the parameters last: they make the epoch count.
+    """Write the moments and parameters of some layers, each file atomically, the parameters last: they make the epoch count.
 
-    keeps_former: whether moments of all epochs are kept, so that a damaged checkpoint costs its epoch only.
+    keeps_former: whether to keep the moments of all epochs, so that a damaged checkpoint costs only its epoch.
     """
     tensors = optimizer.named_tensors()
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHT)}
@@ -32,7 +32,7 @@ def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: Optimizer
 
 
 def weights_after(folder: Path, epoch: int, num_layers: int) -> dict[str, Tensor]:
-    """Return what was trained as it was after an epoch, by parameter.  Raises MissingDataError if it is not there whole."""
+    """Return the trained parameters after an epoch, by name.  Raises MissingDataError if the checkpoint is incomplete."""
     paths = covering(folder, "epoch", epoch, num_layers)
     if not paths:
         asked, found = f"What was trained until epoch {epoch + 1} was asked for.", f"'{folder / CHECKPOINTS}' does not hold it whole."
@@ -41,13 +41,13 @@ def weights_after(folder: Path, epoch: int, num_layers: int) -> dict[str, Tensor
 
 
 def covering(folder: Path, kind: str, epoch: int, num_layers: int) -> tuple[Path, ...]:
-    """Return whole checkpoints of an epoch that together cover all layers, none if there are no such.  kind: 'epoch' or 'moments'."""
+    """Return complete checkpoints of an epoch that together cover all layers, or nothing.  kind: 'epoch' or 'moments'."""
     paths = [path for path in sorted((folder / CHECKPOINTS).glob(f"{kind}-{epoch}-layers-*.safetensors")) if is_whole(path)]
     return cover(paths, num_layers) or ()
 
 
 def cover(paths: Sequence[Path], num_layers: int, start: int = 0) -> tuple[Path, ...] | None:
-    """Return files, named by their layers, whose layers follow each other from `start` to the last; None if they leave a gap."""
+    """Return files, named by their layers, that cover the layers from `start` to the last without a gap; None if that is impossible."""
     if start == num_layers:
         return ()
     for path in paths:

@@ -1,8 +1,8 @@
-"""What an epoch leaves on the disk after every step: who did it in what time, and the optimizer's last two states to go on from.
+"""The on-disk record of every step of an epoch: ranks, times, and the optimizer's last two states, from which a run can resume.
 
-What is written to a shared memory map belongs to the kernel at once: it outlives the process, whatever kills it.  Two slots are
-written in turn, because devices of one run are at most one step apart: the last step that all of them completed is in one of theirs.
-The file names its tensors, so that a run can go on under another plan.
+The kernel owns what is written to a shared memory map, so it survives if the process is killed.  Two slots are written in turn,
+because the devices of a run are at most one step apart: each device has the last step that all completed in one of its slots.
+The file names its tensors, so that a run can resume under another plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER = 4
 
 
 class StepJournal:
-    """Two slots of one optimizer's parameters and moments in a file of fixed size, which takes the place of an older one."""
+    """A file of fixed size with two slots for an optimizer's parameters and moments; it replaces an older file."""
 
     def __init__(self, path: Path, optimizer: Optimizer) -> None:
         self._num_values, self._optimizer = sum(vector.numel() for vector in optimizer.state_vectors()), optimizer
@@ -36,17 +36,17 @@ class StepJournal:
         words = _slot_words(self._num_values)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
-            # Zeros take the space: a map of a sparse file ends in SIGBUS on a full disk.
+            # Writing zeros reserves the space: a map of a sparse file ends in SIGBUS on a full disk.
             file.write(len(text).to_bytes(8, "little") + text + bytes(2 * 4 * words))
         start = 2 + len(text) // 4
         self._slots = torch.from_file(str(path), shared=True, size=start + 2 * words, dtype=torch.int32)[start:].view(2, words)
 
     def write(self) -> None:
-        """Keep the optimizer as it is now, in place of the step before the last."""
+        """Save the optimizer's current state in place of the step before the last."""
         header, values = _parts(self._slots[self._optimizer.num_steps % 2], self._num_values)
         header[0] = -1
         at = 0
-        for vector in self._optimizer.state_vectors():  # an optimizer that keeps versions has other ones now
+        for vector in self._optimizer.state_vectors():  # an optimizer that keeps versions has other vectors now
             values[at : at + vector.numel()].copy_(vector)
             at += vector.numel()
         header[1], header[2] = at, _checksum(values)
@@ -54,7 +54,7 @@ class StepJournal:
 
 
 def read_journal(path: Path) -> list[State]:
-    """Return the whole records of a journal, by the tensors' names, oldest first; none of a file that is none."""
+    """Return the complete records of a journal, by tensor name, oldest first; nothing if the file is not a journal."""
     data = path.read_bytes() if path.is_file() else b""
     try:
         length = int.from_bytes(data[:8], "little")
@@ -87,15 +87,15 @@ def _parts(slot: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
 
 
 def _checksum(values: Tensor) -> int:
-    # A sum notices what a crash of the whole machine does, pages that never reached the disk; it costs a tenth of a CRC.
+    # A checksum detects pages that did not reach the disk when the machine crashed; it costs a tenth of a CRC.
     return int(values.view(torch.int32).sum(dtype=torch.int64))
 
 
 class EpochLog:
-    """One rank's record of one epoch from a step on: a line for each step, and (one rank for each group) the state after every step."""
+    """One rank's record of an epoch from a given step: a line for each step and, on one rank of each group, the state after every step."""
 
     def __init__(self, phase: RankPhase, epoch: int, begin: int, told: Callable[[StepTrace], None] | None = None) -> None:
-        """told: is called with every step once it is kept."""
+        """told: called with every step once it is saved."""
         session, folder = phase.session, phase.rank_job.folder
         self._journal: StepJournal | None = None
         self._told = told
@@ -110,7 +110,7 @@ class EpochLog:
             self._journal = StepJournal(self._journal_path, phase.optimizer)
 
     def __call__(self, trace: StepTrace) -> None:
-        """Note a step that this rank has completed; the journal last, for it is what makes the step count."""
+        """Record a step that this rank has completed; the journal comes last, because it makes the step count."""
         with open(self._path, "a", encoding="utf-8") as lines:
             lines.write(to_json(on_clock(trace, self._offset_s), indent=-1) + "\n")
         if self._journal is not None:
@@ -119,6 +119,6 @@ class EpochLog:
             self._told(trace)
 
     def end(self) -> None:
-        """Remove the journal of an epoch that is kept whole by now."""
+        """Remove the journal of an epoch whose checkpoint is complete."""
         if self._journal is not None:
             self._journal_path.unlink(missing_ok=True)

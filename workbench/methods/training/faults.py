@@ -1,4 +1,4 @@
-"""Simulate a run whose devices are lost, leave, slow down or come back: the coordinator itself, on devices in virtual time."""
+"""Simulate a run with faults (loss, leave, slowdown, return): the real coordinator with devices in virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workbench.simulator import simulate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VirtualJob:
-    """The steps of a generation, as virtual devices take them.  begins_s: what passes before the first."""
+    """The steps of a generation on virtual devices.  begins_s: seconds before the first step."""
 
     job: RankJob
     first_step: int
@@ -49,14 +49,14 @@ class _Work:
 
 
 class _Policy:
-    """A runtime.coordinator.Policy that keeps account of the steps alone.  seconds: of each step, by its number."""
+    """A runtime.coordinator.Policy that only counts steps.  seconds: of each step, by its number."""
 
     def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
         self._first, self._next = first, Succession(first, replanned, say)
         self._timetable = Timetable(first)
         self._former: tuple[RankJob, tuple[int, ...]] | None = None
         self.step = 0
-        self._kept: tuple[int, Homes] = 0, {}  # the last step of which devices keep what is trained, and which ones
+        self._kept: tuple[int, Homes] = 0, {}  # the last step whose state is backed up, and the devices that keep it
         self.seconds: dict[int, float] = {}
 
     @property
@@ -73,7 +73,7 @@ class _Policy:
         begins_s = 0.0
         if self._former is not None:
             former, members = self._former
-            # A step of a cached epoch is another one when the devices' shares of the samples are others.
+            # A step of a cached epoch changes if the devices' shares of the samples change.
             if begin and not same_batches(former.plan, job.plan, cached=timetable.is_cached(epoch)):
                 begin = 0
             places = {members.index(rank): place for place, rank in enumerate(generation.members) if rank in members}
@@ -106,7 +106,7 @@ class _Policy:
         self.seconds[done.step] = generation.predictor.seconds(done.step)
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Virtual devices tell nothing else."""
+        """Virtual devices send no other messages."""
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         every = self._first.job.backup_every
@@ -132,9 +132,9 @@ class _Policy:
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
-    """Return the prediction of a job with its faults: each step under the plan of then, what the faults cost, and what happens, in words.
+    """Return the prediction of a job with its faults: each step under its current plan, the cost of the faults, and the events in words.
 
-    Time-outs and what passes between a death and its notice are those of emulated devices (VirtualWorld).
+    Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
     said: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A planned step, and what operations do on one rank in every method: cut activations into pieces, sum gradients, step."""
+"""A planned step, and the operations that all methods share on a rank: split activations, sum gradients, update."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class PlannedStep:
 
     @classmethod
     def of(cls, samples: Sequence[Sequence[int]], lengths: Sequence[int]) -> PlannedStep:
-        """Return the step of these parts.  lengths: tokens of every sample of the split."""
+        """Return the step made of these parts.  lengths: tokens of every sample of the split."""
         padded = tuple(padded_length([lengths[sample] for sample in part], PAD_TO_MULTIPLE) if part else 0 for part in samples)
         return cls(samples=tuple(map(tuple, samples)), shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded))
 
 
 def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """Cut a mini-batch into `micro_batches` runs of samples of nearly equal size; empty ones are left out."""
+    """Split a mini-batch into `micro_batches` parts of nearly equal size; empty parts are dropped."""
     ranges = proportional_ranges(len(mini_batch), (1,) * micro_batches)
     return tuple(tuple(mini_batch[first:end]) for first, end in ranges if end > first)
 
 
 def planned_epoch(lengths: Sequence[int], batch_size: int, micro_batches: int, *, seed: int, epoch: int) -> tuple[PlannedStep, ...]:
-    """Return an epoch's mini-batches, cut into micro-batches."""
+    """Return an epoch's mini-batches, split into micro-batches."""
     return tuple(PlannedStep.of(cut_mini_batch(batch, micro_batches), lengths) for batch in epoch_batches(lengths, batch_size, seed, epoch))
 
 
 def typical_steps(steps: Sequence[PlannedStep], batch_size: int, typical_length: int, num_steps: int) -> tuple[PlannedStep, ...]:
-    """Return the `num_steps` whole mini-batches whose length is closest to a typical one, the same samples for every plan."""
+    """Return the `num_steps` full mini-batches whose length is closest to a typical one; they are the same for every plan."""
     whole = [step for step in steps if step.shape.samples == batch_size] or list(steps)
     return tuple(sorted(whole, key=lambda step: abs(max(step.shape.lengths) - typical_length))[:num_steps])
 
@@ -81,10 +81,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHandlers:
-    """One step's operations on one rank; a method adds its own.
+    """The operations of one step on one rank; a method adds its own operations.
 
     batches[m]: this rank's samples of micro-batch m.  total: samples of the mini-batch.  compute: the rank's layers.
-    layout: of a pipeline, None where nothing crosses between stages.  layers: the stage's, for the bytes that are not measured.
+    layout: of a pipeline, None if nothing crosses between stages.  layers: the stage's, for the bytes that are not measured.
     """
 
     rank: int
@@ -97,23 +97,23 @@ class StepHandlers:
     layers: tuple[LayerProfile, ...] = ()
 
     def common(self) -> dict[str, Handler]:
-        """Return the handlers that all methods share, by operation kind."""
+        """Return the handlers shared by all methods, by operation kind."""
         return {ALLREDUCE: lambda op, reads: (self.optimizer.gradients,), STEP: self.update}
 
     def targets(self, op: Op) -> Targets | None:
-        """Return what a forward operation is scored against, None before the last stage."""
+        """Return the targets of a forward operation, None before the last stage."""
         if all(value.name != "loss" for value in op.writes):
             return None
         batch = self.batches[op.microbatch]
         return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
 
     def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
-        """Return what a forward operation writes.  context: for the backward pass; its output is handed on in pieces, or is the loss."""
+        """Return the outputs of a forward operation.  context: for the backward pass; its output is sent in pieces, or is the loss."""
         context.nbytes = context_bytes(self.layers, *self.batches[op.microbatch].attention_mask.shape)
         return self.written(op, context.output.detach(), ctx=context, loss=context.output.detach())
 
     def written(self, op: Op, whole: Tensor | None, **named: Any) -> tuple[Any, ...]:
-        """Return what an operation writes: `named` by name, of all other values their piece of `whole`."""
+        """Return the outputs of an operation: `named` by name; every other value gets its piece of `whole`."""
         return tuple(named[value.name] if value.name in named else self._piece(op, value, whole) for value in op.writes)
 
     def _piece(self, op: Op, value: Any, whole: Tensor | None) -> Tensor:
@@ -129,7 +129,7 @@ class StepHandlers:
 
 
 def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit) -> dict[str, Any]:
-    """Return what a rank computes of a step through a pipeline, as StepHandlers' fields."""
+    """Return a rank's computation in a pipeline step, as fields of StepHandlers."""
     layout = StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths)
     batches = [
         collate(split, samples, PAD_TO_MULTIPLE).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)
@@ -138,11 +138,11 @@ def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit)
 
 
 def named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:
-    """Return the contents of the values of a name that an operation reads."""
+    """Return the contents of an operation's inputs with a given name."""
     return [content for value, content in zip(op.reads, reads, strict=True) if value.name == name]
 
 
 def joined(op: Op, reads: tuple[Any, ...], name: str) -> Tensor | None:
-    """Return the pieces of a name that an operation reads as one tensor, None if it reads none."""
+    """Join the pieces of an operation's input into one tensor; None if there are no pieces."""
     pieces = named(op, reads, name)
     return torch.cat(pieces) if pieces else None

@@ -1,6 +1,6 @@
-"""What an interrupted run has left in its folder, whichever devices ran it, so that these or others go on with the next step.
+"""Find the state that an interrupted run left in its folder, so that the same or other devices can resume at the next step.
 
-Everything that is trained lies there by name: a checkpoint or journal covers some layers, and together they cover the model.
+All trainable tensors are saved by name: a checkpoint or journal covers some layers, and together they cover the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Logs = Mapping[int, Mapping[int, list[StepTrace]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Who runs in a folder.  devices: names by rank."""
+    """The devices that use a folder.  devices: names by rank."""
 
     devices: tuple[str, ...]
     plan: Plan
@@ -42,11 +42,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """epochs: finished.  step: completed steps of the next.  state: the files with what was trained until then; none before step 1.
-    held: who keeps it in memory instead.
+    """epochs: finished epochs.  step: completed steps of the next epoch.  state: files with the state so far; none before step 1.
+    held: the ranks that keep the state in memory instead.
 
-    results: what every rank did, with one entry for each resumption.  is_same: whether the same devices go on under the same plan.
-    notes: why completed steps are done again.
+    results: of every rank, with one entry for each resumption.  is_same: whether the same devices continue under the same plan.
+    notes: why completed steps are repeated.
     """
 
     epochs: int = 0
@@ -59,11 +59,11 @@ class Interrupted:
 
     @property
     def begins(self) -> dict[str, Any]:
-        """Return the fields of a RankJob that goes on from here."""
+        """Return the fields of a RankJob that resumes here."""
         return {"start_epoch": self.epochs, "start_step": self.step, "state": self.state, "held": self.held, "is_same": self.is_same}
 
     def steps(self, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-        """Return all steps of the run: those that other devices did as they did them, the others as predicted."""
+        """Return all steps of the run: measured ones where other devices did them, predicted ones otherwise."""
         done = {} if self.is_same else {(one.epoch, one.step): one.samples for result in self.results for one in result.steps}
         cached = {step.epoch: step.cached for step in predicted}
         known = [StepRecord(epoch=at[0], step=at[1], samples=samples, cached=cached[at[0]]) for at, samples in sorted(done.items())]
@@ -71,7 +71,7 @@ class Interrupted:
         return (*known, *left)
 
     def joined(self, results: Sequence[RankResult]) -> list[RankResult]:
-        """Return what each rank did, before and after the resumption."""
+        """Return each rank's results, before and after the resumption."""
         former: dict[int, list[StepTrace]] = {result.rank: [] for result in results}
         for result in self.results if self.is_same else ():
             former[result.rank] += result.steps
@@ -79,10 +79,10 @@ class Interrupted:
 
 
 def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Interrupted:
-    """Return how far an interrupted run of a job has come, and clear its folder of what comes after; its job and data are the same.
+    """Return the progress of an interrupted run, and remove later files from its folder; job and data are the same.
 
-    held: by optimizer step, who keeps each tensor in memory, if the devices keep each other's state; it is taken if it is later.
-    The steps of an unfinished epoch count if its mini-batches are the same ones under the new plan.
+    held: by optimizer step, the ranks that keep each tensor in memory, if devices back each other up; used if it is later.
+    The steps of an unfinished epoch count if its mini-batches are the same under the new plan.
     """
     folder, plan = rank_job.folder, rank_job.plan
     mine = Ran(devices=tuple(device.name for device in rank_job.cluster.devices), plan=plan)
@@ -95,7 +95,7 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
         phase = next(phase for phase in rank_job.phases() if epochs in phase.epochs)
         steps_per_epoch = len(phase.steps(epochs))
         same = same_batches(former.plan, plan, cached=phase.cached)
-        # Of an epoch that is not kept whole its last step is done again: with it the checkpoint is written.
+        # If an epoch's checkpoint is incomplete, its last step is repeated: it writes the checkpoint.
         before, count = epochs * steps_per_epoch, min(_count(logs.get(epochs, {})), steps_per_epoch - 1)
         found = _middle_of(folder, epochs, plan.num_layers, before, count) if held is None else None
         kept = max((at for at in held or () if before < at <= before + count), default=before)
@@ -121,14 +121,14 @@ def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
 
 
 def begin(rank_job: RankJob) -> Interrupted:
-    """Note who runs in a folder from the beginning."""
+    """Record the devices that use a folder from the start."""
     devices = tuple(device.name for device in rank_job.cluster.devices)
     write_text(rank_job.folder / PLAN, to_json(Ran(devices=devices, plan=rank_job.plan)))
     return Interrupted()
 
 
 def read_log(path: Path) -> list[StepTrace]:
-    """Return the steps of a log whose lines are whole; the last may have been cut off."""
+    """Return the complete steps of a log; the last line may be truncated."""
     traces: list[StepTrace] = []
     for line in path.read_bytes().splitlines():
         try:
@@ -149,7 +149,7 @@ def _read_logs(folder: Path) -> dict[int, dict[int, dict[int, list[StepTrace]]]]
 
 
 def _finished(folder: Path, epochs: int, num_layers: int, logs: Mapping[int, _Logs]) -> int:
-    """Return after how many finished epochs a run can go on: the moments are kept of the last ones."""
+    """Return the number of finished epochs after which a run can resume: only the last ones have moments."""
     count = 0
     while count < epochs and covering(folder, "epoch", count, num_layers) and _is_whole(logs.get(count, {})):
         count += 1
@@ -169,7 +169,7 @@ def _is_whole(logs: _Logs) -> bool:
 
 
 def _middle_of(folder: Path, epoch: int, num_layers: int, before: int, count: int) -> State | None:
-    """Return the state after the last of `count` completed steps of an unfinished epoch; None if there is no step of which it is kept.
+    """Return the state after the last of `count` completed steps of an unfinished epoch; None if no step's state was saved.
 
     before: the optimizer's steps before the epoch.
     """
@@ -189,7 +189,7 @@ def _middle_of(folder: Path, epoch: int, num_layers: int, before: int, count: in
 
 
 def _finished_state(folder: Path, epoch: int, num_layers: int) -> tuple[Path, ...]:
-    """Return the files with what was trained until the end of an epoch."""
+    """Return the files with the state at the end of an epoch."""
     return covering(folder, "epoch", epoch, num_layers) + covering(folder, "moments", epoch, num_layers) if epoch >= 0 else ()
 
 
@@ -201,7 +201,7 @@ def _former(folder: Path) -> Ran | None:
 
 
 def _clear(folder: Path, epochs: int, step: int) -> None:
-    """Remove what was left after so many epochs and steps."""
+    """Remove the files from after so many epochs and steps."""
     for path in (folder / STEPS).glob("epoch-*.jsonl"):
         match = _LOG.match(path.name)
         if match is not None and (int(match.group(1)), int(match.group(2))) >= (epochs, step):
@@ -218,7 +218,7 @@ def _clear(folder: Path, epochs: int, step: int) -> None:
 
 
 def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, keeps_spans: bool) -> tuple[RankResult, ...]:
-    """Return what ranks did of the steps that count."""
+    """Return the ranks' results of the steps that count."""
     results = []
     for epoch, by_begin in sorted(logs.items()):
         begins = sorted(by_begin)

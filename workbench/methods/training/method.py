@@ -1,4 +1,4 @@
-"""What every method that trains by backpropagation does alike: profile, simulate, launch, resume, evaluate, sweep."""
+"""Steps that all methods with backpropagation share: profile, simulate, launch, resume, evaluate, sweep."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class AnalyticTechnique(NamedTuple):
 
 
 class Trained(Protocol):
-    """What a run has trained, as it was after each epoch."""
+    """The trained model after each epoch of a run."""
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
         """Return the predictions on a split after each of some epochs."""
         ...
 
     def save(self, folder: Path, epoch: int) -> Path:
-        """Write what was trained as it was after an epoch, and return where."""
+        """Save the model as it was after an epoch, and return the path."""
         ...
 
 
@@ -66,15 +66,15 @@ P = TypeVar("P", bound=PreparedTraining)
 
 
 def nothing(*args: Any) -> tuple[str, ...]:
-    """Do nothing, and say so: of a method whose runs need no such step."""
+    """Do nothing; return ().  For methods that do not need this step."""
     return ()
 
 
 class ProfiledMethod(ABC, Generic[A]):
-    """A method whose devices are measured layer by layer; what comes before its plan.
+    """A method whose devices are measured layer by layer; the part before its plan.
 
-    known: raises ConfigError at once for an option, task or model that does not exist.  prepared: finds model and data.
-    measure_rank: measures a device's own core; a function of the method's own module, so that real devices can be told its type.
+    known: raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
+    measure_rank: measures a device's own core; a function of the method's own module, so that its type can be sent to real devices.
     """
 
     name: str
@@ -84,14 +84,14 @@ class ProfiledMethod(ABC, Generic[A]):
 
     @abstractmethod
     def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
 
     @abstractmethod
     def catalogue(self, prepared: A, cluster: Cluster) -> Profile:
-        """Return what every layer costs on every device by the catalogue's figures."""
+        """Return every layer's cost on every device from the catalogue's figures."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist (see Method)."""
+        """Reject unknown names (see Method)."""
         self.known(job)
 
     def prepare(self, job: Job, notify: Notify) -> A:
@@ -110,18 +110,18 @@ class ProfiledMethod(ABC, Generic[A]):
         engines: Engines | None = None,
         refresh: bool = False,
     ) -> Profile:
-        """Return what every layer costs on every device (see profile_devices)."""
+        """Return every layer's cost on every device (see profile_devices)."""
         catalogue = partial(self.catalogue, prepared, cluster)
         return profile_devices(self, prepared, cluster, notify, emulated=emulated, engines=engines, refresh=refresh, catalogue=catalogue)
 
 
 class TrainingMethod(ProfiledMethod[P]):
-    """A method that trains by backpropagation; a subclass says what is particular to it.  Together they are a methods.base.Method.
+    """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
     plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
     run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
-    trained: what a run has trained, of a backbone.
-    begin(prepared, backbone, folder, is_new, notify): makes the backbone as the run computes with it; writes what a new run begins with.
+    trained: the trained model of a run, for a backbone.
+    begin(prepared, backbone, folder, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
     """
 
     plan: Callable[[P, Profile, Cluster], Plan]
@@ -135,24 +135,24 @@ class TrainingMethod(ProfiledMethod[P]):
     def stand_in(
         self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
     ) -> int | None:
-        """Return which idle device takes the place of one that leaves (see Replanned); None: the devices that are left are planned for."""
+        """Return the idle device that replaces one that leaves (see Replanned); None: re-plan for the remaining devices."""
         return None
 
     @abstractmethod
     def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return what this host's layers depend on besides model and lengths, and what measures them up to a length."""
+        """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure up to a length."""
 
     @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
 
     def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before."""
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
         settings, measure = self.measured(prepared)
         max_length = prepared.profiled_length
         key = {
             "model": prepared.job.model,
-            # The name alone may be a folder in which another model lies by now.
+            # The name alone may be a folder that contains another model by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
             "max_length": max_length,
@@ -160,7 +160,7 @@ class TrainingMethod(ProfiledMethod[P]):
         return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
 
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
-        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
         technique, typical = self.technique(prepared), prepared.typical_length
         return analytic_profile(
             describe_facts(prepared.facts),
@@ -185,13 +185,13 @@ class TrainingMethod(ProfiledMethod[P]):
         return tuple(replace(cost, tap_bytes_per_token=round(technique.tap_share * cost.tap_bytes_per_token)) for cost in costs)
 
     def predict(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
-        """Simulate every step, and the faults that are to be injected (see Method)."""
+        """Simulate every step and the faults to inject (see Method)."""
         first = self.rank_job(prepared, profile, cluster, plan)
         prediction = predict(first)
         return with_faults(prediction, first, self._replanner(first, prepared, profile, cluster)) if prepared.job.faults else prediction
 
     def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
-        """Return what makes the job of some devices, as slow as they were found to be.  first: of all.  fields: of all these jobs."""
+        """Return a function that makes the job of some devices with their slowdown.  first: job of all.  fields: of all these jobs."""
 
         def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
             part = cluster.part(ranks)
@@ -307,7 +307,7 @@ class TrainingMethod(ProfiledMethod[P]):
 
 
 def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:
-    """Return what a run is, whichever devices do it: the backbone's weights, the tokens, and every setting of the job."""
+    """Return the identity of a run on any devices: the backbone's weights, the tokens, and every setting of the job."""
     digest = hashlib.sha256(weights_digest(stack).encode())
     digest.update(prepared.data_digest().encode())
     digest.update(b"" if rank_job.phases()[0].epochs else b"from a kept cache")
@@ -325,7 +325,7 @@ def _resident(rank_job: RankJob) -> dict[bool, list[int]]:
 
 
 def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
-    """Return what a resumed run begins with, in words.  begun: whether there was a run."""
+    """Describe in words how a resumed run begins.  begun: whether there was a run."""
     if not begun:
         return "Nothing to resume: the run starts over."
     if not former.epochs and not former.step:

@@ -1,6 +1,6 @@
-"""The phases of a training run: what the driver simulates and every rank executes.
+"""The phases of a training run, which the driver simulates and every rank executes.
 
-A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs whose steps are alike:
+A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs with similar steps:
 PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it; fine-tuning has one phase.
 """
 
@@ -36,10 +36,10 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Some epochs whose steps are alike.
+    """Some epochs with similar steps.
 
-    epochs: may be none.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one step.
-    moves: by name, the programs that run between this phase and the next.  nbytes: by name, what the phase leaves on the disk.
+    epochs: may be empty.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one step.
+    moves: by name, the programs that run between this phase and the next.  nbytes: by name, the phase's files on the disk.
     """
 
     epochs: range
@@ -51,12 +51,12 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """Return what reports call one of its epochs."""
+        """Return the name of one of its epochs in reports."""
         return "cached epoch" if self.cached else "first epoch"
 
 
 class Loaded(NamedTuple):
-    """What a rank computes with, and the optimizer of what it trains.  layers: [start, stop)."""
+    """A rank's layers, and the optimizer of its trainable parameters.  layers: [start, stop)."""
 
     layers: tuple[int, int]
     compute: Any
@@ -65,14 +65,14 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob(SessionJob, ABC):
-    """All that a rank is told of a training run; a method adds its settings.
+    """The description of a training run for a rank; a method adds its settings.
 
-    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: how the frozen backbone is kept.
-    fingerprint: of the run, for what it leaves on the disk.
-    start_epoch, start_step: 0, or with which step a resumed run goes on.  state: the files with what was trained until then.
-    held: who keeps each tensor of what was trained until then in memory, if state is no files.
+    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen backbone.
+    fingerprint: identifies the run's files on the disk.
+    start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state so far.
+    held: the ranks that keep each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
-    sweep: some steps of the first phase, to be timed; nothing else is done then.
+    sweep: some steps of the first phase to time; then nothing else runs.
     """
 
     split: TokenizedSplit
@@ -92,20 +92,20 @@ class RankJob(SessionJob, ABC):
         return self.profile.layers[0]
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
-        """Return an epoch's mini-batches, cut as the plan cuts them."""
+        """Return an epoch's mini-batches, split as the plan says."""
         plan = self.plan
         return planned_epoch(self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch)
 
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of the run in their order, at least one."""
+        """Return the phases of the run in order, at least one."""
 
     def on_rank(self, rank: int) -> Self:
-        """Return the job as a device gets it: by default as all do."""
+        """Return the job for one device: by default the same for all."""
         return self
 
     def on_ranks(self) -> list[Self]:
-        """Return what each device gets."""
+        """Return the job for each device."""
         return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
 
     @property
@@ -115,49 +115,49 @@ class RankJob(SessionJob, ABC):
 
     @property
     def until(self) -> float:
-        """Return the step, counted through the run, before which all devices pause together: it has other stages."""
+        """Return the step, counted through the run, before which all devices pause together to change stages."""
         return math.inf
 
     @property
     def changes_s(self) -> float:
-        """Return the seconds in which the run stands still because layers are moved between its steps."""
+        """Return the seconds that the run pauses to move layers between its steps."""
         return 0.0
 
     def going_on(self, former: Self) -> Self:
-        """Return this job as it follows one of the same devices, of which none was lost: what they keep on their disks is there."""
+        """Return this job as the continuation of one on the same devices without a loss: their files on the disks are present."""
         return self
 
     @property
     def missing(self) -> str:
-        """Return in words what a run lacks while some of its devices are away, beside their work; '' if nothing."""
+        """Describe in words what a run lacks, besides compute, while some devices are away; '' if nothing."""
         return ""
 
     def handed_on(self, job: Self) -> Self:
-        """Return the job of some of this one's devices with what they cannot know by themselves: by default nothing."""
+        """Return the job of some of this one's devices with the data they cannot know themselves: by default no data."""
         return job
 
     def load_backbone(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop), kept as the job says; never is more than one layer there at full size."""
+        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time."""
         store = partial(quantize, config=self.quantization)
         return store(load_stage(self.job.model, start, stop, after_layer=store))
 
     def loaded(self, rank: int) -> Loaded | None:
-        """Return what a rank needs loaded before it can take part; None if that is not known before."""
+        """Return what a rank must load before it can take part; None if that is not known in advance."""
         return None
 
     def trained(self, epoch: int) -> dict[str, Tensor]:
-        """Return what was trained as it was after an epoch, by parameter (see weights_after)."""
+        """Return the trained parameters after an epoch, by name (see weights_after)."""
         return weights_after(self.folder, epoch, self.plan.num_layers)
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
-        """Return what runs before the first step of this job's start_epoch when devices of a former one go on.
+        """Return the programs that run before the first step of start_epoch when devices of a former job continue.
 
-        places: the rank in this job of each device that has what it kept in the former one, by its rank there.
+        places: this job's rank of each device that still has its former state, by its former rank.
         """
         return ()
 
     def begins_with(self) -> tuple[Path, ...]:
-        """Return the files that must be whole for a run to be resumed."""
+        """Return the files that must be complete to resume a run."""
         return ()
 
 
@@ -167,9 +167,10 @@ AJob = TypeVar("AJob", bound=RankJob)
 class RankPhase(ABC, Generic[AJob]):
     """A phase on one rank.
 
-    optimizer: after `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
-    is_writer: whether this rank keeps the state that all ranks with these layers have alike.  label: what progress calls the epochs; ''
-    names each by its number.  journal_bytes: a larger state is kept after every epoch only.  is_backed_up: devices keep it for each other.
+    optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
+    is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs' name in progress
+    messages; '' names each by its number.  journal_bytes: a larger state is saved only after every epoch.  is_backed_up: devices back it up
+    for each other.
     """
 
     label = ""
@@ -185,24 +186,24 @@ class RankPhase(ABC, Generic[AJob]):
 
     @property
     def keeps_steps(self) -> bool:
-        """Return whether this rank keeps its layers' state after every step."""
+        """Return whether this rank saves its layers' state after every step."""
         is_kept_here = self.is_writer and not self.is_backed_up
         return is_kept_here and self.optimizer is not None and self.optimizer.state_bytes <= self.journal_bytes
 
     @abstractmethod
     def load(self, epoch: int) -> None:
-        """Make layers and optimizer as they are before an epoch; in a run that is resumed, what was trained is restored afterwards."""
+        """Create layers and optimizer as they are before an epoch; a resumed run restores its trainable state afterwards."""
 
     def take(self, loaded: Loaded) -> bool:
-        """Take what this device has loaded already, if it is this phase's; return whether it is."""
+        """Use the layers that this device has loaded already, if they belong to this phase; return whether they do."""
         return False
 
     def hand_on(self) -> Loaded | None:
-        """Return what another job of this device may take."""
+        """Return the loaded layers for another job of this device."""
         return None
 
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
-        """Return what is open while an epoch's steps from `begin` on are done."""
+        """Return a context that is open during an epoch's steps from `begin` on."""
         return nullcontext()
 
     @abstractmethod
@@ -211,25 +212,25 @@ class RankPhase(ABC, Generic[AJob]):
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Tell of work between epochs and note how long it takes."""
+        """Report work between epochs and record how long it takes."""
         self.session.progress.phase(name)
         start_s = self.session.context.now_s()
         yield
         self.result.phases_s[name] = (start_s, self.session.context.now_s())
 
     def told_of(self, error: WorkbenchError) -> None:
-        """Note that something of the same devices cannot be used; that others have none of it, or another part, is no news."""
+        """Note that data of the same devices cannot be used.  Other devices may lack it or have another part; that is no error."""
         if self.rank_job.is_same:
             self.result.notes.append(str(error))
 
     def release(self) -> None:
-        """Give the memory of layers and optimizer back."""
+        """Free the memory of layers and optimizer."""
         self.compute = self.optimizer = None
         release_free_memory()
 
 
 class StagePhase(RankPhase[AJob]):
-    """A phase of a pipeline on one rank: a stage's layers, of a whole mini-batch this rank's samples."""
+    """A phase of a pipeline on one rank: the stage's layers and this rank's samples of each mini-batch."""
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         super().__init__(session, phase, result)
@@ -245,7 +246,7 @@ class StagePhase(RankPhase[AJob]):
         return len(self.phase.steps(0))
 
     def own(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
-        """Return a step as StepHandlers' fields: what this rank computes of it, and with what."""
+        """Return this rank's part of a step as fields of StepHandlers."""
         assert self.index is not None
         plan = self.rank_job.plan
         stage = plan.stages[self.index]
@@ -254,7 +255,7 @@ class StagePhase(RankPhase[AJob]):
 
 
 def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int) -> FlatAdamW:
-    """Return AdamW on the job's learning rates."""
+    """Return AdamW with the job's learning rates."""
     job = rank_job.job
     schedule = LinearSchedule(peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction)
     return FlatAdamW(module, learning_rate=schedule, weight_decay=job.weight_decay)

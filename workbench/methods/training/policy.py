@@ -1,4 +1,4 @@
-"""What becomes of a training run when its devices change: the others go on under a plan of their own, with what the run's folder holds."""
+"""The policy for device changes in a training run: the others continue under a new plan, with the state in the run's folder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ DRAWN = 8
 
 
 class Replanned(NamedTuple):
-    """job: makes the job of some devices, by rank, as slow as they were found to be, under a plan of its own or a given one, which
+    """job: makes the job of some devices, by rank, with their measured slowdown, under a new plan or a given one, which
     numbers them by their places.  Raises PlanError.
 
-    stand_in: which idle device takes over what a plan of the whole cluster gives to one that leaves on notice, None for none: (plan,
-    rank, idle devices, how much of the run is left, from 1 to 0).
+    stand_in: returns the idle device that takes over the part of one that leaves on notice, or None: (plan of the whole cluster,
+    rank, idle devices, fraction of the run that is left, from 1 to 0).
     """
 
     job: Callable[..., RankJob]
@@ -48,10 +48,10 @@ class Replanned(NamedTuple):
 
 
 class Timetable:
-    """A run's steps, numbered from 0 through all its phases and epochs, and what each should take under its plan."""
+    """A run's steps, numbered from 0 through all phases and epochs, with each step's expected time under the plan."""
 
     def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
-        """profile: what the devices cost now; None: what the job says."""
+        """profile: the devices' current costs; None: those in the job."""
         self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
@@ -83,16 +83,16 @@ class Timetable:
         return self._predictors[phase].seconds(planned)
 
     def busy_s(self, step: int, place: int) -> float:
-        """Return the seconds of a step in which a device computes."""
+        """Return the seconds of a step during which a device computes."""
         return self._busy_s(step, place)
 
     def rest_s(self, step: int) -> float:
-        """Return about what the steps from a number on take: their count times the mean of some of them, evenly drawn."""
+        """Return the approximate seconds of all steps from a number on: their count times the mean of an even sample."""
         left = range(step, self.num_steps)
         return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
 
     def longest_s(self) -> float:
-        """Return about what the longest step takes: in each phase the one with most tokens of the first epoch."""
+        """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first epoch."""
         found_s = 0.0
         for number, phase in enumerate(self._phases):
             if phase.epochs:
@@ -114,7 +114,7 @@ class Timetable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A generation that has begun: its devices, its job, and what those before it have left."""
+    """A generation that has begun: its devices, its job, and the results of those before it."""
 
     members: tuple[int, ...]
     job: RankJob
@@ -122,31 +122,31 @@ class Begun:
 
 
 class ToldPolicy(Policy):
-    """A runtime.coordinator.Policy that tells a user what happens.  notes: all that was said."""
+    """A runtime.coordinator.Policy that notifies a user.  notes: all messages."""
 
     def __init__(self, notify: Notify) -> None:
         self.notify, self.notes = notify, list[str]()
         self._progress: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Tell a user what they should know."""
+        """Notify the user."""
         self.notes.append(f"{text}.")
         self.notify(Event("note", message=text))
 
     def watch(self, generation: Generation) -> None:
-        """Show the progress of a generation that begins."""
+        """Show the progress of a new generation."""
         members, notify = generation.members, self.notify
         self._progress = Progress(
             generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
         )
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Pass a device's progress on."""
+        """Forward a device's progress."""
         if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
             self._progress(generation.members.index(rank), event)
 
     def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
-        """Do the steps that are left on devices any of which may be lost, leave or come back; return what such changes have cost."""
+        """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
         self.notify(Event("faults", faults=fleet.faults))
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts)
@@ -156,16 +156,16 @@ class ToldPolicy(Policy):
 
 @contextmanager
 def served(engines: Lender, serve_rank: Callable[[RankContext, str], None]) -> Iterator[Devices]:
-    """Yield devices that take commands.  serve_rank: their job, called with the address where commands come from."""
+    """Yield devices that take commands.  serve_rank: their job, called with the address of the commands."""
     with engines.service() as service:
         yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
 
 
 class Succession:
-    """Which devices go on, and with which job.  first: the job as it was planned for all devices.  say: takes what the user should know.
+    """Chooses the devices that continue, and their job.  first: the job as planned for all devices.  say: notifies the user.
 
-    now: the members and job of the last generation; None after a loss: all devices that are left get another plan (passive fault
-    tolerance).  Of a device that leaves on notice an idle one takes the place, if there is one for it (proactive: Confidant, section 3.4).
+    now: the members and job of the last generation; None after a loss: all remaining devices get a new plan (passive fault
+    tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice (proactive: Confidant, section 3.4).
     """
 
     def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
@@ -174,7 +174,7 @@ class Succession:
         self._known: tuple[Any, Generation] | None = None
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], left: float) -> Generation:
-        """Return the next generation (see Policy).  left: how much of the run."""
+        """Return the next generation (see Policy).  left: fraction of the run."""
         key = (number, ready, dict(factors))
         if self.now is None:
             self._known = None
@@ -188,10 +188,10 @@ class Succession:
         return self._known[1]
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float], step: int) -> bool:
-        """Return whether the devices' pace asks for another plan (see Policy), and whether that pays.
+        """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
-        The paper repartitions periodically and does not say when a new partition is taken (Confidant, section 3.2).  Here it is taken if
-        it saves more over the steps that are left, `step` being the next one, than it costs to load layers and to move what is trained.
+        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
+        if it saves more over the steps left, from `step` on, than it costs to load layers and move the trainable state.
         """
         members, job = next_job(self.first, self._replanned, ready, factors)
         if self.now is None or not is_another(generation, members, job):
@@ -208,7 +208,7 @@ class Succession:
     def _stood_in(
         self, ready: tuple[int, ...], factors: Mapping[int, float], left: float
     ) -> tuple[tuple[int, ...], RankJob, tuple[int, ...]] | None:
-        """Return members, their job and those of them that take another's place; None if nobody leaves, or not all can be replaced."""
+        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
         if self.now is None:
             return None
         ranks, job = self.now
@@ -238,8 +238,8 @@ class Succession:
 class TrainingPolicy(ToldPolicy):
     """A ToldPolicy of phases and epochs.
 
-    first, replanned: see Succession.  former: what was done before.  generations: all that have begun.  results: what its members made
-    of the last one, by place.  spent_s: seconds of the slowest device, by what was done besides steps.
+    first, replanned: see Succession.  former: the run's progress before.  generations: all that have begun.  results: of the last
+    generation, by place.  spent_s: seconds of the slowest device, by the kind of work besides steps.
     """
 
     def __init__(
@@ -264,12 +264,12 @@ class TrainingPolicy(ToldPolicy):
 
     @property
     def last(self) -> Begun:
-        """Return the last generation; if all was done before the first, what that would have been."""
+        """Return the last generation; if all was done before the first, a generation of the first plan."""
         return self.generations[-1] if self.generations else Begun(members=self._everyone, job=self._first, former=self._former)
 
     @property
     def step(self) -> int:
-        """Return how many steps are done."""
+        """Return the number of finished steps."""
         return self._step
 
     @property
@@ -278,11 +278,11 @@ class TrainingPolicy(ToldPolicy):
         return self._timetable.num_steps
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the steps that are left as a job of devices that are ready (see Policy)."""
+        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
         return self._next.generation(number, ready, factors, 1 - self._step / self.num_steps)
 
     def begun(self, generation: Generation) -> Generation:
-        """Let it go on after the last step of which the folder holds what was trained (see Policy)."""
+        """Let it continue after the last step whose state is in the folder (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job, done = replace(generation.job, **former.begins), self._step
         self._timetable = generation.predictor  # type: ignore[assignment]  # made above
@@ -298,9 +298,9 @@ class TrainingPolicy(ToldPolicy):
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
-        """Return, by step, who of the members keeps each tensor, of the steps of which all are kept; None if they keep nothing.
+        """Return, by step, the members that keep each tensor, for steps whose state is complete; None if they keep nothing.
 
-        It is empty if two devices were lost at once: the last checkpoint is on the disk.
+        It is empty if two devices were lost at once: then the last checkpoint on the disk is used.
         """
         if not self._first.job.backup_every:
             return None
@@ -314,7 +314,7 @@ class TrainingPolicy(ToldPolicy):
         self._step = max(self._step, done.step + 1)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Keep what came of a generation; after a loss the folder says where the next one begins."""
+        """Store the results of a generation; after a loss the folder determines where the next one begins."""
         if lost:
             self._next.now = None
         self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
@@ -329,19 +329,19 @@ class TrainingPolicy(ToldPolicy):
         self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' pace asks for another plan."""
+        """Return whether the devices' speeds call for another plan."""
         return self._next.differs(generation, ready, factors, self._step)
 
 
 def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
-    """Return the devices that go on, and their job: the first plan, which a user may have chosen, while all are there at their pace."""
+    """Return the devices that continue, and their job: the first plan, perhaps the user's, while all are present at full speed."""
     if len(ready) == first.cluster.world_size and not factors:
         return ready, first
     return chosen(replanned, ready, factors)
 
 
 def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
-    """Return the devices that get something to do of those that are ready, and their job; the others are free to be probed."""
+    """Return the ready devices that get work, and their job; the others are free to be probed."""
     job = replanned.job(ready, factors)
     plan = job.plan
     used = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
@@ -351,12 +351,12 @@ def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, f
 
 
 def is_another(generation: Generation, members: tuple[int, ...], job: RankJob) -> bool:
-    """Return whether a job gives the devices something else to do than a generation's."""
+    """Return whether a job gives the devices other work than a generation's."""
     return members != generation.members or shares_of(job.plan) != shares_of(generation.plan)
 
 
 def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
-    """Return a job of some devices as a generation.  factors: by rank, how many times slower they were found to be."""
+    """Return a job of some devices as a generation.  factors: measured slowdown by rank."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     timetable = Timetable(job, job.profile.part(range(len(members)), slower))
     timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
@@ -366,6 +366,6 @@ def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: 
 
 
 def shares_of(plan: Plan) -> tuple[Any, ...]:
-    """Return what each device computes."""
+    """Return each device's share of the computation."""
     assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
     return tuple(assignments), plan.cached

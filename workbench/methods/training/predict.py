@@ -1,4 +1,4 @@
-"""Simulate a whole run, step by step, with the shapes that its batches really have."""
+"""Simulate a whole run, step by step, with the real shapes of its batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is settled of every training job before a plan: task, tokens, the model's shape, the labels' scale."""
+"""The facts of a training job before there is a plan: task, tokens, the model's shape, the labels' scale."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PipelineOptions:
     """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
 
     paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
-    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: in which the
-    frozen backbone's weights are kept (section IV-D); quantization_block, double_quantization: see QuantizationConfig.
+    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: dtype of the
+    frozen backbone's stored weights (section IV-D); quantization_block, double_quantization: see QuantizationConfig.
     """
 
     paradigm: Paradigm = "hybrid"
@@ -42,7 +42,7 @@ class PipelineOptions:
     double_quantization: bool = False
 
     def require_pipeline(self) -> None:
-        """Raise ConfigError for an order of micro-batches where there is no pipeline."""
+        """Raise ConfigError if an order of micro-batches is set without a pipeline."""
         if self.schedule != "1f1b" and self.paradigm in ("standalone", "data_parallel"):
             asked = f"The option schedule = '{self.schedule}' was asked for with paradigm = '{self.paradigm}'."
             raise ConfigError(asked, "It orders a pipeline's batches, and there is no pipeline.", "Leave one of them out.")
@@ -50,9 +50,9 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTraining:
-    """A job with everything that is known before a plan; a method adds its own settings.
+    """A job with everything known before planning; a method adds its own settings.
 
-    notes: what a report tells of them.
+    notes: for the report.
     """
 
     job: Job
@@ -65,7 +65,7 @@ class PreparedTraining:
 
     @property
     def typical_length(self) -> int:
-        """Return the padded length that a mini-batch of similar samples has on average, for planning."""
+        """Return the average padded length of a mini-batch with samples of similar length, for planning."""
         lengths = self.train.lengths
         mean = sum(lengths) / len(lengths)
         return max(8, round(mean / 8 + 0.5) * 8)
@@ -77,7 +77,7 @@ class PreparedTraining:
 
     @property
     def profiled_length(self) -> int:
-        """Return the tokens up to which layers are measured; pictures are all as long."""
+        """Return the largest sequence length to measure; all pictures have the same length."""
         return self.longest if self.task.train.images is not None else profiled_length(self.longest, self.facts.max_length)
 
     @property
@@ -86,18 +86,18 @@ class PreparedTraining:
         return self.job.epochs * math.ceil(len(self.train) / self.job.batch_size)
 
     def steps_on(self, world_size: int) -> int:
-        """Return the steps of the whole run on so many devices, as faults and progress count them."""
+        """Return the steps of the whole run on so many devices, as counted by faults and progress."""
         return self.num_steps
 
     def typical_step(self, micro_batches: int) -> PlannedStep:
-        """Return the mini-batch of the first epoch that is closest to the typical length, to choose plans by."""
+        """Return the mini-batch of the first epoch that is closest to the typical length, to compare plans."""
         job = self.job
         steps = planned_epoch(self.train.lengths, job.batch_size, micro_batches, seed=job.seed, epoch=0)
         return typical_steps(steps, job.batch_size, self.typical_length, 1)[0]
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Return what a report tells: the method's notes, and how much of the training data is left out."""
+        """Return the notes for a report: the method's, and how much of the training data is left out."""
         if not self.train.left_out:
             return self.notes
         what = "words beyond" if self.task.kind == "token_classification" else "an answer that is longer than a window of"
@@ -105,7 +105,7 @@ class PreparedTraining:
         return (*self.notes, told)
 
     def data_digest(self) -> str:
-        """Return a digest of tokens and labels in their order."""
+        """Return a digest of tokens and labels in order."""
         digest = hashlib.sha256()
         digest.update(repr((self.train.words, self.train.start_id)).encode())
         for ids, label in zip(self.train.ids, self.train.windows or self.train.labels, strict=True):
@@ -115,20 +115,20 @@ class PreparedTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTechnique(PreparedTraining):
-    """A job of a technique that goes back through the backbone.  config: what is trained."""
+    """A job that backpropagates through the backbone.  config: of the technique."""
 
     config: TechniqueConfig
 
 
 def require_task_and_model(job: Job) -> None:
-    """Raise ConfigError for a task or model that does not exist, before anything large is loaded."""
+    """Raise ConfigError for an unknown task or model, before anything large is loaded."""
     if job.task not in TASKS:
         raise unknown_task(job.task)
     require_known_model(job.model)
 
 
 def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | None = None) -> dict[str, Any]:
-    """Return the task and its tokenized splits as PreparedTraining's fields.  change: what a method makes of the task."""
+    """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of the task."""
     task = load_task(job.task, data=job.data, columns=job.columns).limited(job.train_samples, job.validation_samples, job.test_samples)
     if change is not None:
         task = change(task)
@@ -141,7 +141,7 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
 
 
 def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
-    """Return a regression's mean label and standard deviation, those that change nothing for other tasks."""
+    """Return the mean and standard deviation of a regression's labels; neutral values for other tasks."""
     if task.kind != "regression":
         return {"label_mean": 0.0, "label_std": 1.0}
     return {"label_mean": fmean(train.labels), "label_std": pstdev(train.labels) or 1.0}

@@ -1,6 +1,6 @@
-"""One rank's whole run: every epoch of every phase. A method's run_rank, which an engine is asked to call, calls `train`.
+"""One rank's whole run: every epoch of every phase.  A method's run_rank, called by an engine, calls `train`.
 
-DeviceWorker is what every method that trains does on a device; TrainingWorker, what those do that train by phases and epochs.
+DeviceWorker is the device side of every method that trains; TrainingWorker is for methods with phases and epochs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AResult = TypeVar("AResult", bound=RankResult)
 
 
 def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSession[ASessionJob]], AResult]) -> AResult:
-    """Do this rank's part of a job as one job of all ranks, which ends when one of them is lost.  work: does it in an open session."""
+    """Do this rank's part as one of all ranks; the job ends when one of them is lost.  work: runs in an open session."""
     rank_job.prepare_imports(rank_job.cluster.devices[context.rank])
     with (
         full_disk_told(rank_job.folder),
@@ -57,7 +57,7 @@ def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSe
 def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> RankResult:
     """Do this rank's part of a run (see together).  Checkpoints go to rank_job.folder, epoch by epoch.
 
-    phases_on: makes the job's phases as a rank does them; they note in the result what is not a step.
+    phases_on: makes the job's phases as a rank does them; they note in the result all work that is not a step.
     """
     result = RankResult(rank=context.rank)
 
@@ -83,10 +83,10 @@ class _Paused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How a device works whose run goes on without others.
+    """The hooks of a device whose run continues when others are lost.
 
-    begins: asked before every step, whether to do it.  told: takes every step that is done.  kept: what it keeps for others.
-    loaded: what it has loaded already for the next job, one or none.
+    begins: called before every step; returns whether to do it.  told: receives every finished step.  kept: backups for others.
+    loaded: layers loaded already for the next job, one entry or none.
     """
 
     begins: Callable[[int], bool]
@@ -95,14 +95,14 @@ class Served:
     loaded: list[Loaded]
 
     def stepped(self, first: int, keeper: Keeper | None, trace: StepTrace) -> None:
-        """Tell of a step of an epoch, and keep what it has trained.  first: number of the epoch's first step."""
+        """Report a step of an epoch, and back up its state.  first: number of the epoch's first step."""
         if keeper is not None:
             keeper.stepped()
         self.told(StepDone(first + trace.step, trace.busy_s))
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
-    """A runtime.device_server.Worker: does a run's steps as one of the devices that are there."""
+    """A runtime.device_server.Worker: does a run's steps as one of the devices present."""
 
     def __init__(self, dilation: float) -> None:
         """dilation: see RankContext."""
@@ -113,10 +113,10 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._open.__exit__(*exc)  # the budget says what was refused
+        self._open.__exit__(*exc)  # the budget reports the refused allocation
 
     def budget(self, device: Device) -> MemoryBudget:
-        """Return the budget of this device, which begins when it is first asked for, after what all devices import."""
+        """Return this device's memory budget, which starts at the first call, after the common imports."""
         if self._budget is None:
             self._budget = self._open.enter_context(MemoryBudget(device.name, device.memory_bytes))
         return self._budget
@@ -125,7 +125,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
     def session(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> Iterator[RankSession[ASessionJob]]:
-        """Yield an open session of a job, which the coordinator can reach (see Worker.train)."""
+        """Yield an open session of a job, reachable by the coordinator (see Worker.train)."""
         job.prepare_imports(job.cluster.devices[context.rank])
         with full_disk_told(job.folder), RankSession(context, job, process_group, self.budget(context.device)) as session:
             controls.watch(session.executor, session.pacer if session.slows_down else None)
@@ -169,32 +169,32 @@ class TrainingWorker(DeviceWorker[AJob]):
         return "finished", result
 
     def prepare(self, job: AJob, place: int) -> None:
-        """Import what the job needs, and load its layers."""
+        """Import the libraries of a job, and load its layers."""
         job.prepare_imports(job.cluster.devices[place])
         self.budget(job.cluster.devices[place])
         self._loaded[:] = filter(None, [job.loaded(place)])
 
     def slowness(self, factor: float, detail: None) -> float | None:
-        """Return how many times longer than when the device began a fixed computation takes it."""
+        """Return the duration of a fixed computation relative to its duration when the device began."""
         return _reference_s(Pacer(factor, dilation=self._dilation), self._reference_s) / (self._dilation * self._reference_s)
 
 
 def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
-    """Return the seconds of some products of matrices; on an emulated device, of which they take `duration_s` at its full pace."""
+    """Return the seconds of some matrix products; on an emulated device they take `duration_s` at full speed."""
     matrix = torch.ones(256, 256)
     paced = pacer.run(lambda: [matrix @ matrix for _ in range(8)], duration_s)
     return paced.end_s - paced.start_s - paced.late_s
 
 
 def note_pace_and_memory(session: RankSession[Any], result: RankResult) -> None:
-    """Note in a result how well the host kept pace, and the most memory that was held."""
+    """Record in a result how well the host kept pace, and the peak memory."""
     result.overrun_share = session.pacer.overrun_share
     result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
     result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
 def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
-    """Yield each phase and the steps of those before it."""
+    """Yield each phase with the number of steps before it."""
     before = 0
     for phase in phases:
         yield phase, before
@@ -203,7 +203,7 @@ def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
 
 
 def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
-    """Do the epochs of a phase that are left, and release its layers.  before: steps so far.  served: by a device that may lose others."""
+    """Do the remaining epochs of a phase, and release its layers.  before: steps so far.  served: for a device that may lose others."""
     session, rank_job, result = phase.session, phase.rank_job, phase.result
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:
@@ -237,14 +237,14 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
 
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not (served is None or served.begins(first + step)):
-                    session.some(True)  # all have done the step before
+                    session.some(True)  # all have finished the step before
                     raise _Paused
 
             try:
                 result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
             except _Paused:
                 if keeper is not None:
-                    keeper.keep()  # no step is done again, and one that leaves hands on what it alone has trained
+                    keeper.keep()  # no step is repeated, and a leaving device sends on the state that only it has trained
                 if served is not None:
                     served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
@@ -255,19 +255,19 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
         if session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
             raise _Paused
         log.end()
-    del log, keeper  # they know the optimizer
+    del log, keeper  # they reference the optimizer
     phase.release()
 
 
 def _sweep(phase: RankPhase) -> None:
-    """Run the steps of a sweep, some of them twice at the beginning as a warm-up."""
+    """Run the steps of a sweep; the first ones run twice as a warm-up."""
     session, steps = phase.session, phase.rank_job.sweep
     phase.load(0)
     session.barrier(phase.phase.program(steps[0].shape))
     run_steps(phase, steps[:WARM_UP_STEPS])
     session.pacer.reset()
     if phase.optimizer is not None:
-        phase.optimizer.set_num_steps(0)  # the schedule of learning rates has no steps for a warm-up
+        phase.optimizer.set_num_steps(0)  # the learning rate schedule has no steps for a warm-up
     phase.result.steps = run_steps(phase, steps)
 
 
@@ -283,7 +283,7 @@ def run_steps(
 ) -> list[StepTrace]:
     """Run an epoch's steps from `begin` on and return them; a rank without a share returns at once.
 
-    begins: is called before every step, note after every one that this rank has completed.
+    begins: called before every step.  note: called after every step that this rank has completed.
     program: of a step without a loss, instead of the phase's.
     """
     session = phase.session
