@@ -33,7 +33,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
 _MODEL_KEYS = (*_NUMBERS, "title", "processor")
 _DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework")
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
-_CLUSTER_KEYS = ("name", "description", "defaults", "device", "link")
+_CLUSTER_KEYS = ("name", "description", "data", "defaults", "device", "link")
 
 
 def data_folder() -> Path:
@@ -93,6 +93,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
             devices=devices,
             pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), devices, source),
             description=" ".join(str(tables.get("description", "")).split()),
+            data=tables.get("data", "tls"),
         )
     except ConfigError as error:
         raise source.wrap(error) from error

@@ -24,6 +24,7 @@ from workbench.core.ranges import (
 )
 from workbench.core.serial import shown
 
+DataPlane = Literal["tls", "plain"]
 Framework = Literal["torch", "jax"]
 """What computes a device's layers."""
 
@@ -91,12 +92,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ, keyed 'name>name'."""
+    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ, keyed 'name>name'.
+
+    data: how tensors travel between real devices, encrypted or not.
+    """
 
     name: Text
     devices: tuple[Device, ...]
     pairs: dict[str, Link] = field(default_factory=dict)
     description: Text = ""
+    data: DataPlane = "tls"
 
     def __post_init__(self) -> None:
         require_ranges(self, "A cluster")

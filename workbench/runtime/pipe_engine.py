@@ -306,7 +306,9 @@ class _Engine:
             payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
             channel = self._channel = PipeChannel(self, message.number, call, moved)
             assert asked.context is not None
-            context = replace(asked.context, interface=_own_interface(), rendezvous=str(Path.cwd()), channel=channel)
+            context = replace(
+                asked.context, interface=asked.context.interface or _own_interface(), rendezvous=str(Path.cwd()), channel=channel
+            )
             return AnswerMessage(result=encode(call.function(context, payload)))
         except BaseException as error:  # told to the laptop, which chooses the cause among all devices'
             return AnswerMessage.of_error(error)

@@ -17,8 +17,11 @@ import json
 import os
 import platform
 import queue
+import select
 import shutil
 import signal
+import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -33,6 +36,9 @@ JSON, DATA, ENGINE = b"JDE"
 CHUNK = 1 << 17
 FOLDER = ".workbench-kit"
 """In the user's home folder: everything that is put on a device."""
+CERTIFICATE = "run/tls.pem"
+LOWEST = "127.0.0.0"
+"""An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected to."""
 OLDEST_PYTHON = (3, 11)
 _LOG_TAIL = 2000
 
@@ -60,6 +66,8 @@ class Agent:
             "start": self.start,
             "signal": self.signal_engine,
             "ask to stop": self.ask_to_stop,
+            "expose": self.expose,
+            "reach": self.reach,
             "holds": self.holds,
             "unpack": self.unpack,
             "empty": self.empty,
@@ -370,12 +378,92 @@ class Agent:
         elif os.path.exists(mark):
             os.unlink(mark)
 
+    # Tensors between devices.  gloo neither encrypts nor knows whom it speaks to: it stays on the loopback, and relays speak TLS 1.3.
+
+    def expose(self, port: int) -> list[Any]:
+        """Let other devices of the run reach a port of the loopback; return the address and port at which they do."""
+        ends = os.environ.get("SSH_CONNECTION", "").split()
+        try:
+            server = socket.create_server((ends[2], 0))
+        except (OSError, IndexError):  # without a network
+            server = socket.create_server(("127.0.0.1", 0))
+        context = self.tls(ssl.PROTOCOL_TLS_SERVER)
+
+        def join(other: Any) -> None:
+            secure = context.wrap_socket(other, server_side=True)  # first: nobody else gets as far as gloo
+            relay(socket.create_connection(("127.0.0.1", port)), secure)
+
+        threading.Thread(target=accept, args=(server, join), daemon=True).start()
+        return list(server.getsockname()[:2])
+
+    def reach(self, host: str, port: int) -> int:
+        """Return a port at LOWEST that leads to another device's."""
+        server = socket.create_server((LOWEST, 0))
+        context = self.tls(ssl.PROTOCOL_TLS_CLIENT)
+
+        def join(own: Any) -> None:
+            relay(own, context.wrap_socket(socket.create_connection((host, port), 10.0)))
+
+        threading.Thread(target=accept, args=(server, join), daemon=True).start()
+        return server.getsockname()[1]
+
+    def tls(self, protocol: Any) -> Any:
+        """Return how to speak to the run's devices: all have its one certificate, and take no other."""
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+        context.load_cert_chain(self.place(CERTIFICATE))
+        context.load_verify_locations(self.place(CERTIFICATE))
+        return context
+
     def cpu_s(self) -> float:
         """Return the processor seconds that the engine has used."""
         engine = self.engine
         text = read_text(f"/proc/{engine.pid}/stat") if engine is not None else ""
         fields = text.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def accept(server: Any, join: Any) -> None:
+    """Have every connection served in a thread of its own."""
+
+    def served(connection: Any) -> None:
+        connection.settimeout(10.0)
+        with connection, contextlib.suppress(OSError):  # also of TLS: whoever has not the certificate
+            join(connection)
+
+    while True:
+        threading.Thread(target=served, args=(server.accept()[0],), daemon=True).start()
+
+
+def relay(plain: Any, secure: Any) -> None:
+    """Pass bytes on, both ways, until one side ends; in one thread, because two must not use one TLS connection (Python 3.13.6)."""
+    with plain, secure:
+        for one in (plain, secure):
+            one.setblocking(False)
+        with contextlib.suppress(OSError):
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        out, back = b"", b""
+        while True:
+            readers = [one for one, pending in ((plain, out), (secure, back)) if not pending]
+            writers = [one for one, pending in ((secure, out), (plain, back)) if pending]
+            has_more = not back and secure.pending() > 0
+            readable = select.select(readers, writers, [], 0.0 if has_more else None)[0]
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+                if plain in readable:
+                    out = plain.recv(CHUNK)
+                    if not out:
+                        return
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+                if secure in readable or has_more:
+                    back = secure.recv(CHUNK)
+                    if not back:
+                        return
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+                out = out[secure.send(out) :] if out else out
+            with contextlib.suppress(BlockingIOError):
+                back = back[plain.send(back) :] if back else back
 
 
 def kill(engine: Any) -> None:

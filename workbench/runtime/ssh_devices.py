@@ -8,6 +8,7 @@ import getpass
 import os
 import platform
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,9 @@ from workbench.runtime.devices import News
 from workbench.runtime.jobs import Outcome, error_of, root_cause
 from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, decode, decode_told, encode, encode_told
 from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
+from workbench.runtime.relays import Relays, make_certificate
 from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_setup import bring_code, environment_python
 
 _START_TIMEOUT_S = 90.0
@@ -94,6 +97,7 @@ class _Seat:
             command = self._engines.command_of(self.device)
             self.connection = Connection(self.device.name, command, self._take)
             self.connection.open(owner=_owner())
+            self._engines.certify(self.connection)
         asked = f"The engine of device '{self.device.name}' was to be started."
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment["PYTHONPATH"] = bring_code(self.connection)
@@ -166,11 +170,21 @@ class _Seat:
                 self.ready.set()
             case "store":
                 asked = decode(message.data, Asked, "What a device asks of the store")
-                self._engines.store.ask(asked, functools.partial(self._reply, message.number))
+                self._ask(asked, functools.partial(self._reply, message.number))
             case "file":
                 self._keep(decode(message.data, FilePart, "A file of a device"))
             case "event" | "answer" if message.number == self.number:
                 self._engines.tell(self.rank, message.kind, message.data)
+
+    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Ask the store for this device."""
+        relays, connection = self._engines.relays, self.connection
+        if relays is not None and connection is not None:
+            if asked.operation == "set":
+                relays.told(self.rank, connection, asked.keys[0], asked.value)
+            elif asked.operation == "get":
+                reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
+        self._engines.store.ask(asked, reply)
 
     def _reply(self, number: int, data: bytes) -> None:
         if self.connection is not None:
@@ -211,12 +225,16 @@ class SshEngines:
         self.cluster, self.folder, self._table = cluster, folder.absolute(), calls
         self.command_of = command_of or agent_command
         self.store = KeyStore()
+        self.relays: Relays | None = None
+        self._certificate = b""
         self.seats = [_Seat(rank, device, self) for rank, device in enumerate(cluster.devices)]
         self._told: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self._number = 0
         self._busy = threading.Lock()
 
     def __enter__(self) -> SshEngines:
+        if self.cluster.data == "tls":
+            self._certificate = make_certificate()
         try:
             self._together(_Seat.open)
         except BaseException:
@@ -231,6 +249,14 @@ class SshEngines:
         """End everything on all devices."""
         for seat in self.seats:
             seat.close()
+
+    def certify(self, connection: Connection) -> None:
+        """Give a device the run's certificate."""
+        if self._certificate:
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(self._certificate)
+                file.flush()
+                connection.send_file(Path(file.name), CERTIFICATE).result()
 
     def bring_model(self, name: str) -> None:
         """Bring a model's files to all devices, which keep them.  Raises RuntimeSetupError."""
@@ -264,7 +290,8 @@ class SshEngines:
         """Return what a report says of these devices."""
         bound_s = max(seat.connection.clock_bound_s if seat.connection is not None else 0.0 for seat in self.seats)
         return (
-            "Real devices over SSH: commands, weights and checkpoints travel through SSH, tensors between devices as plain TCP.",
+            "Real devices over SSH: commands, weights and checkpoints travel through SSH, tensors between devices"
+            f" {'by TLS 1.3' if self._certificate else 'as plain TCP'}.",
             f"The devices' clocks are laid beside this machine's to within {1000 * bound_s:.2g} ms.",
         )
 
@@ -293,6 +320,7 @@ class SshEngines:
             device=self.cluster.devices[rank],
             cluster=self.cluster,
             fidelity="real",
+            interface="lo" if self._certificate else "",
             generation=self._number,
             clock_offset_s=seat.link.clock_offset_s,
         )
@@ -341,6 +369,7 @@ class SshEngines:
             raise RuntimeSetupError("These devices were asked for.", "They are at another job.", "Wait for it.")
         try:
             self.store = KeyStore()
+            self.relays = Relays(lambda rank, error: self.tell(rank, "failed", error)) if self._certificate else None
             self.told(0)
             for seat in self.seats:
                 if seat.connection is None or seat.why:
