@@ -1,4 +1,4 @@
-"""The vocabulary that everything else speaks: devices, plans, schedules, costs, timelines, reports."""
+"""The data types that all other packages share: devices, plans, schedules, costs, timelines, reports."""
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.costs import Costs

@@ -1,8 +1,8 @@
-"""What must wait for what: the graph of a schedule's activities, one rule for the checks and the simulator.
+"""Build the dependency graph of a schedule, which the checks and the simulator share.
 
-An activity is what happens as one: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all its
-members.  The edges are the semantics of core/schedule.py: a read waits for the write on its rank, an operation for the one before it
-on its stream, a transfer for the one before it in its channel.  A schedule can run if and only if this graph has no cycle.
+An activity is one unit of work: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all its members.
+An edge is a dependency, as core/schedule.py defines it: a read waits for the write on its rank, an operation for the previous one on
+its stream, a transfer for the previous one in its channel.  A schedule can run if and only if this graph has no cycle.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Place = tuple[int, int]  # (rank, index in that rank's list)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
-    """members[a]: where the activity's operations stand.  successors(a): the activities that wait for it.
+    """The dependency graph.  members[a]: the places of the activity's operations.  successors(a): the activities that wait for it.
 
-    num_waits[a]: how many it waits for, an edge counted as often as it has reasons.
-    targets: the successors of activity 0, then those of activity 1, and so on; those of a begin at firsts[a].  (Two flat lists:
-    a list per activity takes twice as long, most of it in the garbage collector.)
+    num_waits[a]: how many edges lead to it; a dependency with several reasons counts several times.
+    targets: the successors of activity 0, then those of activity 1, and so on; those of a begin at firsts[a].  (Two flat lists: one list
+    per activity takes twice as long, mostly in the garbage collector.)
     """
 
     members: tuple[tuple[Place, ...], ...]
@@ -39,7 +39,7 @@ def activities(schedule: Schedule) -> Activities:
     """Return the schedule's activities, in O(operations + values).
 
     Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides disagree on the
-    order, a collective whose members disagree, a value never written, a value written twice.  Cycles are `require_progress`'s.
+    order, a collective whose members disagree, a value never written, a value written twice.  `require_progress` finds cycles.
     """
     members: list[tuple[Place, ...]] = []
     of_op: list[list[int]] = []
@@ -132,7 +132,7 @@ def _graph(members: list[tuple[Place, ...]], sources: list[int], targets: list[i
 
 
 def require_progress(schedule: Schedule, graph: Activities) -> None:
-    """Run the schedule dry, in O(operations).  Raises ScheduleError naming who waits for what from whom if it cannot end."""
+    """Check without running it that the schedule ends, in O(operations).  Raises ScheduleError naming who waits for what from whom."""
     waits = list(graph.num_waits)
     ready = [activity for activity, count in enumerate(waits) if count == 0]
     num_done = len(ready)

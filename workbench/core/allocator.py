@@ -1,4 +1,4 @@
-"""What the C library's allocator does with memory that tensors leave."""
+"""Configure how the C library's allocator treats freed memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let this process keep what the tensors of one layer leave for those of the next; return whether it does.
+    """Let this process keep the memory freed by one layer and reuse it for the next; return whether it does.
 
-    glibc gives all of it back to the system behind every layer and takes it again, page by page: a fifth of a forward pass of 512
-    tokens.  Nothing is changed where the user has chosen himself, by the environment, and with other libraries.
+    By default glibc returns this memory to the system after every layer and requests it again page by page, which takes a fifth of a
+    forward pass of 512 tokens.  Nothing changes if the user has set the allocator in the environment, or with another C library.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _CHOSEN):
         return False
-    change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     if change is None:
         return False
     kept = min(KEPT_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE)

@@ -37,7 +37,7 @@ _CLUSTER_KEYS = ("name", "description", "data", "defaults", "device", "link")
 
 
 def data_folder() -> Path:
-    """Return the folder of the project's data: in the installed package, else in the repository."""
+    """Return the folder of the project's data: in the installed package, or else in the repository."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_data", package.parent / "data"):
         if (folder / "devices.toml").is_file():
@@ -58,7 +58,7 @@ def device_models() -> tuple[str, ...]:
 
 
 def load_device(model: str, *, name: str | None = None) -> Device:
-    """Return a device of the catalogue, called `name` or like its model.  Raises ConfigError for an unknown model."""
+    """Return a device of the catalogue, named `name` or else like its model.  Raises ConfigError for an unknown model."""
     path = data_folder() / "devices.toml"
     return _device({"model": model, "name": name or model}, _Source(path))
 
@@ -66,7 +66,7 @@ def load_device(model: str, *, name: str | None = None) -> Device:
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """Return a cluster by name ('laptop') or from a TOML file.
 
-    Raises ConfigError naming the file, and the line where it can, for whatever the file cannot mean.
+    Raises ConfigError for any invalid entry; it names the file and, where possible, the line.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml" and path.name == str(name_or_path):
@@ -100,7 +100,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 class _Source:
-    """The file that is read: it finds lines and words errors."""
+    """The TOML file being read; it finds line numbers and builds error messages."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class _Source:
         return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}", found, todo)
 
     def wrap(self, error: ConfigError) -> ConfigError:
-        """Return the error with the file named, once."""
+        """Return the error with the file's name added, unless the error has it already."""
         named = f"In '{shown(str(self.path), 200)}'"
         return error if error.asked.startswith(named) else ConfigError(f"{named}: {error.asked}", error.found, error.todo)
 
@@ -124,7 +124,7 @@ class _Source:
                 )
 
     def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None) -> float:
-        """Return a number in the unit of the field that `key` sets.  Raises ConfigError if it is out of the field's range or missing."""
+        """Return the number at `key`, in the unit of its field.  Raises ConfigError if it is missing or out of the field's range."""
         value = table.get(key, default)
         if value is None:
             raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
@@ -153,7 +153,7 @@ class _Source:
         return value
 
     def _line(self, wanted: str) -> str:
-        """Return ' line n' of the first line that sets a key ('key' or 'key=value'), '' if none is found."""
+        """Return ' line n' for the first line that sets a key ('key' or 'key=value'), '' if there is no such line."""
         key, _, value = wanted.partition("=")
         if not key:
             return ""
@@ -166,7 +166,7 @@ class _Source:
 
 
 def _same(written: str, value: str) -> bool:
-    """Return whether a number is written in one of its forms: 1e300 for 1e+300."""
+    """Return whether a number equals a value in another notation: 1e300 for 1e+300."""
     try:
         return repr(float(written)) == repr(float(value))
     except ValueError:

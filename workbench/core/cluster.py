@@ -1,4 +1,4 @@
-"""Devices, their links and clusters of them: what there is to plan for."""
+"""Devices, their links, and clusters of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A device's access link to the switch.  bytes_per_s: payload rate, each way.  latency_s: one way."""
+    """A device's access link to the switch.  bytes_per_s: payload rate in each direction.  latency_s: one way."""
 
     bytes_per_s: Rate
     latency_s: Latency = 0.0
@@ -51,7 +51,7 @@ class Link:
         require_ranges(self, "A link")
 
     def transfer_s(self, nbytes: int) -> float:
-        """Return the seconds that `nbytes` take over this link, unloaded."""
+        """Return the seconds that `nbytes` take over this link without other traffic."""
         return self.latency_s + nbytes / self.bytes_per_s
 
 
@@ -59,13 +59,12 @@ class Link:
 class Device:
     """One device of a cluster.
 
-    flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget for the job,
-    above the runtime's own footprint.  host_share: the share of one core of the host at which the device
-    is emulated (0.5: twice as slow as a core), None if it is not meant to be emulated.  address: 'user@host'
-    of a real device, reached over SSH.  port, key: for SSH, where its own settings do not say.  python: there, of an environment with the
-    workbench's libraries, '' for the one that `workbench kit setup` made.  watts_busy, watts_idle: power.
-    joules_per_byte: of what it sends, besides.  storage_bytes_per_s: sequential read rate.
-    battery: the charge that is left, 1 is full.  framework: what computes its layers.
+    flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: memory budget of the job, without the runtime's own
+    memory.  host_share: the share of one host core at which the device is emulated (0.5: half the speed of a core), None if it is not
+    emulated.  address: 'user@host' of a real device, reached over SSH.  port, key: for SSH, if the SSH settings do not give them.
+    python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup` made.
+    watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential read rate.
+    battery: the remaining charge, 1 is full.  framework: the library that computes its layers.
     """
 
     name: Name
@@ -92,9 +91,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ, keyed 'name>name'.
+    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ from the access links, keyed 'name>name'.
 
-    data: how tensors travel between real devices, encrypted or not.
+    data: whether tensors between real devices are encrypted.
     """
 
     name: Text
@@ -132,7 +131,7 @@ class Cluster:
         return f"{self.world_size} device{'s' * (self.world_size != 1)}"
 
     def link(self, source: int, destination: int) -> Link:
-        """Return the path from rank to rank: the slower of both access links, their latencies added."""
+        """Return the path between two ranks: the rate of the slower access link, and the sum of both latencies."""
         sender, receiver = self.devices[source], self.devices[destination]
         own = self.pairs.get(f"{sender.name}>{receiver.name}")
         if own is not None:
@@ -140,17 +139,17 @@ class Cluster:
         return _path(sender.link, receiver.link)
 
     def part(self, ranks: Sequence[int]) -> Cluster:
-        """Return the cluster of some devices, in this order.  Raises ConfigError if there is none."""
+        """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty."""
         devices = tuple(self.devices[rank] for rank in ranks)
         names = {device.name for device in devices}
         return replace(self, devices=devices, pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))})
 
     def with_slower_links(self, factor: float) -> Cluster:
-        """Return the cluster with all its links `factor` times slower, latency included."""
+        """Return the cluster with all links `factor` times slower, latency included."""
         return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
-        """Return the cluster with every device's link at one rate and no pairs that differ; latencies stay."""
+        """Return the cluster with all device links at the same rate and no different pairs; latencies do not change."""
         return replace(self, pairs={})._linked(lambda link: replace(link, bytes_per_s=megabit_per_s * 125_000))
 
     def _linked(self, change: Callable[[Link], Link]) -> Cluster:
@@ -161,7 +160,7 @@ class Cluster:
         )
 
     def host_shares(self) -> tuple[float, ...]:
-        """Return each device's share of a core of this machine.  Raises ConfigError if one has none: it cannot be emulated."""
+        """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share: it cannot be emulated."""
         without = [device.name for device in self.devices if device.host_share is None]
         if without:
             raise ConfigError(
@@ -185,6 +184,6 @@ class Cluster:
         return replace(self, devices=(*self.devices[:rank], slow, *self.devices[rank + 1 :]))
 
 
-@functools.lru_cache(maxsize=4096)  # planners ask for the same few by the thousand
+@functools.lru_cache(maxsize=4096)  # planners ask for the same few paths thousands of times
 def _path(sender: Link, receiver: Link) -> Link:
     return Link(bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s)

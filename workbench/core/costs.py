@@ -1,4 +1,4 @@
-"""How long operations and collectives take and what a value is: what a Program knows beside its schedule."""
+"""The costs of a Program: seconds of operations and collectives, and shapes of values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ITEM_BYTES |= {"int64": 8, "float64": 8}
 
 
 class Spec(NamedTuple):
-    """The shape and dtype of a value.  dtype: torch's name, or 'bytes' (shape (n,)) for what is not one tensor, such as a context."""
+    """The shape and dtype of a value.  dtype: torch's name, or 'bytes' (shape (n,)) if the value is not one tensor, such as a context."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
 
     @property
     def nbytes(self) -> int:
-        """Return the value's bytes."""
+        """Return the size of the value in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Spec(NamedTuple):
 
 
 def opaque(nbytes: int) -> Spec:
-    """Return the spec of a value of which only the bytes are known."""
+    """Return the spec of a value whose size in bytes is all that is known."""
     return Spec((nbytes,), "bytes")
 
 
@@ -39,24 +39,24 @@ TOKEN = opaque(0)
 
 
 class Costs(Protocol):
-    """What one schedule's operations cost and what its values are; equal operations of a rank cost the same."""
+    """The costs of one schedule's operations and the specs of its values.  Equal operations of a rank cost the same."""
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of a compute operation on a rank, of a transfer (asked of its SEND), or of a collective."""
+        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of a collective."""
         ...
 
     def spec(self, value: Value) -> Spec:
-        """Return the shape and dtype of a value; TOKEN if it only orders operations."""
+        """Return the shape and dtype of a value; TOKEN if the value only orders operations."""
         ...
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the bytes that stay: weights, gradients, optimizer state."""
+        """Return the bytes that stay in memory throughout: weights, gradients, optimizer state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCosts:
-    """Costs by operation kind and value name: for closed forms, lessons and tests.
+    """Costs by operation kind and value name, for closed formulas, lessons and tests.
 
     seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes.
     """
@@ -66,16 +66,16 @@ class TableCosts:
     resident_by_rank: Mapping[int, int] = field(default_factory=dict)
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the table's entry for the kind; 0 if it has none."""
+        """Return the table's entry for the kind, 0 if it is missing."""
         entry = self.seconds_by_kind.get(op.kind, 0.0)
         return entry(rank, op) if callable(entry) else entry
 
     def spec(self, value: Value) -> Spec:
-        """Return the table's bytes for the name; 0 if it has none."""
+        """Return the table's bytes for the name, 0 if it is missing."""
         return opaque(self.bytes_by_name.get(value.name, 0))
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the table's entry for the rank; 0 if it has none."""
+        """Return the table's entry for the rank, 0 if it is missing."""
         return self.resident_by_rank.get(rank, 0)
 
 
@@ -85,14 +85,14 @@ def ring_steps(kind: str, size: int) -> int:
 
 
 def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> int:
-    """Return the bytes that leave one of `size` ranks.  nbytes: of the whole tensor.  is_root: of a broadcast, which sends straight."""
+    """Return the bytes that one of `size` ranks sends.  nbytes: of the whole tensor.  is_root: of a broadcast; it sends directly."""
     if kind == BROADCAST:
         return (size - 1) * nbytes if is_root else 0
     return ring_steps(kind, size) * nbytes // size
 
 
 def ring_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-    """Return the seconds of a ring's steps, each of nbytes/n over the slowest link of the ring."""
+    """Return the seconds of a ring's steps.  Each step sends nbytes/n over the slowest link of the ring."""
     if len(ranks) < 2:
         return 0.0
     links = [cluster.link(rank, ranks[(index + 1) % len(ranks)]) for index, rank in enumerate(ranks)]

@@ -1,4 +1,4 @@
-"""Faults that are injected into devices on purpose: 'kill:beta@step40', 'slow:beta:4@step20-60'.  One form for every method."""
+"""Faults injected into devices: 'kill:beta@step40', 'slow:beta:4@step20-60'.  All methods use this format."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ EXAMPLES: dict[Unit, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something done to a device on purpose, from `start` to `end` (None: to the end of the run).
+    """A fault injected into a device, from `start` to `end` (None: until the run ends).
 
-    unit: 'step' counts the steps that are done, 's' the seconds since the run began.
-    kind: 'slow' (it computes `factor` times slower, by the pacer), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it answers nothing, and is ended
-    when it is found silent), 'leave' (it says that it goes).  From `end` on a new process takes the place of one that has gone.
+    unit: 'step' counts finished steps, 's' counts seconds since the run began.
+    kind: 'slow' (computes `factor` times slower, by the pacer), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when
+    the timeout detects that), 'leave' (it announces that it leaves).  At `end` a new process replaces a device that is gone.
     """
 
     kind: FaultKind
@@ -52,7 +52,7 @@ class Fault:
 
     @property
     def text(self) -> str:
-        """Return it in the form that parse_faults reads; in whole steps if it is counted in steps."""
+        """Return the fault in the format that parse_faults reads; in whole steps if it is counted in steps."""
         what = f"{self.kind}:{self.rank}" + (f":{self.factor:g}" if self.kind == "slow" else "")
         if self.unit == "s":
             return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
@@ -61,17 +61,17 @@ class Fault:
 
     @property
     def when(self) -> str:
-        """Return when, in words."""
+        """Return the fault's time in words."""
         if self.unit == "step":
             return f"at step {self.start:g}" + ("" if self.end is None else f" to {self.end:g}")
         return f"at {self.start:g} s" + ("" if self.end is None else f" to {self.end:g} s")
 
 
 def parse_faults(text: str, cluster: Cluster, unit: Unit = "step") -> tuple[Fault, ...]:
-    """Return the faults of 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...', in order of their beginnings.
+    """Parse 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...' and return the faults by start time.
 
-    DEVICE: a name, or a number from 0.  FROM, TO: steps ('@step20', or '@20' where the unit is steps) or seconds ('@20s', or '@20').
-    'return:DEVICE@WHEN' ends what befell the device before.  Raises ConfigError naming what is wrong.
+    DEVICE: a name, or a number from 0.  FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').
+    'return:DEVICE@WHEN' ends the device's previous fault.  Raises ConfigError naming the invalid part.
     """
     faults: list[Fault] = []
     for word in (one.strip() for one in text.split(";")):
@@ -124,7 +124,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
 
 
 def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit]:
-    """Return from when to when, and in which unit."""
+    """Return start, end and unit of a fault's times."""
     own: Unit = "step" if when.startswith("step") else "s" if when.endswith("s") else unit
     start, dash, end = when.removeprefix("step").removesuffix("s").partition("-")
     try:
@@ -134,16 +134,16 @@ def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit
 
 
 def _number(text: str) -> float:
-    """Return a number.  Raises ValueError for anything else, also for what float() reads and nobody writes."""
+    """Parse a number.  Raises ValueError for anything else, including unusual forms that float() accepts."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
     return float(text.removesuffix("s"))
 
 
 class FaultSchedule:
-    """What is due when.  `due` names each beginning and each end once, in order.
+    """The starts and ends of faults, by time.  `due` returns each start and each end once, in order.
 
-    faults: those it was made of and those that were added while it ran.
+    faults: the initial ones and those added during the run.
     """
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
@@ -154,7 +154,7 @@ class FaultSchedule:
             self.add(fault)
 
     def add(self, fault: Fault) -> None:
-        """Let one more happen; what it should have done before now it does now."""
+        """Add a fault.  If its start or end is already past, it happens now."""
         number = len(self.faults)
         self.faults.append(fault)
         insort(self._moments[fault.unit], (fault.start, number, True))
@@ -162,14 +162,14 @@ class FaultSchedule:
             insort(self._moments[fault.unit], (fault.end, number, False))
 
     def end(self, rank: int, now_s: float) -> None:
-        """Let the faults of a device that have no end yet end now."""
+        """End a device's faults that have no end yet."""
         for number, fault in enumerate(self.faults):
             if fault.rank == rank and fault.end is None:
                 end = self.faults[number] = replace(fault, end=max(now_s, math.nextafter(fault.start, math.inf)))
                 insort(self._moments[fault.unit], (end.end or now_s, number, False))
 
     def hasten(self, rank: int) -> bool:
-        """Let what befell a device end now, if it were to end at a step; return whether it ends at all."""
+        """If a fault of the device ends at a step, end it now; return whether any fault of the device has an end."""
         ends = [
             (moments, moment)
             for moments in self._moments.values()
@@ -184,11 +184,11 @@ class FaultSchedule:
 
     @property
     def next_s(self) -> float:
-        """Return the second at which the next is due, infinity if none is left."""
+        """Return the second of the next start or end, infinity if none is left."""
         return self._moments["s"][0][0] if self._moments["s"] else math.inf
 
     def due(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
-        """Return the faults that begin (True) or end (False) by now.  step: how many are done."""
+        """Return the faults that start (True) or end (False) by now.  step: the number of finished steps."""
         found = []
         for unit, now in (("s", now_s), ("step", step)):
             moments = self._moments[unit]  # type: ignore[index]
@@ -205,7 +205,7 @@ class FaultSchedule:
         return found
 
     def factor(self, rank: int) -> float:
-        """Return how many times slower a device is now by all faults in force."""
+        """Return how many times slower a device is now, by all its current faults."""
         return math.prod(self._factors.get(rank, {}).values())
 
 
@@ -218,10 +218,10 @@ def random_faults(
     unit: Unit = "s",
     kinds: Sequence[FaultKind] = ("slow", "kill", "freeze"),
 ) -> tuple[Fault, ...]:
-    """Return faults with returns at random moments up to `until`, on average one every `every`.  seed: of the draws.
+    """Return faults, with returns, at random times up to `until`, on average one every `every`.  seed: of the random draws.
 
-    Faults of one device do not overlap, and the device has time to come back between them; at most half of the devices, and never all,
-    are down at a time.
+    Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of the devices are
+    down, and never all.
     """
     draws, weights = random.Random(seed), {"slow": 5, "kill": 4, "freeze": 1, "leave": 2}
     faults: list[Fault] = []
@@ -243,7 +243,7 @@ def random_faults(
 
 
 def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:
-    """Return a note for each fault that was asked for at a time after the last answer of a service: the report shows nothing of it."""
+    """Return a note for each fault timed after the last answer of a service; the report shows no effect of it."""
     return tuple(
         f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start:g} s never began: "
         f"the stream ended after {end_s:.3g} s. Send more requests, or begin it earlier."

@@ -1,4 +1,4 @@
-"""Divide a device's layers over its processors: what each computes, and how long it takes (Confidant, section 3.3)."""
+"""Divide a device's layers among its processors, and compute how long each part takes (Confidant, section 3.3)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Direction = Literal["F", "B"]
 
 
 def part_s(layer: LayerProfile, kind: str, groups: int, of: int, samples: int, length: int) -> float:
-    """Return the seconds of `groups` of all `of` groups on the device's profile: linear between those of one and of all, never falling.
+    """Return the seconds of `groups` out of `of` groups on the device's profile: linear between one group and all, never decreasing.
 
-    kind: HF, HB, CF or CB.  Without a time of one group alone they are in proportion.
+    kind: HF, HB, CF or CB.  Without a measured time of one group, the time is proportional to the groups.
     """
     if not groups:
         return 0.0
@@ -32,10 +32,10 @@ def part_s(layer: LayerProfile, kind: str, groups: int, of: int, samples: int, l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a device's processors share each of its layers; the first one is the fastest, and computes what is not divided.
+    """How a device's processors share each of its layers.  The first processor is the fastest; it computes everything not divided.
 
-    heads[j], columns[j]: groups of heads, and of feed-forward columns, of processor j; no columns: the first computes them all.
-    slower[j]: how many times as long as the device's profile says processor j takes.  names[j]: of the processor.
+    heads[j], columns[j]: groups of heads, and of feed-forward columns, of processor j; no columns: the first computes all of them.
+    slower[j]: the time of processor j relative to the device's profile.  names[j]: of the processor.
     """
 
     heads: tuple[int, ...]
@@ -44,7 +44,7 @@ class Division:
     names: tuple[str, ...]
 
     def processors(self, kind: str) -> tuple[int, ...]:
-        """Return the processors that have a part of an operation of PARTS."""
+        """Return the processors that compute a part of an operation of PARTS."""
         return tuple(place for place, groups in enumerate(self.groups(kind)) if groups)
 
     def groups(self, kind: str) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Division:
         return self.slower[processor] * part_s(layer, PARTS[kind] + direction, groups[processor], sum(groups), samples, length)
 
     def rest_s(self, layer: LayerProfile, direction: Direction, samples: int, length: int) -> float:
-        """Return the seconds of what is not divided: the layer's, less those of what is."""
+        """Return the seconds of the operations that are not divided: the layer's seconds minus those of the divided operations."""
         divided = ["H", *(["C"] if self.columns else [])]
         return max(0.0, layer.seconds(direction, samples, length) - sum(layer.seconds(one + direction, samples, length) for one in divided))
 
@@ -71,7 +71,7 @@ class Division:
         return self.rest_s(layer, direction, samples, length) + sum(slowest)
 
     def described(self) -> str:
-        """Return in words who computes what: 'heads 8 on cpu, 4 on gpu'."""
+        """Describe the work of each processor: 'heads 8 on cpu, 4 on gpu'."""
         counted = (("heads", self.heads), ("columns", self.columns))
         shown = ((kind, zip(counts, self.names, strict=True)) for kind, counts in counted if counts)
         return "; ".join(f"{kind} " + ", ".join(f"{count} on {name}" for count, name in pairs if count) for kind, pairs in shown)

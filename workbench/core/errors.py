@@ -1,4 +1,4 @@
-"""Errors that a user can cause: each says what was asked, what was found and what to do."""
+"""Errors that a user can cause: each reports the request, the problem and what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class WorkbenchError(Exception):
-    """Base of every error that a user can cause.
+    """Base class of all errors that a user can cause.
 
-    asked: what the user asked for.  found: what was found instead.  todo: what to do about it.
+    asked: the user's request.  found: the problem with it.  todo: how to solve it.
     The message is one line made of the three.
     """
 
@@ -20,20 +20,20 @@ class WorkbenchError(Exception):
         super().__init__(" ".join(sentence for sentence in (asked, found, todo) if sentence))
 
     def __reduce__(self) -> tuple[type[WorkbenchError], tuple[str, str, str]]:
-        """Pickle by the three parts, so that an error crosses process boundaries whole."""
+        """Pickle the three parts, so that an error crosses process boundaries unchanged."""
         return type(self), (self.asked, self.found, self.todo)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows of it: its line, without the trace."""
+        """Return the error as a notebook shows it: its message, without the traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(WorkbenchError, ValueError):
-    """A job, cluster, model, task or option that cannot be meant."""
+    """An invalid job, cluster, model, task or option."""
 
 
 class WriteError(ConfigError):
-    """A file or folder that cannot be written: it is something else, or the system refuses."""
+    """A file or folder that cannot be written: it is of another type, or the system refuses."""
 
 
 class ScheduleError(WorkbenchError, ValueError):
@@ -57,15 +57,15 @@ class MemoryBudgetError(WorkbenchError):
 
 
 class DeviceLostError(WorkbenchError):
-    """A device died or fell silent in the middle of a run: the message names it and the step."""
+    """A device died or stopped answering during a run; the message names it and the step."""
 
 
 class StateError(WorkbenchError):
-    """Tensors of a run that no device and no checkpoint holds: the message names them."""
+    """Tensors of a run that are on no device and in no checkpoint; the message names them."""
 
 
 class DivergedError(WorkbenchError):
-    """Training that left the finite numbers: the message names the step."""
+    """Training whose loss or weights became infinite or NaN; the message names the step."""
 
 
 class RuntimeSetupError(WorkbenchError):
@@ -73,11 +73,11 @@ class RuntimeSetupError(WorkbenchError):
 
 
 class GroupNotFormedError(RuntimeSetupError):
-    """A group of ranks did not come together; the processes may be in no state to try again."""
+    """A group of ranks could not be formed; the processes may be unable to try again."""
 
 
 def require_numbers(scores: Any, what: str) -> Any:
-    """Return a tensor or array of a model's scores.  Raises DivergedError for NaN or +infinity, of which argmax makes an answer."""
+    """Return a model's scores unchanged.  Raises DivergedError for NaN or +infinity, for which argmax would still give an answer."""
     if not bool((scores < math.inf).all()):
         found = "The model's output holds values that are no numbers."
         raise DivergedError(f"{what} were asked for.", found, "Lower the learning rate, or check its weights.")
@@ -85,13 +85,13 @@ def require_numbers(scores: Any, what: str) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:
-    """Return what to do about an unknown name: take the known one that is spelt most like it, or `otherwise`."""
+    """Return advice about an unknown name: use the known name with the closest spelling, or `otherwise`."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean '{close[0]}'?" if close else otherwise
 
 
 def check_choice(what: str, value: object, known: Iterable[str]) -> None:
-    """Raise ConfigError for a value that is not known.  what: "task", say."""
+    """Raise ConfigError if the value is not one of `known`.  what: for example "task"."""
     names = list(known)
     if value not in names:
         raise ConfigError(f"The {what} '{value}' was asked for.", f"Known are {', '.join(names)}.", did_you_mean(str(value), names))

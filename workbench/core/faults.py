@@ -1,4 +1,4 @@
-"""The faults of a schedule, each told by name with the grid and the wrong operation marked."""
+"""Error messages for faulty schedules: each names the fault and shows the grid with the wrong operation marked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.core.schedule import COLLECTIVES, RECV, SEND, Schedule, Value
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
 
-_MOST_EDGES = 12  # of a cycle that a message spells out
+_MOST_EDGES = 12  # the longest cycle that a message prints in full
 
 
 def malformed_transfer(schedule: Schedule, rank: int, index: int) -> ScheduleError:
@@ -26,7 +26,7 @@ def malformed_collective(schedule: Schedule, rank: int, index: int) -> ScheduleE
 
 
 def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> ScheduleError:
-    """A value that a rank writes although it is there already."""
+    """A value that a rank writes a second time."""
     earlier = next((op.label for op in schedule.ops[rank][:index] if value in op.writes), None)
     if earlier is None:
         earlier = schedule.ops[rank][index].label if schedule.ops[rank][index].writes.count(value) > 1 else "an input"
@@ -34,7 +34,7 @@ def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> Sc
 
 
 def never_written(schedule: Schedule, rank: int, index: int, value: Value) -> ScheduleError:
-    """A value that an operation reads and nobody brings to its rank."""
+    """A value that an operation reads, but that no operation writes or brings to its rank."""
     return _fault(schedule, rank, index, *_missing(schedule, rank, value))
 
 
@@ -46,7 +46,7 @@ def output_never_written(schedule: Schedule, rank: int, value: Value) -> Schedul
 
 
 def lonely_collective(schedule: Schedule, places: Sequence[Place]) -> ScheduleError:
-    """A collective that not all of its members take part in."""
+    """A collective that some of its members do not list."""
     rank, index = places[0]
     op = schedule.ops[rank][index]
     present = {place[0] for place in places}
@@ -82,13 +82,13 @@ def mismatched_channel(schedule: Schedule, channel: Place, sent: Sequence[Place]
 def stuck(
     schedule: Schedule, members: Sequence[tuple[Place, ...]], successors: Callable[[int], Sequence[int]], unfinished: set[int]
 ) -> ScheduleError:
-    """A schedule that cannot end: activities that wait for each other in a circle."""
+    """A schedule that cannot end: activities that wait for each other in a cycle."""
     before: dict[int, int] = {}
     for activity in sorted(unfinished):
         for successor in successors(activity):
             if successor in unfinished:
                 before.setdefault(successor, activity)
-    # Every unfinished activity waits for an unfinished one, so walking back must meet itself.
+    # Every unfinished activity waits for another unfinished one, so walking backwards finds a cycle.
     seen: dict[int, int] = {}
     at = min(unfinished, key=lambda activity: members[activity][0])
     while at not in seen:

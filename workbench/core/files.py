@@ -1,4 +1,4 @@
-"""Write files whole or not at all, wherever a user wants them; what cannot be written to is refused in one sentence."""
+"""Write files completely or not at all, and report in one sentence if a path cannot be written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def whole_file(path: Path | str) -> Iterator[Path]:
-    """Yield the path of an empty file beside `path`; when the block ends, it is on the disk and takes the place of `path`.
+    """Yield the path of an empty temporary file; when the block ends, the file is on the disk and replaces `path`.
 
-    If the block fails or is interrupted, the old file stays as it was.  A link stays a link: the file that it leads to is replaced.
-    A new file has the permissions that the umask leaves, an old one keeps its own.
-    A character device (/dev/null, a terminal) and an open output of this process (/dev/stdout) are written through.
-    Raises WriteError for a folder, a pipe, a socket or a disk, and for whatever the system refuses.
+    If the block fails or is interrupted, the old file is unchanged.  A link stays a link: its target is replaced.
+    A new file gets its permissions from the umask, an old one keeps them.
+    A character device (/dev/null, a terminal) and an open output of this process (/dev/stdout) are written directly.
+    Raises WriteError for a folder, a pipe, a socket or a disk, and if the system refuses.
     """
     path = Path(path)
     with _told(path):
@@ -51,13 +51,13 @@ def whole_file(path: Path | str) -> Iterator[Path]:
 
 
 def require_writable(path: Path | str) -> None:
-    """Raise WriteError if whole_file would refuse the path: to be found out before the work whose result it is to hold."""
+    """Raise WriteError if whole_file would refuse the path.  Call it before the work whose result goes there."""
     with contextlib.suppress(_OnlyTried), whole_file(path):
         raise _OnlyTried
 
 
 def make_folder(folder: Path | str) -> Path:
-    """Make a folder, and those above it, and return it.  Raises WriteError if there is a file in the way or the system refuses."""
+    """Make a folder and its parents, and return it.  Raises WriteError if a file has that name or the system refuses."""
     folder = Path(folder)
     with _told(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,11 +89,11 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _target(path: Path) -> tuple[Path, Path | int | None]:
-    """Return the file that a path leads to, and what is written through: a device, an open descriptor, or nothing."""
+    """Return the file that a path refers to, and the target to write directly: a device, an open descriptor, or None."""
     opened = _OPEN_HERE.fullmatch(str(path))
     if opened or str(path) in _NAMED:
         descriptor = int(opened[1]) if opened else _NAMED[str(path)]
-        os.fstat(descriptor)  # refused if it is closed
+        os.fstat(descriptor)  # raises if it is closed
         return path, descriptor
     try:
         found = path.stat()
@@ -112,7 +112,7 @@ def _target(path: Path) -> tuple[Path, Path | int | None]:
 
 
 def _replace(target: Path, part: Path, mode: int) -> None:
-    """Put a finished file in the place of another, with its permissions or else `mode`, in an order that a power cut cannot spoil."""
+    """Move a finished file over another, with its permissions or else `mode`, in an order that survives a power failure."""
     os.chmod(part, stat.S_IMODE(target.stat().st_mode) if target.exists() else mode)
     with open(part, "rb") as written:
         os.fsync(written.fileno())

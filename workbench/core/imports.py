@@ -1,4 +1,4 @@
-"""Import a library without another that it asks for, does not need here, and waits seconds for."""
+"""Import a library without an optional dependency that takes seconds to load and is not needed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """Let imports of a module raise ImportError meanwhile, unless it has been imported before."""
+    """Make imports of a module raise ImportError inside the block, unless it has been imported before."""
     if name in sys.modules:
         yield
         return

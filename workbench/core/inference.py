@@ -1,4 +1,4 @@
-"""Single-shot inference split inside the layers: how a Transformer is cut, and what its pieces cost (Galaxy+, section III)."""
+"""Single-shot inference split inside the layers: the parts of a Transformer and their costs (Galaxy+, section III)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackShape:
-    """One stack of alike layers, an encoder's or a decoder's, as its partition sees it.
+    """A stack of equal layers, an encoder's or a decoder's, as the partition sees it.
 
-    num_units: the attention's smallest parts that can be split, heads, or groups of heads that share keys and values.
+    num_units: the smallest parts of the attention that can be split: heads, or groups of heads that share keys and values.
     columns: of the first feed-forward matrix.  has_cross_attention: a third block between the other two.
-    *_bytes: of one layer's weights as held: of one unit of the self-attention (its slices of the four matrices), of one unit of the
-    cross-attention, of one column (its slices of the two or three matrices), and of what every device holds (norms, output biases).
-    hidden_bytes: of one token's hidden state on the wire.  kv_unit_bytes: of one token's keys and values of one unit on the wire, 0 if
-    they are as wide as the hidden state (two of it for all units).
+    *_bytes: bytes of one layer's weights in memory: of one unit of the self-attention (its slices of the four matrices), of one unit of the
+    cross-attention, of one column (its slices of the two or three matrices), and of the weights on every device (norms, output biases).
+    hidden_bytes: of one token's hidden state in a message.  kv_unit_bytes: of one token's keys and values of one unit in a message, 0 if
+    they are as wide as the hidden state (twice hidden_bytes for all units).
     """
 
     num_layers: int
@@ -52,7 +52,7 @@ class StackShape:
 class PieceCost:
     """Seconds of one operation on `tokens` tokens and `units` units: fixed + tokens + units + their product.
 
-    For ATT and CATT `tokens` are query-key pairs.  No tokens or no units take no time: such an operation is left out.
+    For ATT and CATT `tokens` are query-key pairs.  Without tokens or units it takes no time, because the operation is left out.
     """
 
     fixed_s: float = 0.0
@@ -87,7 +87,7 @@ class StackCosts:
     pieces: dict[str, PieceCost]
 
     def seconds(self, kind: str, tokens: int, units: int = 1) -> float:
-        """Return the seconds of an operation, 0 for a kind that the stack has not."""
+        """Return the seconds of an operation, 0 for a kind that the stack does not have."""
         cost = self.pieces.get(kind)
         return 0.0 if cost is None else cost.seconds(tokens, units)
 
@@ -98,9 +98,9 @@ class StackCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceProfile:
-    """What planners of inference read.  costs[rank][stack]; stacks: one, or encoder and decoder.
+    """The costs that inference planners read.  costs[rank][stack]; stacks: one, or encoder and decoder.
 
-    first_bytes, last_bytes: of embedding and head (final norm, language model head), which the first device of the plan holds.
+    first_bytes, last_bytes: of embedding and head (final norm, language model head), which are on the first device of the plan.
     working_bytes_per_token: of activations, on every device that computes.
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     """
@@ -128,7 +128,7 @@ class InferenceProfile:
 
     @property
     def num_layers(self) -> int:
-        """Return the layers of all stacks together."""
+        """Return the number of layers of all stacks together."""
         return sum(stack.num_layers for stack in self.stacks)
 
     def slowed(self, rank: int, factor: float) -> InferenceProfile:
@@ -137,7 +137,7 @@ class InferenceProfile:
         return replace(self, costs=(*self.costs[:rank], row, *self.costs[rank + 1 :]))
 
     def stack_of(self, layer: int) -> int:
-        """Return the index of the stack that a layer, counted through all stacks, belongs to."""
+        """Return the index of the stack that contains a layer; layers are counted through all stacks."""
         for index, stack in enumerate(self.stacks):
             if layer < stack.num_layers:
                 return index
@@ -147,19 +147,20 @@ class InferenceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
-    """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring runs through positions in order.
+    """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring visits the positions in order.
 
-    paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights everywhere,
-    keys and values gathered), 'pipeline' (EdgeShard; Local with one device).
-    units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward network; both stacks
-    of an encoder-decoder are cut in the same proportion, and these are the first's.
-    shares: relative parts of the sequence, partition S; `tokens(length)` makes numbers of them.
+    paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights on all devices, keys
+    and values gathered), 'pipeline' (EdgeShard; Local with one device).
+    units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward network.  These are
+    the first stack's; the second stack of an encoder-decoder is split in the same proportion.
+    shares: relative parts of the sequence, partition S; `tokens(length)` converts them to numbers of tokens.
     schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
-    overlap: tiles of the ring run beside tiles of the GEMMs (section III-D).  both_ways: half of each tile goes round the other way.
-    tile_tokens: a tile is cut into pieces of at most so many tokens; 0 leaves it whole.  group_tokens: neighbouring pieces of one device
-    that are sent one by one are multiplied together, up to so many tokens; 0 multiplies each by itself.  merge_tokens: so are tiles of
-    several devices that arrive one after the other and are neighbours in the sequence.
-    predicted_s: of one sequence of `length` tokens, as the planner priced it.
+    overlap: transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways: half of each tile travels in
+    the opposite direction.
+    tile_tokens: a tile is cut into pieces of at most this many tokens; 0: not cut.  group_tokens: neighbouring pieces of one device, sent
+    one by one, are multiplied together up to this many tokens; 0: each separately.  merge_tokens: the same limit for tiles of several
+    devices that arrive one after the other and are neighbours in the sequence.
+    predicted_s: of one sequence of `length` tokens, by the planner's cost model.
     """
 
     method: str
@@ -201,20 +202,20 @@ class InferencePlan:
         return self.schemes.count(1), self.schemes.count(2)
 
     def tokens(self, length: int) -> tuple[int, ...]:
-        """Return partition S of a sequence of `length` tokens: in proportion to the shares, by largest remainder."""
+        """Return partition S of a sequence of `length` tokens: proportional to the shares, by largest remainder."""
         return proportional_parts(length, self.shares)
 
     def cut(self, stack: StackShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the units and the columns of each position in a stack; in a second stack in the first's proportion."""
+        """Return the units and the columns of each position in a stack; a second stack is split in the first's proportion."""
         return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
 
     def position_of(self, rank: int) -> int | None:
-        """Return the position of a device, None if the plan leaves it out."""
+        """Return the position of a device, None if the plan does not use it."""
         return self.ranks.index(rank) if rank in self.ranks else None
 
 
 def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Cut `total` things in proportion to the weights, by largest remainder; the first of equals gets more."""
+    """Split `total` items in proportion to the weights, by largest remainder; among equals the first gets more."""
     whole = math.fsum(weights)
     if not 0 < whole < math.inf or min(weights) < 0:
         raise ConfigError(

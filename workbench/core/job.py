@@ -1,4 +1,4 @@
-"""A job: what to fine-tune, on what, how.  Notebooks, papermill and the command line all fill in this one form."""
+"""A job: the model, the task and the method of a fine-tuning run.  Notebooks, papermill and the command line all create one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Job:
     """method, model, task: names (a model may also be a folder or a hub name).  batch_size: samples of one optimizer step.
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
-    max_length: word pieces at which a sample is cut.  micro_batches: how many a mini-batch is cut into.
-    data: a local folder for tasks that are not embedded; of own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
-    columns: of such data, those that are not found by their usual names: 'text=review,label=stars'.  options: the method's own settings.
+    max_length: the number of tokens to which a sample is truncated.  micro_batches: the number per mini-batch.
+    data: a local folder for tasks that are not embedded; for own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
+    columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the method's own settings.
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
-    backup_every: steps between two backups that devices keep for each other; 0 keeps all steps in the run's folder instead.
+    backup_every: steps between the backups that devices keep for each other; 0 saves every step in the run's folder instead.
     """
 
     method: Name = "pac_plus"
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def identity(self) -> Job:
-        """Return what a run can be resumed as: the job without what is done to its devices and against it."""
+        """Return the parts of the job that must match to resume a run: all but injected faults and backups against them."""
         return replace(self, faults="", backup_every=0)
 
     def __post_init__(self) -> None:

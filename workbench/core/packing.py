@@ -1,4 +1,4 @@
-"""When a batch is computed without its padding: several rows' tokens end to end, as packs.  Pure, so that all devices decide alike."""
+"""Decide when a batch is computed without padding, with several rows packed end to end.  Pure, so that all devices decide the same."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Packs = tuple[tuple[int, ...], ...]
 
 
 def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
-    """Return which rows are computed as one, pack by pack, or None where they are better computed one by one, padded to `padded` tokens.
+    """Return the rows of each pack, or None if it is faster to compute the rows one by one, padded to `padded` tokens.
 
-    Projections take less without padding; attention compares all tokens of a pack, also those of different rows, so that short rows
-    make one pack and long ones several, each filled up to the longest.
-    lengths: of the rows, in tokens.  width: hidden size of the model; 0 if it cannot.
+    Projections take less time without padding, but attention compares all tokens of a pack, also those of different rows.  Therefore
+    short rows make one pack and long rows several, each padded to the longest pack.
+    lengths: of the rows, in tokens.  width: hidden size of the model; 0 if the model cannot compute packs.
     """
     if not width:
         return None
     total, longest = sum(lengths), max(lengths)
-    # The least work that so many packs could be: numbers of packs whose least is too much are not tried.
+    # A lower bound on the work of this many packs: numbers of packs whose bound is too high are skipped.
     least = sorted((_work(count, max(longest, -(-total // count)), width), count) for count in range(1, len(lengths) + 1))
     best: tuple[int, int, Packs] | None = None
     for bound, count in least:
@@ -37,18 +37,18 @@ def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
 
 
 def pack_length(packs: Packs, lengths: Sequence[int]) -> int:
-    """Return the tokens of the longest pack, to which the others are filled up."""
+    """Return the tokens of the longest pack, to which the others are padded."""
     return max(sum(lengths[row] for row in pack) for pack in packs)
 
 
 def computed_length(lengths: Sequence[int], padded: int, width: int) -> int:
-    """Return for how many tokens a row is computed, on average and rounded up.  Arguments: see packs_of."""
+    """Return the computed tokens per row, on average and rounded up.  Arguments: see packs_of."""
     packs = packs_of(lengths, padded, width)
     return padded if packs is None else -(-len(packs) * pack_length(packs, lengths) // len(lengths))
 
 
 def _filled(lengths: Sequence[int], count: int) -> Packs:
-    """Return so many packs of about equal sums: the longest row first, each to the pack that has least; rows of a pack in order."""
+    """Return `count` packs of similar length: each row, longest first, joins the shortest pack; rows of a pack stay in order."""
     packs: list[list[int]] = [[] for _ in range(count)]
     sums = [0] * count
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):

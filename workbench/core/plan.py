@@ -1,6 +1,6 @@
-"""A plan says where: which layers, samples, heads, columns, tokens or queries each device gets, and which ranks hold each tensor.
+"""A plan assigns layers, samples, heads, columns, tokens or queries to devices, and so decides which ranks have each tensor.
 
-Weights, optimizer moments, heads and cached activations are named by layer, not by stage, so that a name means the same under every plan.
+Weights, optimizer moments, heads and cached activations are named by layer, not by stage, so a name means the same under every plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workbench.core.inference import InferencePlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One rank's part of a stage; the quantities that a method does not divide stay 0."""
+    """One rank's part of a stage; quantities that a method does not divide are 0."""
 
     rank: int
     samples: int = 0
@@ -52,20 +52,20 @@ class Stage:
     def split(self, samples: int) -> tuple[tuple[int, int], ...]:
         """Divide `samples` among the shares in proportion: (first, end) for each, by largest remainder.
 
-        A micro-batch as large as the shares' sum is divided exactly as planned.
+        If `samples` equals the sum of the shares, each rank gets exactly its share.
         """
         return proportional_ranges(samples, tuple(share.samples for share in self.shares))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, and how a mini-batch is cut.
+    """The stages in order, and the division of a mini-batch.
 
     predicted_s: named parts of the predicted mini-batch time (PAC+ Eq. 5-6: beginning, execution, ending).
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
-    inference: how single sequences are split inside the layers, of methods that infer; the stages say then who holds what.
-    later: steps of the run, counted from 0, and the stages from each of them on; before the first, `stages` hold.
-    in_flight: the mini-batches that may be under way at once, where a plan says so; 0: it does not.
+    inference: the split of single sequences inside the layers, for inference methods; `stages` then gives the weights of each device.
+    later: steps of the run, counted from 0, each with the stages that apply from it on; `stages` applies before the first.
+    in_flight: the number of mini-batches that may be computed at the same time; 0: the plan does not limit it.
     """
 
     method: str
@@ -104,16 +104,16 @@ class Plan:
 
     @property
     def assignments(self) -> tuple[tuple[int, tuple[Stage, ...]], ...]:
-        """Return the steps from which on layers lie as they do, and how."""
+        """Return pairs (step, stages): the stages that apply from each step on."""
         return ((0, self.stages), *self.later)
 
     def at(self, step: int) -> Plan:
-        """Return the plan of one step of the run."""
+        """Return the plan that applies at one step of the run."""
         return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
 
     @property
     def cut(self) -> str:
-        """Return how samples are cut, in words."""
+        """Describe how samples are divided."""
         at_once = f", {self.in_flight} mini-batches in flight" if self.in_flight else ""
         return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}{at_once}"
 
@@ -129,16 +129,16 @@ class Plan:
 
     @property
     def total_s(self) -> float:
-        """Return the predicted seconds of a mini-batch, as the planner priced it."""
+        """Return the predicted seconds of a mini-batch, by the planner's cost model."""
         return sum(self.predicted_s.values())
 
     @property
     def busy_ranks(self) -> frozenset[int]:
-        """Return the ranks that have a stage."""
+        """Return the ranks that belong to a stage."""
         return frozenset(rank for stage in self.stages for rank in stage.ranks)
 
     def stage_of(self, rank: int) -> int | None:
-        """Return the index of the rank's stage, None if the plan leaves the device idle."""
+        """Return the index of the rank's stage, None if the plan does not use the device."""
         for index, stage in enumerate(self.stages):
             if rank in stage.ranks:
                 return index
@@ -154,11 +154,11 @@ class Plan:
         return replace(self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None, later=later)
 
     def grouping(self) -> str:
-        """Return the group sizes as the paper writes them: [2-1-1] (PAC+ Fig. 17)."""
+        """Return the group sizes in the paper's notation: [2-1-1] (PAC+ Fig. 17)."""
         return "[" + "-".join(str(len(stage.shares)) for stage in self.stages) + "]"
 
     def where(self) -> str:
-        """Return in words how many layers each stage has, and how many devices: 'layers [3, 3] on 2 and 1 devices'."""
+        """Describe the layers and devices of each stage: 'layers [3, 3] on 2 and 1 devices'."""
         sizes = [str(len(stage.shares)) for stage in self.stages]
         *first, last = sizes
         alike = len(set(sizes)) == 1
@@ -167,7 +167,7 @@ class Plan:
         return f"layers {self.partition()} on {counts} device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}{later}"
 
     def told(self, names: Sequence[str]) -> str:
-        """Return in words what each device computes.  names: of the devices by rank."""
+        """Describe the work of each device.  names: of the devices by rank."""
 
         def shares(stage: Stage) -> str:
             counts = [f"{share.queries} queries" if share.queries else f"{share.samples} samples" for share in stage.shares]
@@ -177,12 +177,12 @@ class Plan:
         return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
 
     def partition(self) -> str:
-        """Return the layers of each stage: [3, 3]."""
+        """Return the number of layers of each stage: [3, 3]."""
         return "[" + ", ".join(str(stage.num_layers) for stage in self.stages) + "]"
 
 
 def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Cut range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
+    """Split range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
     whole = sum(weights)
     if whole <= 0:
         raise ConfigError(f"Dividing {total} samples was asked for.", f"The shares are {weights}.", "Give a device at least one sample.")
@@ -204,9 +204,9 @@ _SHOWN_NAMES = 4
 
 
 def homes_of(plan: Plan, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return on which ranks the stages of a plan need each tensor.
+    """Return the ranks whose stages need each tensor.
 
-    layers: those that a tensor belongs to; several if they share it, none if every rank of the plan needs it, such as a step count.
+    layers: the layers that use a tensor.  A shared tensor has several.  A tensor that every rank needs, such as a step count, has none.
     """
     everyone = tuple(sorted({rank for stage in plan.stages for rank in stage.ranks}))
     ranks_of = [stage.ranks for stage in plan.stages for _ in range(stage.num_layers)]
@@ -214,13 +214,13 @@ def homes_of(plan: Plan, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple
 
 
 def with_backups(homes: Homes, ranks: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the homes, and for each tensor with only one home a second one on the next of `ranks`."""
+    """Return the homes, with a second home on the next of `ranks` for each tensor that has only one."""
     following = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
     return {name: tuple(dict.fromkeys((own[0], following[own[0]]))) if len(own) == 1 else tuple(own) for name, own in homes.items()}
 
 
 def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]:
-    """Return the homes of all tensors.  names_of: what each rank holds."""
+    """Return the homes of all tensors.  names_of: the tensors on each rank."""
     found: dict[str, list[int]] = {}
     for rank in sorted(names_of):
         for name in names_of[rank]:
@@ -229,13 +229,13 @@ def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]
 
 
 def whole_steps(held: Mapping[int, Homes], names: Iterable[str]) -> dict[int, Homes]:
-    """Return the steps of which every tensor has a holder.  held: by step, who holds the state as it was after it."""
+    """Return the steps for which every tensor is on some rank.  held: for each step, the ranks that have the state after it."""
     needed = tuple(names)
     return {step: homes for step, homes in held.items() if all(homes.get(name) for name in needed)}
 
 
 def require_holders(held: Homes, names: Iterable[str]) -> None:
-    """Raise StateError if there are tensors that nobody holds, naming them."""
+    """Raise StateError naming the tensors that are on no rank."""
     lost = [name for name in names if not held.get(name)]
     if lost:
         more = f" and {len(lost) - _SHOWN_NAMES} more" if len(lost) > _SHOWN_NAMES else ""

@@ -1,4 +1,4 @@
-"""What each layer costs on each device: the planners' input (PAC+, section V-A, 'Profiling')."""
+"""The cost of each layer on each device: the planners' input (PAC+, section V-A, 'Profiling')."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Grid:
                 raise ConfigError("A cost grid needs ascending positive axes.", f"Found {axis}.", "Sort them.")
 
     def __call__(self, batch: int, sequence_length: int) -> float:
-        """Return the seconds of a batch; 0 for an empty one; extrapolated linearly, never below 0."""
+        """Return the seconds of a batch: 0 for an empty one, extrapolated linearly outside the grid, never below 0."""
         if batch == 0:
             return 0.0
         low, high, weight = _bracket(self.batch_sizes, batch)
@@ -55,7 +55,7 @@ class Grid:
         )
 
     def plus(self, other: Grid) -> Grid:
-        """Return the grid of both operations one after the other.  other: with the same axes."""
+        """Return the grid of both operations in sequence.  other: with the same axes."""
         cells = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(self.seconds, other.seconds, strict=True))
         return replace(self, seconds=cells)
 
@@ -73,10 +73,10 @@ class LayerProfile:
 
     times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
     LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
-    output: what the next layer needs, all of it (behind a decoder's layer the encoder's output and the decoder's states).
-    gradient: what comes back from the next layer.  context: what the backward pass needs.  tap: what the activation cache keeps.
-    workspace: scratch of the forward pass.  Each is `per_token` of the sequence plus `per_sample`: a decoder's tokens, whose number is one
-    constant for the whole job, count per sample.
+    output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
+    gradient: sent back by the next layer.  context: kept for the backward pass.  tap: kept in the activation cache.
+    workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A decoder's tokens count per
+    sample, because their number is one constant for the whole job.
     """
 
     name: str
@@ -95,7 +95,7 @@ class LayerProfile:
     workspace_bytes_per_sample: int = 0
 
     def seconds(self, kind: str, batch: int, sequence_length: int) -> float:
-        """Return the seconds of one operation kind, 0 if this layer has none of it."""
+        """Return the seconds of one operation kind, 0 if the layer does not have it."""
         grid = self.times.get(kind)
         return 0.0 if grid is None else grid(batch, sequence_length)
 
@@ -108,15 +108,15 @@ class LayerProfile:
         return sum(self.seconds(kind, batch, sequence_length) for kind in BACKWARD_KINDS)
 
     def output_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes that the next layer needs of a batch."""
+        """Return the bytes of a batch that are sent to the next layer."""
         return batch * (sequence_length * self.output_bytes_per_token + self.output_bytes_per_sample)
 
     def gradient_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes that come back from the next layer for a batch."""
+        """Return the bytes of a batch that the next layer sends back."""
         return batch * (sequence_length * self.gradient_bytes_per_token + self.gradient_bytes_per_sample)
 
     def context_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes that the backward pass of a batch needs, the tap left out."""
+        """Return the bytes that the backward pass of a batch needs, without the tap."""
         return batch * (sequence_length * self.context_bytes_per_token + self.context_bytes_per_sample)
 
     def tap_bytes(self, batch: int, sequence_length: int) -> int:
@@ -124,7 +124,7 @@ class LayerProfile:
         return batch * (sequence_length * self.tap_bytes_per_token + self.tap_bytes_per_sample)
 
     def workspace_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the scratch of a batch's forward pass in bytes."""
+        """Return the temporary memory of a batch's forward pass in bytes."""
         return batch * (sequence_length * self.workspace_bytes_per_token + self.workspace_bytes_per_sample)
 
     def scaled(self, factor: float) -> LayerProfile:
@@ -137,7 +137,7 @@ class Profile:
     """layers[rank][layer] for every device.  optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
-    inference: what the operations inside the layers cost, of methods that split single sequences there.
+    inference: the costs of operations inside the layers, for methods that split single sequences there.
     """
 
     model: str
@@ -166,7 +166,7 @@ class Profile:
         return len(self.layers)
 
     def part(self, ranks: Sequence[int], factors: Mapping[int, float] | None = None) -> Profile:
-        """Return the profile of some devices, in this order.  factors: how many times slower some of them were found to be."""
+        """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""
         slower = factors or {}
         rows = (tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank]) for rank in ranks)
         return replace(self, layers=tuple(rows))

@@ -1,4 +1,4 @@
-"""A program: a schedule, what its operations cost, what its values are.  It alone is simulated and executed, several steps in a row too."""
+"""A program: a schedule with its costs and the specs of its values.  Programs of one or several steps are simulated and executed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, valu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """devices: names, one for each rank.  budget_bytes: what each device may use; empty if nobody limits it.
+    """devices: names, one for each rank.  budget_bytes: the memory limit of each device; empty for no limit.
 
-    Raises ScheduleError for another number of devices or budgets than the schedule has ranks.
+    Raises ScheduleError if the number of devices or budgets differs from the schedule's number of ranks.
     """
 
     schedule: Schedule
@@ -40,7 +40,7 @@ class Program:
 
     @classmethod
     def on(cls, cluster: Cluster, schedule: Schedule, costs: Costs) -> Program:
-        """Return the program on a cluster's devices, with their memory as the budgets."""
+        """Return the program on a cluster's devices, with their memory as budgets."""
         return cls(
             schedule=schedule,
             costs=costs,
@@ -49,7 +49,7 @@ class Program:
         )
 
     def seconds(self, rank: int, index: int) -> float:
-        """Return the seconds of a rank's operation by its index; asked of the costs once, since a program may run many times."""
+        """Return the seconds of a rank's operation by its index.  The result is cached, because a program may run many times."""
         known = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
         found = known[index]
         if found is None:
@@ -57,7 +57,7 @@ class Program:
         return found
 
     def values(self) -> list[Value]:
-        """Return every value, in the order in which the ranks first name them."""
+        """Return every value, ordered by its first occurrence in the ranks' lists."""
         found: dict[Value, None] = {}
         for rank, ops in enumerate(self.schedule.ops):
             found.update(dict.fromkeys(self.schedule.inputs[rank]))
@@ -67,7 +67,7 @@ class Program:
         return list(found)
 
     def to_text(self) -> str:
-        """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text` reads it back."""
+        """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text` reads it."""
         lines = []
         for rank, name in enumerate(self.devices):
             device: dict[str, object] = {"name": name, "resident_bytes": self.costs.resident_bytes(rank)}
@@ -87,19 +87,19 @@ class Program:
 
     @property
     def digest(self) -> str:
-        """Return what tells this program from another: the SHA-256 of its text."""
+        """Return the SHA-256 of the program's text, which identifies it."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
     @classmethod
     def from_text(cls, text: str) -> Program:
-        """Return the program that `to_text` wrote; '#' begins a comment.  Raises ScheduleError naming the line."""
+        """Parse the text written by `to_text`; '#' begins a comment.  Raises ScheduleError naming the line."""
         devices: list[dict] = []
         specs: dict[Value, Spec] = {}
         listed: list[tuple[int, float | None]] = []  # (rank, seconds) of each operation
         schedule_lines: list[str] = []
         rank = -1
         for number, raw in enumerate(text.splitlines(), start=1):
-            line = raw.strip() if raw.startswith("device ") else raw.split("#")[0].strip()  # a device's name may have a '#'
+            line = raw.strip() if raw.startswith("device ") else raw.split("#")[0].strip()  # a device's name may contain '#'
             body, separator, amount = line.rpartition(" = ")
             word = line.partition(" ")[0]
             kept = ""
@@ -132,29 +132,29 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCosts:
-    """Costs that stand in a program's text: a Costs."""
+    """Costs read from a program's text: a Costs."""
 
     seconds_of: dict[tuple[int, Op], float] = field(repr=False)
     specs: dict[Value, Spec] = field(repr=False)
     resident: tuple[int, ...]
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds that were written behind the operation."""
+        """Return the seconds written after the operation."""
         return self.seconds_of.get((rank, op), 0.0)
 
     def spec(self, value: Value) -> Spec:
-        """Return the spec that was written, TOKEN if there is none."""
+        """Return the value's spec in the text, TOKEN if it has none."""
         return self.specs.get(value, TOKEN)
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the bytes that were written for the rank's device."""
+        """Return the bytes given for the rank's device."""
         return self.resident[rank]
 
 
 def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> None:
     """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both operations.
 
-    ranks: which ranks made them.
+    ranks: the ranks that made the two programs.
     """
     if text == other:
         return
@@ -178,7 +178,7 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
 
 
 def _has_seconds(rank: int, op: Op) -> bool:
-    """Return whether an operation's seconds are its own: a transfer's stand at its SEND, a collective's at its first member."""
+    """Return whether the text gives seconds at this operation: a transfer has them at its SEND, a collective at its first member."""
     return op.kind != RECV and (op.kind not in COLLECTIVES or op.ranks[0] == rank)
 
 
@@ -201,7 +201,7 @@ def _spec(text: str) -> Spec:
 
 
 def unrolled(program: Program, num_steps: int) -> Program:
-    """Return the program of `num_steps` steps: value v of step k is v~k, and a carried input is the output of the step before.
+    """Repeat a program for `num_steps` steps.  Value v of step k is named v~k; a carried input is the previous step's output.
 
     Raises ScheduleError for fewer than one step.
     """
@@ -237,7 +237,7 @@ def unrolled(program: Program, num_steps: int) -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repeated:
-    """The costs of the program of one step: a Costs."""
+    """The costs of a repeated program, taken from the one-step program: a Costs."""
 
     costs: Costs
     ops: dict[tuple[int, Op], Op] = field(repr=False)
@@ -252,5 +252,5 @@ class _Repeated:
         return self.costs.spec(self.values[value])
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the bytes that stay."""
+        """Return the bytes that stay in memory throughout."""
         return self.costs.resident_bytes(rank)

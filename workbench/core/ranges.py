@@ -1,4 +1,4 @@
-"""Ranges of counts, sizes, speeds and names: stated once, on the field, and checked here however the dataclass came about."""
+"""Valid ranges of counts, sizes, speeds and names.  Each range is declared on its field and checked here when a dataclass is created."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 
 def require_ranges(value: object, owner: str) -> None:
-    """Check a dataclass's fields against their types' ranges and literal values.
+    """Check a dataclass's fields against the ranges and literal values of their types.
 
-    For its __post_init__.  owner: who asks, such as "A job".  Raises ConfigError naming the field and what was found.
+    Call it in __post_init__.  owner: the object in the message, such as "A job".  Raises ConfigError naming the field and its value.
     """
     for name, kind, is_optional, exact, least, most in _stated(type(value)):  # type: ignore[arg-type]  # mypy: a type is hashable
         found = getattr(value, name)
-        if type(found) is exact and least <= found <= most:  # nearly always: planners make links by the thousand
+        if type(found) is exact and least <= found <= most:  # the common case: planners create links by the thousand
             continue
         if found is not None or not is_optional:
             require_range(found, kind, owner, name)
 
 
 def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float = 1) -> None:
-    """Check one value.  kind: an Annotated type, or a Literal.  unit: that in which the value is given, in the field's.
+    """Check one value.  kind: an Annotated type, or a Literal.  unit: the unit of `value`, in units of the field.
 
-    Raises ConfigError naming the field and what was found.
+    Raises ConfigError naming the field and its value.
     """
     asked = f"{owner} asks for {name} = {shown(value)}."
     if get_origin(kind) is Literal:
@@ -77,7 +77,7 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
         least, most = least / unit, most / unit
     is_above = value > least if meta.ge is None else value >= least
     is_below = value < most if meta.le is None else value <= most
-    if not (is_above and is_below):  # of not-a-number neither is true
+    if not (is_above and is_below):  # both are false for NaN
         low = f"{'above' if meta.ge is None else 'at least'} {_number(least)}"
         high = f"{'below' if meta.le is None else 'at most'} {_number(most)}"
         todo = f"Raise {name}." if value <= least else f"Lower {name}." if value >= most else f"Give {name} a number."
@@ -91,7 +91,7 @@ def range_of(kind: type, name: str) -> Any:
 
 @functools.cache
 def _stated(kind: type) -> tuple[tuple[str, Any, bool, Any, float, float], ...]:
-    """Return (field, Annotated type or Literal, whether it may be None, and the number's type and range) of fields that state a range."""
+    """Return the fields with a range: (field, Annotated type or Literal, whether it may be None, and the number's type and range)."""
     found = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         parts = [hint] if get_origin(hint) in (Annotated, Literal) else get_args(hint)

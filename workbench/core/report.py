@@ -1,4 +1,4 @@
-"""A report: everything a run was and did, as one JSON file.  Figures are made from reports and from nothing else."""
+"""A report: the settings and results of a run in one JSON file.  Figures are drawn from reports only."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Time = Annotated[float, Meta(ge=0)]
 
 
 def dilation_note(dilation: float) -> str:
-    """Return what a reader must know of a run whose devices were emulated more slowly than they are."""
+    """Return a note for the reader of a run whose devices were emulated slower than real speed."""
     return f"Time dilation {dilation:g}x: every second of the emulated devices took {dilation:g} s here, so that this host keeps pace."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step.  predicted_s: simulated seconds of the very same step; measured_s: None if only simulated."""
+    """One optimizer step.  predicted_s: simulated seconds of the same step; measured_s: None if only simulated."""
 
     epoch: int
     step: int
@@ -66,18 +66,19 @@ class SweepPoint:
 
     @property
     def mark(self) -> str:
-        """Return what stands behind its measured number: nothing if the host kept pace."""
+        """Return the mark after its measured number: empty if the host kept pace."""
         return f" {INVALID_MARK}" if self.overrun_share > BUSY_OVERRUN_SHARE else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What a change of the devices in mid-run cost, in seconds of their clock.  what: such as 'kill beta'.  step: so many were done.
+    """The cost of losing or regaining a device during a run, in seconds of the devices' clock.
 
-    noticed_s: until it was known.  planned_s: from then until all had given up what was under way and there was a new plan.
-    resumed_s: from then until the first step was done, state moved and layers loaded.  step_s: what that step should take.
-    stood_still_s: from the last step before to the first after it, without what a step takes.  repeated: steps that were done again.
-    noticed_steps: steps that were done until it was known.  predicted_s: simulated seconds to the end of the first step after it.
+    what: such as 'kill beta'.  step: the number of steps finished before it.
+    noticed_s: until it was detected.  planned_s: from then until all devices had stopped their current work and there was a new plan.
+    resumed_s: from then until the first step was finished, with moving state and loading layers.  step_s: the expected time of that step.
+    stood_still_s: from the last step before to the first step after it, minus the time of a step.  repeated: steps computed again.
+    noticed_steps: steps finished until it was detected.  predicted_s: simulated seconds to the end of the first step after it.
     """
 
     what: str
@@ -98,7 +99,7 @@ class Recovery:
 
     @property
     def told(self) -> str:
-        """Return it in words."""
+        """Describe the recovery in words."""
         simulated = "" if self.predicted_s is None else f" ({self.predicted_s:.2f} s simulated)"
         again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
         return (
@@ -109,12 +110,12 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Kept):
-    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 if there is none).
+    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 for no epoch).
 
-    dilation: how many times slower the devices were emulated than they are; all times but spent_s are theirs.
-    valid: False if the host was too busy for its emulated times to mean anything; notes say why.
-    phases_s: seconds of what happened beside the epochs (redistribution, backups).  spent_s: of this host's clock, by stage of the run.
-    plan: with which the run began; recoveries say where devices were lost or came back, and notes what was planned then.
+    dilation: the factor by which the devices were emulated slower than real speed; all times except spent_s are in device time.
+    valid: False if the host was too busy for the emulated times to be meaningful; notes give the reason.
+    phases_s: seconds outside of the epochs (redistribution, backups).  spent_s: of this host's clock, by stage of the run.
+    plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
     """
 
     mode: Literal["simulate", "execute"]
@@ -143,14 +144,14 @@ class Report(Kept):
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
-        """Read a report.  Raises ConfigError if the file is missing, is no report, or contradicts itself (see faults)."""
+        """Read a report.  Raises ConfigError if the file is missing, is not a report, or contradicts itself (see faults)."""
         report = from_json(read_text(path, "the report"), cls, source=f"'{path}'")
         if fault := next(report.faults(), None):
             raise ConfigError(f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again.")
         return report
 
     def faults(self) -> Iterator[str]:
-        """Yield what cannot be: devices that the cluster does not have, and spans of timelines that none can have."""
+        """Yield contradictions: devices that the cluster does not have, and impossible spans of timelines."""
         size, plan = self.cluster.world_size, self.plan
         ranks = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
         ranks |= {rank for point in self.sweep for stage in point.plan.stages for rank in stage.ranks}
@@ -163,13 +164,13 @@ class Report(Kept):
 
 
 def metrics_text(report: Report) -> str:
-    """Return a run's metrics as words, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
+    """Return a run's metrics as text, such as 'accuracy 0.823, f1 0.821 (after epoch 2)'."""
     epoch = f" (after epoch {report.chosen_epoch})" if report.chosen_epoch else ""
     return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
 
 
 def busy_note(report: Report | ServingReport) -> str:
-    """Return the note that an invalid run's figures and summary carry, and what its mark means; '' for a valid one."""
+    """Return the note for an invalid run's figures and summary, which also explains its mark; '' for a valid run."""
     if report.valid:
         return ""
     said = [note for note in report.notes if note.startswith("Host too busy")]
@@ -178,5 +179,5 @@ def busy_note(report: Report | ServingReport) -> str:
 
 
 def all_notes(report: Report) -> list[str]:
-    """Return a report's notes, that of an invalid run first."""
+    """Return a report's notes; the note of an invalid run comes first."""
     return [note for note in (busy_note(report), *report.notes) if note and not note.startswith("Host too busy")]

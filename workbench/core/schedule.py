@@ -31,10 +31,10 @@ from workbench.core.errors import ScheduleError
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Switch the collector off inside, and on again if it was on; also a decorator.
+    """Disable the garbage collector inside the block, and enable it afterwards if it was enabled; also a decorator.
 
-    A schedule of 400,000 operations is 2.5 million live tuples without a cycle.  The collector walks through all of them again and
-    again while more are made: half of the time of building and simulating such a schedule.
+    A schedule of 400,000 operations has 2.5 million live tuples without a cycle.  The collector would scan all of them repeatedly while
+    more are created; this takes half of the time to build and simulate such a schedule.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -116,20 +116,20 @@ class Op(NamedTuple):
 
 
 def send(value: Value, source: int, destination: int) -> Op:
-    """Return the sending half of a transfer."""
+    """Return the SEND of a transfer."""
     return Op(SEND, value.stage, value.microbatch, value.part, (value,), (), (source, destination), "send")
 
 
 def recv(value: Value, source: int, destination: int) -> Op:
-    """Return the receiving half of a transfer."""
+    """Return the RECV of a transfer."""
     return Op(RECV, value.stage, value.microbatch, value.part, (), (value,), (source, destination), "recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values there before and after.
+    """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values present before and after.
 
-    carried[rank]: pairs (output, input): the input is what the step before left as the output, so that steps follow without a pause.
+    carried[rank]: pairs (output, input): the input is the output of the previous step, so that steps follow without a pause.
     """
 
     ops: tuple[tuple[Op, ...], ...]
@@ -161,7 +161,7 @@ class Schedule:
         return len(self.ops)
 
     def to_text(self) -> str:
-        """Return the schedule as text, one operation a line; `from_text` reads it back unchanged."""
+        """Return the schedule as text, one operation per line; `from_text` reads it back unchanged."""
         lines: list[str] = []
         for rank, ops in enumerate(self.ops):
             lines += [*self.header(rank), *map(str, ops), *self.footer(rank)]
@@ -180,7 +180,7 @@ class Schedule:
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """Return the schedule that `to_text` wrote; '#' begins a comment.  Raises ScheduleError naming the line."""
+        """Parse the text written by `to_text`; '#' begins a comment.  Raises ScheduleError naming the line."""
         ops: list[list[Op]] = []
         inputs: list[tuple[Value, ...]] = []
         outputs: list[tuple[Value, ...]] = []
@@ -211,9 +211,9 @@ class Schedule:
         return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
     def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
-        """Return labels as a table, a row per rank, `mark` (rank, index) in >brackets<.
+        """Return a table of labels, one row per rank, with `mark` (rank, index) in >brackets<.
 
-        With a mark, the rows show at most `window` operations and ranks to each side of it.
+        With a mark, the rows show at most `window` operations and ranks on each side of it.
         """
         ranks = range(self.world_size)
         if mark is not None:
@@ -247,7 +247,7 @@ def _index(text: str | None) -> int:
 
 
 def value_from_text(token: str) -> Value:
-    """Return the value that str() wrote.  Raises ValueError or TypeError for anything else."""
+    """Parse a value written by str().  Raises ValueError or TypeError for anything else."""
     name, _, indices = token.partition(":")
     return Value(name, *map(_index, indices.split(".") if indices else ()))
 

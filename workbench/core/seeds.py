@@ -1,6 +1,6 @@
-"""The seed of each query's noise: all that devices need to share of a perturbation (P-RGE, Algorithm 1, line 5; MeZO's seed trick).
+"""The seed of each query's noise: devices share a perturbation by its seed alone (P-RGE, Algorithm 1, line 5; MeZO's seed trick).
 
-Seeds have 32 bits, because torch's generator on CPUs starts from no more of them.
+Seeds have 32 bits, because torch's generator on CPUs uses only 32 bits of a seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def query_seed(seed: int, step: int, query: int) -> int:
             "Lower the number of steps or queries.",
         )
     key = _mix64(seed & 0xFFFFFFFFFFFFFFFF)
-    # Each operation can be undone, so that different indices stay different under the same key.
+    # Each operation is invertible, so different indices give different seeds under the same key.
     return _mix32((_mix32((step * MAX_QUERIES + query) ^ (key & _BITS)) + (key >> 32)) & _BITS)
 
 

@@ -1,4 +1,4 @@
-"""Read and write the vocabulary's dataclasses as JSON and TOML (by msgspec)."""
+"""Read and write the core dataclasses as JSON and TOML (by msgspec)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_TEXT = 1 << 30  # a report of a long stream has hundreds of megabytes
 
 
 def to_json(value: Any, *, indent: int = 1) -> str:
-    """Return a dataclass of the vocabulary as JSON text; NamedTuples become arrays."""
+    """Return a core dataclass as JSON text; NamedTuples become arrays."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
@@ -32,7 +32,7 @@ def to_builtins(value: Any) -> Any:
 
 
 def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") -> T:
-    """Return a `kind` from JSON text.  Raises ConfigError naming `source`, the faulty field and its value."""
+    """Parse JSON text as a `kind`.  Raises ConfigError naming `source`, the invalid field and its value."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -40,7 +40,7 @@ def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") ->
 
 
 def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
-    """Return a `kind` from dicts and lists.  Raises ConfigError naming `source`, the faulty field and its value."""
+    """Convert dicts and lists to a `kind`.  Raises ConfigError naming `source`, the invalid field and its value."""
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -48,9 +48,9 @@ def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
 
 
 def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) -> str:
-    """Return the text of a file that a user named; `what` says in the message what it should be ('the job', 'the report').
+    """Return the text of a file that a user named.  what: the file's role in error messages ('the job', 'the report').
 
-    A byte-order mark is left out.  Raises ConfigError for what is missing, is no regular file, is too large or is not UTF-8.
+    A byte-order mark is removed.  Raises ConfigError if the file is missing, not a regular file, too large or not UTF-8.
     """
     asked = f"Asked to read {what} '{shown(str(path), 200)}'."
     try:
@@ -60,7 +60,7 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
                 data = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise ConfigError(asked, "There is no such file.", "Check the path.") from None
-    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a path that contains a zero byte
         raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
     if kind != stat.S_IFREG:
         raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
@@ -73,7 +73,7 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
 
 
 def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
-    """Return a TOML file's tables.  Raises ConfigError if read_text does, or if it is malformed."""
+    """Return a TOML file's tables.  Raises ConfigError like read_text, and if the file is malformed."""
     text = read_text(path, what, most_bytes=LARGEST_TOML)
     try:
         return tomllib.loads(text)
@@ -87,7 +87,7 @@ def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """Return a value as a message quotes it: on one line, without characters that steer a terminal, and cut if it is long."""
+    """Format a value for an error message: on one line, without terminal control characters, and shortened if it is long."""
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
     text = value if isinstance(value, str) else repr(value)
@@ -96,7 +96,7 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all (see whole_file).  Raises WriteError."""
+    """Write a text file completely or not at all (see whole_file).  Raises WriteError."""
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
 
@@ -113,7 +113,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], Any]) -> ConfigError:
-    # A dataclass's own ConfigError from __post_init__ comes wrapped: its sentences are better than ours.
+    # A ConfigError from a dataclass's __post_init__ comes wrapped; its message is better than msgspec's.
     cause = error.__cause__
     if isinstance(cause, ConfigError):
         return ConfigError(f"In {source}: {cause.asked}", cause.found, cause.todo)

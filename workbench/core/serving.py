@@ -1,4 +1,4 @@
-"""Serving a stream while devices slow down, die and come back: settings, events, answers, the report (Galaxy+, III-E and IV-F)."""
+"""Serving a stream while devices slow down, die and return: settings, events, answers, the report (Galaxy+, III-E and IV-F)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Reaction = Literal["none", "exclude", "rebalance", "best"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Requests that arrive.  rate_per_s: of a Poisson process; 0: back to back, the next arrives when one was answered.
+    """The arrival of requests.  rate_per_s: of a Poisson process; 0: back to back, the next request arrives after the last answer.
 
-    num_requests: how many.  length: tokens of one; 0 takes what the task gives.
+    num_requests: the number of requests.  length: tokens of each; 0 takes the task's lengths.
     """
 
     num_requests: Annotated[int, Meta(ge=1, le=10**7)] = 100
@@ -40,7 +40,7 @@ class StreamSettings:
         require_ranges(self, "A stream")
 
     def arrival_times(self) -> tuple[float, ...]:
-        """Return the arrivals of a Poisson process in seconds, the first after one interval; empty for requests back to back."""
+        """Return the arrival times of a Poisson process in seconds, the first after one interval; empty for back-to-back requests."""
         if self.rate_per_s == 0:
             return ()
         draws = random.Random(self.seed)
@@ -49,17 +49,17 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReschedulingSettings:
-    """How stragglers are found and taken back.
+    """How stragglers are detected, excluded and readmitted.
 
-    reaction: see Reaction.  report_every_s: a device tells the latency of its blocks so often.
-    A block of a device is slow when it took `slow_factor` times longer, against what the plan expects of the device, than on the
-    median of the others; a device is a straggler when most of its blocks were slow in `repeats` of its last `window` reports.
-    An excluded device computes a layer's work every probe_every_s; after good_probes in a row below recovered_factor (which is less than
-    slow_factor: hysteresis) it is taken back.  A device that straggles again within calm_s of that waits back_off times longer, up to
-    longest_probe_s, before its next probe; after calm_s without trouble the wait is the first again.
-    min_gain: a new plan must be predicted to be faster by this share ('rebalance' and 'best').
-    silence_s: a device that answers no sign of life for so long is lost.  request_timeout_s: a device that waits so long for
-    another gives the request up, and a new group repeats it.
+    reaction: see Reaction.  report_every_s: the interval at which a device reports the latency of its blocks.
+    A block is slow if its time, relative to the plan's expectation, is `slow_factor` times the median of the other devices.  A device is a
+    straggler if most of its blocks were slow in `repeats` of its last `window` reports.
+    An excluded device computes a probe, one layer's work, every probe_every_s.  It is readmitted after good_probes consecutive probes
+    below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler again within calm_s, it waits back_off
+    times longer, up to longest_probe_s, before its next probe.  After calm_s without trouble the wait is reset.
+    min_gain: the minimum predicted gain in speed, as a share, of a new plan ('rebalance' and 'best').
+    silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time that a device waits for another before it
+    gives up the request, which a new group then repeats.
     """
 
     reaction: Reaction = "exclude"
@@ -96,30 +96,30 @@ class ReschedulingSettings:
 
 EventKind = Literal[
     "slowed",  # injected: the device computes `value` times slower from now on
-    "restored",  # injected: at its own speed again
+    "restored",  # injected: at normal speed again
     "killed",  # injected: its process was ended
-    "frozen",  # injected: its process was stopped, and answers nothing
+    "frozen",  # injected: its process was stopped and does not answer
     "revived",  # injected: its process runs again
     "straggler",  # the portal found it `value` times slower than the others
     "lost",  # the portal found it dead or silent
-    "excluded",  # the plan is made without it
-    "rebalanced",  # it is kept, with the share of a device `value` times slower
-    "kept",  # a straggler that the others cannot do without
+    "excluded",  # the plan does not use it
+    "rebalanced",  # it stays in the plan, with the share of a device `value` times slower
+    "kept",  # a straggler that the others cannot replace
     "probed",  # an excluded device computed a layer's work, `value` times slower than expected
-    "recovered",  # enough probes in a row were good
-    "readmitted",  # the plan is made with it again
+    "recovered",  # enough consecutive probes were good
+    "readmitted",  # the plan uses it again
     "planned",  # a new plan was decided on; `value`: its predicted seconds
     "loaded",  # its weights were read from the disk in the background; `value`: seconds, detail: bytes
-    "switched",  # requests are served under it from now on
+    "switched",  # requests are served under the new plan from now on
     "repeated",  # the request in flight is served again
-    "paused",  # requests wait while a plan's weights take the place of the last one's: a device has no room for both
-    "waiting",  # no plan fits the devices that are left: requests wait
+    "paused",  # requests wait while a new plan's weights replace the old ones: a device has no memory for both
+    "waiting",  # no plan fits the remaining devices: requests wait
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """One request.  arrival_s, start_s, end_s: of its arrival, the beginning of its first attempt, its answer, in seconds of the service.
+    """One request.  arrival_s, start_s, end_s: its arrival, the start of its first attempt, its answer, in seconds of the service.
 
     plan: index in ServingReport.plans of the plan that answered it.  is_right: the answer equals the local model's; None: not compared.
     """
@@ -140,18 +140,18 @@ class ServedRequest:
 
     @property
     def queueing_s(self) -> float:
-        """Return the seconds before its first attempt began."""
+        """Return the seconds before its first attempt started."""
         return self.start_s - self.arrival_s
 
     @property
     def service_s(self) -> float:
-        """Return the seconds from the beginning of its first attempt, repetitions included."""
+        """Return the seconds from the start of its first attempt to the answer, repetitions included."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingEvent:
-    """Something that changed.  rank -1: no single device.  plan_before, plan_after: indexes in ServingReport.plans, -1: none."""
+    """A change during the service.  rank -1: no single device.  plan_before, plan_after: indexes in ServingReport.plans, -1: none."""
 
     time_s: float
     kind: EventKind
@@ -164,9 +164,9 @@ class ServingEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """What a device did from start_s to end_s.  busy_s: computing for requests.  slowness: against the others, by its reports; 0: unknown.
+    """The load of a device from start_s to end_s.  busy_s: computing for requests.  slowness: relative to the others; 0: unknown.
 
-    load: share of the device that something else has taken (an injected slow-down of factor f takes 1 - 1/f).
+    load: share of the device used by other work (an injected slow-down of factor f uses 1 - 1/f).
     """
 
     rank: int
@@ -178,18 +178,18 @@ class DeviceSample:
 
     @property
     def utilisation(self) -> float:
-        """Return the share of the time in which the device's processor was busy, with requests or with its other load."""
+        """Return the share of the time in which the device's processor was busy, with requests or with other work."""
         own = min(1.0, self.busy_s / (self.end_s - self.start_s)) if self.end_s > self.start_s else 0.0
         return max(own, self.load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingReport(Kept):
-    """Everything that a served stream was.  events, requests: in order of time.  num_lost: requests that got no answer.
+    """The record of a served stream.  events, requests: ordered by time.  num_lost: requests without an answer.
 
-    plans[0] was the first; every other was made by re-scheduling.  memory: resident bytes over time, (time_s, bytes of each device's
-    process by rank, and last the portal's).  dilation: see Report.  valid: False if the host was too busy for its emulated times to mean
-    anything, or if a fault that was asked for never began; notes say which.
+    plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each device's process by
+    rank, and last the portal's).  dilation: see Report.  valid: False if the host was too busy for the emulated times to be meaningful, or
+    if a requested fault never started; notes give the reason.
     """
 
     source: Source
@@ -214,17 +214,17 @@ class ServingReport(Kept):
 
     @property
     def end_s(self) -> float:
-        """Return when the last answer was there."""
+        """Return the time of the last answer."""
         return max((request.end_s for request in self.requests), default=0.0)
 
     @property
     def num_wrong(self) -> int:
-        """Return the answers that were compared with the local model's and differed."""
+        """Return the number of answers that differ from the local model's, among those compared."""
         return sum(request.is_right is False for request in self.requests)
 
     @property
     def num_repeated(self) -> int:
-        """Return the requests that took more than one attempt."""
+        """Return the number of requests that took more than one attempt."""
         return sum(request.attempts > 1 for request in self.requests)
 
     def percentile_s(self, share: float, of: Literal["latency", "queueing", "service"] = "latency") -> float:
@@ -234,7 +234,7 @@ class ServingReport(Kept):
     def throughput_per_s(self, start_s: float, end_s: float) -> float:
         """Return the answers per second in [start_s, end_s).
 
-        A request that was under way at either end counts with the part of its service that lies inside.
+        A request that is in service at either end counts with the part of its service that is inside.
         """
         if end_s <= start_s:
             return 0.0
@@ -248,7 +248,7 @@ class ServingReport(Kept):
         return parts / (end_s - start_s)
 
     def throughput(self, step_s: float) -> list[tuple[float, float]]:
-        """Return (middle of the step, answers per second) from 0 to the last answer, the last incomplete step left out."""
+        """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete step."""
         num_steps = int(self.end_s / step_s)
         parts = [0.0] * (num_steps + 1)
         for request in self.requests:
@@ -272,13 +272,13 @@ class ServingReport(Kept):
         return [((index + 0.5) * step_s, min(1.0, busy[index] / step_s)) for index in range(num_steps)]
 
     def events_of(self, *kinds: EventKind, rank: int | None = None) -> tuple[ServingEvent, ...]:
-        """Return the events of some kinds, of one device if `rank` is given."""
+        """Return the events of the given kinds, of one device if `rank` is given."""
         return tuple(event for event in self.events if event.kind in kinds and (rank is None or event.rank == rank))
 
     def restored_after_s(self, since_s: float, level_per_s: float, *, window_s: float = 1.0) -> float | None:
-        """Return the seconds after since_s at which throughput over the next window_s is at least level_per_s again; None: never.
+        """Return the seconds from since_s until throughput over the next window_s reaches level_per_s again; None: never.
 
-        Looked at after every answer.  Galaxy+ Fig. 16(d).
+        Checked after every answer.  Galaxy+ Fig. 16(d).
         """
         for request in self.requests:
             is_inside = request.end_s > since_s and request.end_s + window_s <= self.end_s

@@ -1,4 +1,4 @@
-"""What repeated measurements say: their middle and how far they spread."""
+"""The median and quartiles of repeated measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.core.errors import ConfigError
 
 
 class Spread(NamedTuple):
-    """The median of repeated values, and the quartiles between which the middle half of them lies."""
+    """The median of repeated values, and the quartiles, which enclose the middle half of them."""
 
     median: float
     low: float
@@ -18,7 +18,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least one value; a quantile between two values is on the line between them."""
+        """Return the spread of at least one value; quantiles are interpolated linearly."""
         if not values:
             raise ConfigError("The spread of measurements was asked for.", "There are none.", "Measure at least once.")
         ordered = sorted(values)
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def exactly(cls, value: float) -> Spread:
-        """Return the spread of a value that is computed and not measured: none."""
+        """Return the spread, zero, of a value that is computed instead of measured."""
         return cls(value, value, value)
 
     def scaled(self, factor: float) -> Spread:
@@ -35,9 +35,9 @@ class Spread(NamedTuple):
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """Return the spread of numerator over denominator, round by round: what interleaved measurements of two sides are for.
+    """Return the spread of numerator over denominator in each round; used for interleaved measurements of two sides.
 
-    Raises ConfigError if the two have not the same number of rounds.
+    Raises ConfigError if the two have different numbers of rounds.
     """
     if len(numerators) != len(denominators):
         raise ConfigError(

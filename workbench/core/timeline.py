@@ -1,4 +1,4 @@
-"""A timeline says what happened: spans per rank, bytes moved, memory over time."""
+"""A timeline records the execution of a schedule: spans per rank, bytes moved, memory over time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INVALID_MARK = "(!)"
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
-    """Return what numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', and whether they mean little."""
+    """Return the origin of numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', marked if not valid."""
     return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
 
 
 class Kept:
-    """What reports have in common: they say what their numbers are, and lie on the disk as JSON."""
+    """Base of reports: a label for the origin of their numbers, and writing as JSON."""
 
     __slots__ = ()
     source: Any
@@ -34,23 +34,23 @@ class Kept:
 
     @property
     def label(self) -> str:
-        """Return what the numbers are (see label_of)."""
+        """Return the origin of the numbers (see label_of)."""
         return label_of(self.source, self.fidelity, valid=self.valid)
 
     @property
     def mark(self) -> str:
-        """Return what stands behind each measured number: nothing if the run is valid."""
+        """Return the mark after each measured number: empty if the run is valid."""
         return "" if self.valid else f" {INVALID_MARK}"
 
     def write(self, path: Path | str) -> Path:
-        """Write the report as JSON, whole or not at all, and return its path."""
+        """Write the report as JSON, completely or not at all, and return its path."""
         path = Path(path)
         write_text(path, to_json(self) + "\n")
         return path
 
 
 class Span(NamedTuple):
-    """One operation on one rank.  nbytes: what it moved, 0 for compute.  late_s: overrun of a paced deadline."""
+    """One operation on one rank.  nbytes: bytes moved, 0 for compute.  late_s: overrun of a paced deadline."""
 
     rank: int
     op: Op
@@ -69,10 +69,10 @@ class MemorySample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened on every rank.  Times in seconds from the first operation.
+    """The spans and memory use of every rank.  Times in seconds from the first operation.
 
     source: simulated in virtual time; emulated on this machine (fidelity 'kernel' or 'paced' links); or real.
-    memory[rank]: steps of the bytes in use.  budget_bytes[rank]: what the device may use.
+    memory[rank]: bytes in use over time, as a step function.  budget_bytes[rank]: the device's memory limit.
     """
 
     source: Source
@@ -90,7 +90,7 @@ class Timeline:
 
     @property
     def label(self) -> str:
-        """Return what the numbers are: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
+        """Return the origin of the numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
         return label_of(self.source, self.fidelity)
 
     @property
@@ -99,7 +99,7 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     def faults(self) -> Iterator[str]:
-        """Yield what cannot be: ranks that are no device, times and sizes below 0 or without an end, lists of another length."""
+        """Yield contradictions: ranks that are no device, times and sizes that are negative or infinite, lists of the wrong length."""
         for span in self.spans:
             if not 0 <= span.rank < self.world_size:
                 yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
@@ -135,9 +135,9 @@ class Timeline:
         return 1.0 - sum(busy) / whole
 
     def peak_bytes(self, rank: int) -> int:
-        """Return the most bytes in use on the rank."""
+        """Return the peak memory of the rank in bytes."""
         return max((sample.nbytes for sample in self.memory[rank]), default=0) if self.memory else 0
 
     def bytes_sent(self, rank: int) -> int:
-        """Return the bytes that left the rank in transfers and collectives."""
+        """Return the bytes that the rank sent in transfers and collectives."""
         return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))

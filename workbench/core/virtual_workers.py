@@ -1,4 +1,4 @@
-"""Several pipelines that train the same model, each on devices of its own (HetPipe; Park et al., USENIX ATC 2020)."""
+"""Several pipelines that train the same model, each on separate devices (HetPipe; Park et al., USENIX ATC 2020)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.core.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Layers [start, stop) that lie on one rank in every virtual worker.
+    """Layers [start, stop) that are on one rank in every virtual worker.
 
     owners[v]: virtual worker v's rank.  server: the owner that keeps the global weights.
     """
@@ -24,10 +24,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualWorkers:
-    """pipelines[v]: the plan of virtual worker v, whose stages have one rank each and whose micro-batches are its mini-batches.
+    """pipelines[v]: the plan of virtual worker v; its stages have one rank each, and its micro-batches are the worker's mini-batches.
 
-    in_flight: N_m, the mini-batches of a wave; a virtual worker has at most so many in its pipeline, and pushes once for each wave.
-    clock_distance: D, how many waves the fastest may be ahead of the slowest.
+    in_flight: N_m, the mini-batches of a wave and the most that a virtual worker has in its pipeline; it pushes once per wave.
+    clock_distance: D, the most waves that the fastest worker may be ahead of the slowest.
     predicted_s: named parts of the predicted seconds of a wave of all virtual workers.
     """
 
@@ -63,13 +63,13 @@ class VirtualWorkers:
 
     @property
     def global_staleness(self) -> int:
-        """Return s_global = (D + 1) N_m + N_m - 2: the most mini-batches of another virtual worker that one may not have seen yet."""
+        """Return s_global = (D + 1) N_m + N_m - 2: the most mini-batches of another virtual worker that a worker may not have seen yet."""
         return (self.clock_distance + 2) * self.in_flight - 2
 
     def waves_needed(self, mini_batch: int) -> int:
-        """Return how many waves of every virtual worker must be in the weights that a worker's mini-batch (from 0) begins with.
+        """Return how many waves of every virtual worker must be in the weights with which a worker's mini-batch (from 0) begins.
 
-        All of the mini-batches before it but the s_global last, rounded up to whole waves.
+        These are all earlier mini-batches except the last s_global, rounded up to whole waves.
         """
         return max(0, -(-(mini_batch - self.global_staleness) // self.in_flight))
 
@@ -78,7 +78,7 @@ class VirtualWorkers:
         return "[" + "+".join(str(len(plan.stages)) for plan in self.pipelines) + "]"
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return the layers between all cuts of all pipelines, in order; the virtual workers serve them in turn."""
+        """Return the layers between the cuts of all pipelines, in order; the virtual workers serve them in turn."""
         cuts = sorted({0} | {stage.stop for plan in self.pipelines for stage in plan.stages})
         shards = []
         for number, (start, stop) in enumerate(pairwise(cuts)):
