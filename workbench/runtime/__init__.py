@@ -1,1 +1,1 @@
-"""Execute schedules on devices: engines, emulated links and memory, process groups, transport, executor."""
+"""Execute schedules on devices: engines, emulated links, memory limits, process groups, transport and executor."""

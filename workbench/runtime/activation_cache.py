@@ -1,8 +1,8 @@
-"""Keep the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read ever after.
+"""Cache the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read in later epochs.
 
-A record is one sample's taps with no padding (see activation_records).  Records lie in one file, in the order of the samples,
-and are read through a memory map.  A manifest names what they were made from and each record's checksum; while the cache is
-written, the checksums of the records that are whole lie in a file beside it, so that an interrupted epoch can go on.
+A record holds one sample's taps without padding (see activation_records).  All records lie in one file, in sample order, which is
+read through a memory map.  A manifest names the model and data of the cache and holds a checksum for each record.  While the cache
+is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can continue.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NOT_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheManifest:
-    """What a cache file holds.  fingerprint: of backbone, quantization, tokenizer and data.
+    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.
 
-    checksums: CRC-32 of every record, None while the cache is written.  For the rest see RecordLayout.
+    checksums: CRC-32 of every record, None while the cache is being written.  For the other fields see RecordLayout.
     """
 
     fingerprint: str
@@ -47,7 +47,7 @@ class CacheManifest:
 
     @property
     def layout(self) -> RecordLayout:
-        """Return the shape of its records."""
+        """Return the layout of the records."""
         return RecordLayout(
             dtype=self.dtype,
             width=self.width,
@@ -58,12 +58,12 @@ class CacheManifest:
 
     @property
     def nbytes(self) -> int:
-        """Return the file's size in bytes."""
+        """Return the size of the file in bytes."""
         return self.layout.total_bytes(self.lengths)
 
 
 class ActivationCache:
-    """The taps of some samples, in a folder of their own."""
+    """The cached taps of a set of samples, stored in one folder."""
 
     def __init__(self, folder: Path, manifest: CacheManifest) -> None:
         self.folder, self.manifest, self.layout = folder, manifest, manifest.layout
@@ -78,7 +78,7 @@ class ActivationCache:
 
     @classmethod
     def create(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
-        """Make an empty cache, its space on the disk taken at once.  Raises CacheError if the disk is full."""
+        """Create an empty cache and reserve its disk space at once.  Raises CacheError if the disk is full."""
         shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(parents=True)
@@ -112,17 +112,17 @@ class ActivationCache:
 
     @classmethod
     def open_as(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
-        """Open a finished cache of just these samples and taps (see open)."""
+        """Open a finished cache that has exactly these samples and taps (see open)."""
         cache = cls.open(folder, fingerprint=manifest.fingerprint)
         _require_alike(folder, cache.manifest, manifest)
         return cache
 
     @classmethod
     def reopen(cls, folder: Path, manifest: CacheManifest, *, verify: bool = True) -> ActivationCache:
-        """Open the cache of an interrupted run, finished or not, to go on writing; `written` says which records are whole.
+        """Open the cache of an interrupted run, finished or not, to continue writing; `written` lists the complete records.
 
-        With verify, a record whose bytes differ from its checksum counts as not written.  Raises CacheError if it is missing or truncated,
-        or was made for anything but this manifest.
+        With verify, a record that differs from its checksum counts as not written.  Raises CacheError if the cache is missing, truncated
+        or was made for another manifest.
         """
         found = _read_manifest(folder, manifest.fingerprint)
         _require_alike(folder, found, manifest)
@@ -138,16 +138,16 @@ class ActivationCache:
 
     @property
     def written(self) -> frozenset[int]:
-        """Return the samples whose records are whole."""
+        """Return the samples whose records are complete."""
         return frozenset(sample for sample, place in self._place.items() if self._checksums[place] != _NOT_WRITTEN)
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Return the samples that have a record here."""
+        """Return the samples that this cache covers."""
         return self.manifest.samples
 
     def finish(self) -> None:
-        """Write the manifest with all checksums: from now on the cache can be opened."""
+        """Write the manifest with all checksums.  After this the cache can be opened."""
         for place in np.flatnonzero(self._checksums == _NOT_WRITTEN):
             self._checksums[place] = self._checksum(int(place))
         self.manifest = replace(self.manifest, checksums=tuple(self._checksums.tolist()))
@@ -155,14 +155,14 @@ class ActivationCache:
         (self.folder / WRITTEN).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the file; nothing can be read any more."""
+        """Close the file.  Nothing can be read afterwards."""
         self._memory = None
         self.rows = np.empty((0, self.layout.row_bytes), dtype=np.uint8)
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.array(self._checksums)
 
     def moved(self, folder: Path) -> ActivationCache:
-        """Put a finished cache in the place of another folder, and return it there."""
+        """Move a finished cache to another folder, replacing that folder, and return the moved cache."""
         self.close()
         shutil.rmtree(folder, ignore_errors=True)
         self.folder.rename(folder)
@@ -174,31 +174,31 @@ class ActivationCache:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def raw(self, sample: int) -> Tensor:
-        """Return one sample's record as bytes, (rows, row_bytes) uint8, as a view that may be written."""
+        """Return a writable view of one sample's record as bytes, (rows, row_bytes) uint8."""
         place = self._place[sample]
         start = self._starts[place]
         return self._data[start : start + self.layout.rows(self.manifest.lengths[place])]
 
     def raw_taps(self, sample: int, first: int, count: int) -> Tensor:
-        """Return the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8, as a view that may be written."""
+        """Return a writable view of the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8."""
         return self.raw(sample)[self.layout.run(first, count, self.manifest.lengths[self._place[sample]])]
 
     def read(self, sample: int) -> list[Tensor]:
-        """Return one sample's taps in the decoded type: (length, width) each, then (target_length, width) each."""
+        """Return one sample's taps in the decoded dtype: (length, width) each, then (target_length, width) each."""
         return self.layout.split(self.layout.decode(self.raw(sample)), 1)
 
     def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
-        """Return the taps of some samples in the decoded type: (n, padded_length, width) each, then (n, target_length, width) each.
+        """Return a batch of taps in the decoded dtype: (n, padded_length, width) each, then (n, target_length, width) each.
 
-        They are views of one tensor, zero-padded.  padded_length: None packs the samples' tokens, (tokens, width) each.
-        buffer: bytes to put them in (see `batch_bytes`); None takes new ones.
+        The taps are zero-padded views of one tensor.  padded_length: None packs the samples' tokens, (tokens, width) each.
+        buffer: memory to reuse for the batch (see `batch_bytes`); None allocates new memory.
         """
         layout, places = self.layout, [self._place_of(sample) for sample in samples]
         self._will_need(places)
         rows, padding = layout.batch_rows([start for start, _ in places], [length for _, length in places], padded_length)
         raw = layout.raw_part(buffer, len(rows))
         if len(rows):
-            # numpy's take is one call on one core that lets other threads run: right for a thread that reads ahead.
+            # numpy's take runs on one core and releases the GIL, which suits a prefetch thread.
             np.take(self.rows, rows, axis=0, out=raw.numpy(), mode="clip")
         raw.numpy()[padding] = 0
         taps = layout.split(layout.decode(raw, layout.decoded_part(buffer, len(rows))), len(samples))
@@ -208,28 +208,28 @@ class ActivationCache:
         return [tap.view(len(samples), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
     def batch_bytes(self, num_samples: int, padded_length: int) -> int:
-        """Return how large a buffer `batch` needs for so many samples."""
+        """Return the buffer size in bytes that `batch` needs for this many samples."""
         return self.layout.batch_bytes(num_samples, padded_length)
 
     def _place_of(self, sample: int) -> tuple[int, int]:
-        """Return where a sample's record begins, in rows of the file, and its length in tokens."""
+        """Return the first row of a sample's record in the file, and its length in tokens."""
         place = self._place[sample]
         return self._starts[place], self.manifest.lengths[place]
 
     def write_batch(self, samples: Sequence[int], taps: Sequence[Tensor]) -> None:
-        """Store the taps of some samples, of any float type: (n, padded_length, width) each, then (n, target_length, width) each."""
+        """Store the taps of a batch, of any float dtype: (n, padded_length, width) each, then (n, target_length, width) each."""
         if len(taps) != self.layout.num_taps + self.layout.num_target_taps:
             raise ValueError(f"{len(taps)} taps were given for {self.layout.num_taps} + {self.layout.num_target_taps}")
         for row, sample in enumerate(samples):
             place = self._place[sample]
-            self._checksums[place] = _NOT_WRITTEN  # until it is whole again
+            self._checksums[place] = _NOT_WRITTEN  # until the record is complete again
             length = self.manifest.lengths[place]
             own = [tap[row, :length] for tap in taps[: self.layout.num_taps]] + [tap[row] for tap in taps[self.layout.num_taps :]]
             self.layout.encode(torch.cat(own), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
     def _will_need(self, places: Iterable[tuple[int, int]]) -> None:
-        """Have the system fetch records from the disk, all at once and in the background."""
+        """Ask the operating system to prefetch records from disk, all at once and in the background."""
         if self._memory is None or not hasattr(self._memory, "madvise"):
             return
         for start, length in places:
@@ -246,13 +246,13 @@ class ActivationCache:
         return zlib.crc32(self.rows[start : start + self.layout.rows(self.manifest.lengths[place])])
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
-        """Return which records differ from the checksum they should have; one without a checksum does not."""
+        """Return the records that differ from their checksum.  A record without a checksum does not count."""
         known = self._checksums.tolist()
         return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
 
 
 def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:
-    """Return the manifest of a cache whose data have the right size.  Raises CacheError for any other."""
+    """Return the manifest of a cache whose data file has the right size.  Raises CacheError otherwise."""
     try:
         manifest = from_json((folder / MANIFEST).read_bytes(), CacheManifest, source=str(folder / MANIFEST))
         size, nbytes = (folder / DATA).stat().st_size, manifest.nbytes
@@ -278,7 +278,7 @@ def _unusable(folder: Path, found: str) -> CacheError:
 
 
 def _free(folder: Path) -> str:
-    """Return how much room there is, in words; nothing where that cannot be found out."""
+    """Describe the free disk space in words.  Returns an empty text if it is unknown."""
     try:
         return f"; {shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free"
     except OSError:

@@ -15,7 +15,7 @@ from workbench.core.timeline import Span
 from workbench.runtime.pacing import PacedLinks
 
 _TAG = (1 << 30) + 1
-"""Of the messages of rings: above those of a Transport."""
+"""Message tags for ring transfers, above the tags of a Transport."""
 
 
 def run_collective(
@@ -26,13 +26,13 @@ def run_collective(
     rank: int,
     paced_links: PacedLinks | None,
 ) -> tuple[torch.Tensor, Span]:
-    """Return what the operation writes on this rank, and when it ran.
+    """Run a collective; return the result on this rank and the time span.
 
-    content: what this rank contributes.  ALLREDUCE sums it in place; BROADCAST overwrites it in place with that of op.ranks[0].
+    content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the content of op.ranks[0].
     ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER returns this
-    rank's block of the sum, blocks lying along dimension 0 in the order of op.ranks.
-    rows: of each member, the size along dimension 0 of its part (ALLGATHER, REDUCESCATTER).  group: of op.ranks.
-    Raises DeviceLostError if a member died or fell silent.
+    rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
+    rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).  group: the process group of op.ranks.
+    Raises DeviceLostError if a member died or became silent.
     """
     start = time.monotonic()
     position = op.ranks.index(rank)
@@ -60,13 +60,13 @@ def run_collective(
         ) from error
     nbytes = whole.numel() * whole.element_size()
     if paced_links is not None:
-        # All members leave a collective at once, so each can wait for the links' time by itself.
+        # All members leave a collective at the same time, so each can wait out the link time locally.
         time.sleep(paced_links.collective_s(op.kind, op.ranks, nbytes))
     return result, Span(rank, op, start, time.monotonic(), sent_bytes(op.kind, len(op.ranks), nbytes, is_root=position == 0))
 
 
 def _number(op: Op, rank: int) -> int:
-    """Return a member's rank within its group, which numbers its members in ascending order."""
+    """Return a member's rank within its group.  Groups number their members in ascending order."""
     return sorted(op.ranks).index(rank)
 
 
@@ -92,7 +92,7 @@ def _reduce_scatter(op: Op, whole: torch.Tensor, rows: Sequence[int], group: Any
 
 
 def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Send to the next member of the ring and receive from the one before, at the same time."""
+    """Send to the next ring member and receive from the previous one, at the same time."""
     size = len(op.ranks)
     following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
     works = [group.recv([theirs], former, _TAG), group.send([mine.contiguous()], following, _TAG)]

@@ -1,4 +1,4 @@
-"""What a coordinator, the devices and a method's policy tell each other, whatever the method."""
+"""Messages between the coordinator, the devices and a method's policy, the same for every method."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from workbench.core.plan import Plan
 from workbench.core.report import Recovery
 
 End = Literal["finished", "paused", "lost"]
-"""How a device's part of a generation ended: all work is done; it paused as it was told; or another device was lost."""
+"""How a device's part of a generation ended: all work is done, it paused on request, or another device was lost."""
 
-# From the coordinator.
+# Sent by the coordinator.
 
 
 class Train(NamedTuple):
-    """Form a group with the other members and do a job; a device's rank in it is its place among the members."""
+    """Form a group with the other members and run a job.  A device's rank in the group is its position among the members."""
 
     generation: int
     members: tuple[int, ...]
@@ -24,78 +24,78 @@ class Train(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """Make ready for such a job, alone, while others (or it itself) still work: a generation with this device follows."""
+    """Prepare for a job while other devices (or this one) are still working.  A generation with this device follows."""
 
     job: Any
     place: int
 
 
 class Pause(NamedTuple):
-    """End a generation's job before step `before`, or, if the devices agree on another among themselves, after the one under way."""
+    """Stop a generation's job before step `before`, or after the current step if the devices choose the step themselves."""
 
     generation: int
     before: int
 
 
 class Abort(NamedTuple):
-    """Give up what is under way in a generation: a member of it has gone."""
+    """Abort the current work of a generation because a member was lost."""
 
     generation: int
 
 
 class Slow(NamedTuple):
-    """From the next operation on be `factor` times slower than you are (an injected fault)."""
+    """Run `factor` times slower from the next operation on (an injected fault)."""
 
     factor: float
 
 
 class Probe(NamedTuple):
-    """Measure your pace, alone.  detail: what the method needs for it."""
+    """Measure this device's speed, without the others.  detail: data that the method needs for it."""
 
     detail: Any = None
 
 
 class Ping(NamedTuple):
-    """Give a sign of life, whatever you are at."""
+    """Reply with a Pong at once, even during a job."""
 
 
 class Leave(NamedTuple):
-    """Announce that you leave (an injected fault)."""
+    """Announce that this device leaves (an injected fault)."""
 
 
 class Stop(NamedTuple):
-    """End."""
+    """End the job."""
 
 
-# From a device.
+# Sent by a device.
 
 
 class Ready(NamedTuple):
-    """It takes commands."""
+    """The device accepts commands."""
 
 
 class Prepared(NamedTuple):
-    """It is ready for the job that it was told to prepare for."""
+    """The device is prepared for the requested job."""
 
 
 class Pong(NamedTuple):
-    """A sign of life."""
+    """The reply to a Ping."""
 
 
 class Leaving(NamedTuple):
-    """It leaves as soon as its generation has paused."""
+    """The device leaves as soon as its generation has paused."""
 
 
 class Probed(NamedTuple):
-    """What a probe took, over what it takes the device by its profile."""
+    """The measured time of a probe, divided by the time that the device's profile predicts."""
 
     slowness: float
 
 
 class StepDone(NamedTuple):
-    """Told after every step by every member.  content: of the method's own, such as the step's record.
+    """Sent by every member after each step.  content: data of the method, such as the step's record.
 
-    busy_s: spent computing, without the lateness of a host that is too busy to keep an emulated device's deadlines; 0: unknown.
+    busy_s: compute time, without delays caused by a host too busy to meet an emulated device's deadlines; 0: unknown.
     """
 
     step: int
@@ -104,7 +104,7 @@ class StepDone(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What a device did of a generation's job.  part: of the method's own; None if it did not come to its first step."""
+    """The device's result for a generation's job.  part: data of the method; None if the device did not reach its first step."""
 
     generation: int
     end: End
@@ -112,29 +112,29 @@ class Ended(NamedTuple):
 
 
 class Predictor(Protocol):
-    """What the steps of one plan are expected to take."""
+    """Predicts the step times of one plan."""
 
     def seconds(self, step: int) -> float:
-        """Return the seconds of a step."""
+        """Return the predicted seconds of a step."""
         ...
 
     def busy_s(self, step: int, place: int) -> float:
-        """Return the seconds of a step in which a member computes, as slow as it was planned with."""
+        """Return the predicted compute seconds of a member in a step, with the slowdown assumed by the plan."""
         ...
 
 
 def whole(job: Any, place: int) -> Any:
-    """Return all of a job, whichever member gets it."""
+    """Return the complete job, for every member."""
     return job
 
 
 class Generation(NamedTuple):
-    """Steps that the same devices do under the same plan.
+    """A sequence of steps done by the same devices under the same plan.
 
-    members: their ranks in the cluster.  plan, job, predictor: number the devices by their places among the members.
-    job: what the members are sent.  own(job, place): what of it the member at a place gets.
-    timeout_s: after so long members give up one that is silent.
-    prepares: where it follows another, these of its members make ready for it while the other still works.
+    members: their ranks in the cluster.  plan, job, predictor: number the devices by their position among the members.
+    job: the job that is sent to the members.  own(job, place): the part of the job sent to the member at a position.
+    timeout_s: a member that is silent for longer is given up.
+    prepares: the members that prepare for this generation while the previous one is still working.
     """
 
     number: int
@@ -148,58 +148,59 @@ class Generation(NamedTuple):
 
 
 Parts = Mapping[int, Ended]
-"""By rank in the cluster, how each member that was not lost ended its generation."""
+"""How each surviving member ended its generation, by rank in the cluster."""
 
 
 class Policy(Protocol):
-    """What is particular to a method: how the work is divided, what a loss costs, what is known of a step."""
+    """The method-specific decisions: how the work is divided, how a loss is handled, how steps are recorded."""
 
     @property
     def step(self) -> int:
-        """Return how many steps are done; it may fall when a generation has ended with a loss."""
+        """Return the number of completed steps.  It may decrease when a generation ends with a loss."""
         ...
 
     @property
     def num_steps(self) -> int:
-        """Return the steps of the whole run."""
+        """Return the number of steps in the whole run."""
         ...
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the steps that are left as a job of some of the devices that are ready.
+        """Return the next generation: the remaining steps as a job for some of the ready devices.
 
-        number: of the generation, the first is 1.  factors: how many times slower than its profile each device was found to be.
-        Raises PlanError if the work does not fit on them.
+        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile.
+        Raises PlanError if the work does not fit on the devices.
         """
         ...
 
     def begun(self, generation: Generation) -> Generation:
-        """Take note that a generation begins, and return it with what it goes on from; not every one that was planned begins."""
+        """Record that a planned generation begins, and return it with its starting state.  Not every planned generation begins."""
         ...
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
-        """Take what a member says of a step; of one step every member may say it."""
+        """Process a member's report on a step.  Every member may report on the same step."""
         ...
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Take another event of a device, such as its progress."""
+        """Process another event of a device, such as its progress."""
         ...
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Settle what is done, and what is repeated, after all members have ended or were lost."""
+        """Decide which steps are done and which must be repeated, after all members have ended or were lost."""
         ...
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' pace asks for another plan than a generation's."""
+        """Return whether the devices' current speed calls for a new plan."""
         ...
 
 
 @dataclass(kw_only=True)
 class Change:
-    """Something that befalls a device, and what follows, in seconds of the devices' clock.
+    """A device fault or return and its consequences, in seconds of the devices' clock.
 
-    what: such as 'kill beta'.  step: how many were done; known: how many by the time it was noticed.  begun_s: of the generation that it
-    led to; stopped_s: when the last member had done the last step before; first: generation and step that came first; resumed_s: when
-    the last member had done it.  The rest: see core.report.Recovery.
+    what: such as 'kill beta'.  step: number of completed steps at that time; known: number of completed steps when it was noticed.
+    begun_s: start of the generation that followed; stopped_s: when the last member completed the last step before the change;
+    first: generation and step of the first step afterwards; resumed_s: when the last member completed it.
+    For the other fields see core.report.Recovery.
     """
 
     what: str
@@ -217,7 +218,7 @@ class Change:
 
     @property
     def recovery(self) -> Recovery | None:
-        """Return what it cost; None if no step followed."""
+        """Return the cost of the change.  None if no step followed."""
         if self.noticed_s is None or self.begun_s is None or self.resumed_s is None:
             return None
         return Recovery(

@@ -1,4 +1,4 @@
-"""What a job function is told on its engine: who it is, whom it works with, how to report and when to stop."""
+"""The context of a job function on its engine: its rank, its peers, how to report progress and when to stop."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from workbench.core.errors import RuntimeSetupError
 
 STOP_FILE = "stop"
 DEVICES = "devices"
-"""The folder, in a run's, in which each emulated device has its own disk."""
+"""Subfolder of a run folder that holds each emulated device's disk."""
 
 
 class Channel(Protocol):
-    """How a rank reaches the process that leads the run."""
+    """Connects a rank to the process that leads the run."""
 
     def send(self, kind: str, event: Any) -> None:
-        """Send one live event."""
+        """Send one progress event."""
         ...
 
     def silent_peers(self) -> Sequence[int]:
-        """Return the ranks that are known to show no sign of life: none, where the parent watches the engines and ends the job."""
+        """Return the ranks known to be silent.  Empty where the parent process watches the engines and ends the job."""
         return ()
 
     def store(self) -> Any:
-        """Return the torch.distributed.Store by which the ranks find each other; None if they share a folder or torchrun has one."""
+        """Return the torch.distributed.Store for the rendezvous.  None if the ranks share a folder or torchrun provides one."""
         return None
 
     def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
-        """Hand every command to `take`, in another thread; return what ends that."""
+        """Pass every command to `take`, in another thread.  Returns a function that stops listening."""
         raise RuntimeSetupError("A rank was to take commands.", "It does one job as one of all ranks.", "Start its devices from here.")
 
 
 class EventChannel(Channel):
-    """The engine's end of the live-progress channel to the parent (zmq PUSH); thread safe, never blocks."""
+    """The engine's end of the progress channel to the parent (zmq PUSH).  It is thread safe and never blocks."""
 
     def __init__(self, address: str, rank: int, generation: int) -> None:
         self._rank = rank
@@ -51,12 +51,12 @@ class EventChannel(Channel):
         self._lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
-        self._socket.linger = 1000  # ms; a parent that has gone must not keep us
+        self._socket.linger = 1000  # ms; a parent that has exited must not block us
         self._socket.sndhwm = 100_000  # messages
         self._socket.connect(address)
 
     def send(self, kind: str, event: Any) -> None:
-        """Send one event; it is dropped when the parent does not keep up."""
+        """Send one event.  It is dropped if the parent cannot keep up."""
         message = pickle.dumps((self._rank, self._generation, kind, event))
         with self._lock:
             if self._socket.closed:
@@ -67,11 +67,11 @@ class EventChannel(Channel):
                 return
 
     def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
-        """Listen at the parent's command socket."""
+        """Listen on the parent's command socket."""
         return CommandListener(self._rank, self._generation, address, take).close
 
     def close(self) -> None:
-        """Send what is left and close."""
+        """Send the remaining events and close."""
         with self._lock:
             self._socket.close()
         self._context.term()
@@ -83,7 +83,7 @@ def listener_name(rank: int, generation: int) -> bytes:
 
 
 class CommandListener:
-    """The job's end of the command socket: hands every command to `take`, in a thread of its own."""
+    """The job's end of the command socket.  It passes every command to `take`, in a separate thread."""
 
     def __init__(self, rank: int, generation: int, address: str, take: Callable[[Any], None]) -> None:
         self._take = take
@@ -111,13 +111,13 @@ class CommandListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """One rank of a run.
+    """The context of one rank in a run.
 
-    interface, address: what gloo binds to ('' leaves it to gloo).  rendezvous: a folder that is fresh in every run and the
-    same for all ranks ('' under torchrun, whose environment names the rendezvous).  generation: number of the run.
-    clock_offset_s: added to this rank's monotonic clock, it gives rank 0's.  local_folder: where this rank keeps large files
-    of its own ('' in the job's folder).  dilation: all emulated devices and links are so many times slower here, so that this machine keeps
-    pace with them; what is reported is in their own seconds (`now_s`).
+    interface, address: where gloo binds ('' lets gloo choose).  rendezvous: a folder that is new in every run and the same for all
+    ranks ('' under torchrun, whose environment provides the rendezvous).  generation: number of the run.
+    clock_offset_s: added to this rank's monotonic clock, it gives rank 0's clock.  local_folder: where this rank stores large private
+    files ('' uses the job's folder).  dilation: all emulated devices and links run this many times slower, so that this machine can
+    keep up; reported times are in emulated seconds (`now_s`).
     """
 
     rank: int
@@ -135,30 +135,30 @@ class RankContext:
     channel: Channel | None = field(default=None, repr=False, compare=False)
 
     def own_folder(self, shared: Path) -> Path:
-        """Return where this device keeps large files of its own: on its own disk, or in the folder that all share."""
+        """Return the folder for this device's large private files: on the device's disk, or in the shared folder."""
         name = quote(self.device.name, safe="").replace(".", "%2E")
         return Path(self.local_folder or shared) / DEVICES / name
 
     def now_s(self) -> float:
-        """Return the monotonic clock in the emulated devices' seconds."""
+        """Return the monotonic clock in emulated seconds."""
         return time.monotonic() / self.dilation
 
     def publish(self, event: Any) -> None:
-        """Tell the parent; dict events may carry 'epoch' and 'step', which a later DeviceLostError names."""
+        """Send an event to the parent.  Dict events may contain 'epoch' and 'step', which a later DeviceLostError reports."""
         if self.channel is not None:
             self.channel.send("event", event)
 
     def silent_peers(self) -> Sequence[int]:
-        """Return the ranks that are known to show no sign of life."""
+        """Return the ranks known to be silent."""
         return () if self.channel is None else self.channel.silent_peers()
 
     def should_stop(self) -> bool:
-        """Return whether the parent wants the run to end early."""
+        """Return whether the parent wants to end the run early."""
         return bool(self.rendezvous) and os.path.exists(Path(self.rendezvous) / STOP_FILE)
 
 
 def torchrun_rank() -> tuple[int, int]:
-    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError without it."""
+    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start it."""
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""A run on devices that may die, leave, come back or change their pace: who does which steps, decided again whenever that changes.
+"""Coordinate a run on devices that may die, leave, return or change their speed: assign the steps, and re-plan after each change.
 
-Between two such moments, in one generation, the devices work by themselves.  A generation ends when its work is done, when its members
-pause together, or when one of them is lost.  What the next one does, and what it repeats, is the method's to say: its Policy.
+Between two changes, in one generation, the devices work without the coordinator.  A generation ends when its work is done, when its
+members pause together, or when one of them is lost.  The method's Policy decides what the next generation does and what it repeats.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from workbench.runtime.commands import (
 from workbench.runtime.devices import Fleet, Told
 
 PROBE_EVERY = 4
-"""Steps between two probes of a device that has nothing to do since it was found slow."""
+"""Number of steps between two probes of an idle device that was found slow."""
 
 _TICK_S = 0.02
 
 
 def nowhere(rank: int, state: str) -> None:
-    """Show nothing."""
+    """Ignore the state change (the default for `show`)."""
 
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """One run; used once.  say: takes what the user should know.  show: takes that a device is lost, leaves or is back.
+    """Coordinates one run; cannot be reused.  say: receives messages for the user.  show: receives lost, leaving and returning devices.
 
-    adapts: pace is looked at.  turn: called at every turn, says whether the run goes on; after it the policy is asked whether another
-    plan is wanted.  injected: takes each fault as it begins (True) or ends.  clock: seconds by which faults are due; None: since all
-    devices were ready.
+    adapts: whether to react to changes in speed.  turn: called in every loop iteration, returns whether the run continues; the policy
+    is then asked whether it wants another plan.  injected: receives each fault when it begins (True) or ends.  clock: time in seconds by
+    which faults are due; None: time since all devices were ready.
     """
 
     fleet: Fleet
@@ -67,8 +67,8 @@ class Coordinator:
     _ended: dict[int, Ended] = field(default_factory=dict)
     _lost: set[int] = field(default_factory=set)
     _preparing: set[int] = field(default_factory=set)
-    _planned: Generation | None = None  # the members make ready for it while the present one works
-    _unprepared: set[int] = field(default_factory=set)  # those of them that are not ready yet
+    _planned: Generation | None = None  # its members prepare for it while the present generation works
+    _unprepared: set[int] = field(default_factory=set)  # the members that are not prepared yet
     _pausing: bool = False
     _planned_with: dict[int, float] = field(default_factory=dict)
     _deadline_s: float | None = None
@@ -79,9 +79,9 @@ class Coordinator:
     _fruitless: int = 0
 
     def run(self) -> None:
-        """Do all steps that are left.
+        """Run all remaining steps.
 
-        Raises DeviceLostError if the devices that are left cannot go on, and a device's own error.
+        Raises DeviceLostError if the remaining devices cannot continue, and re-raises a device's own error.
         """
         if self.policy.step >= self.policy.num_steps:
             return
@@ -94,7 +94,7 @@ class Coordinator:
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """Return what changes of the devices have cost, those after which a step was done."""
+        """Return the costs of all device changes after which a step was completed."""
         return tuple(recovery for change in self._changes if (recovery := change.recovery) is not None)
 
     def _run(self) -> None:
@@ -192,7 +192,7 @@ class Coordinator:
         for kind in ("kill", "freeze", "leave"):
             self._noticed(kind, rank)
         self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}")
-        if generation is None or rank in self._ended:  # between two generations: the next one is without it
+        if generation is None or rank in self._ended:  # between two generations: the next one does without the device
             return
         self._lost.add(rank)
         self.fleet.command(generation.members, Abort(generation.number))
@@ -200,7 +200,7 @@ class Coordinator:
         self._close_generation()
 
     def _welcome(self, rank: int) -> None:
-        """Let a device that is there again make ready while the others work; then they pause, and it takes part."""
+        """Let a returned device prepare while the others work; then they pause, and it joins."""
         if self._generation is None:
             self._noticed("return", rank)
             return
@@ -220,7 +220,7 @@ class Coordinator:
         return tuple(sorted(self.fleet.ready - self._preparing))
 
     def _begin(self) -> None:
-        """Begin a generation of devices that are ready, or leave it to later news if a device may still come that is needed."""
+        """Begin a generation on the ready devices.  Wait instead if a required device may still come."""
         asked = f"Step {self.policy.step + 1} was to be done"
         ready = self._ready
         if not ready:
@@ -258,7 +258,7 @@ class Coordinator:
             self.fleet.command((rank,), Train(generation.number, generation.members, generation.own(generation.job, place)))
 
     def _require_progress(self) -> None:
-        """Raise DeviceLostError if one generation after the other has ended without a step and without a device that was lost."""
+        """Raise DeviceLostError if several generations in a row ended without a completed step and without a lost device."""
         self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
         if self._fruitless > 2:
             asked, found = f"Step {self.policy.step + 1} was to be done.", "The devices tried three times and did not come together."
@@ -268,7 +268,7 @@ class Coordinator:
         return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()
 
     def _close_generation(self) -> None:
-        """Once every member that lives has told its end, let the policy settle what was done."""
+        """Close the generation once every surviving member has reported its end: the policy then settles the completed steps."""
         generation = self._generation
         if generation is None or any(rank not in self._ended and rank not in self._lost for rank in generation.members):
             return
@@ -282,7 +282,7 @@ class Coordinator:
             self.fleet.command(self._generation.members, Pause(self._generation.number, self.policy.step + 1))
 
     def _follow_policy(self) -> None:
-        """Let the generation follow that the policy wants by now, once its members have made ready for it."""
+        """Start the generation that the policy now wants, once its members are prepared."""
         ready, factors = self._ready, self.pace.factors
         if self._generation is None or self._pausing:
             return
@@ -293,7 +293,7 @@ class Coordinator:
                 self._make_ready(self.policy.generation(self._number + 1, ready, factors))
 
     def _plan_ahead(self) -> None:
-        """Make ready for the generation without those that leave while the present one works, as far as the policy can; then pause."""
+        """Prepare the generation without the leaving devices while the present one works, if the policy allows it; then pause."""
         self._planned, self._unprepared = None, set()
         try:
             self._make_ready(self.policy.generation(self._number + 1, self._ready, self.pace.factors))
@@ -312,7 +312,7 @@ class Coordinator:
         if self._deadline_s is None:
             self._deadline_s = self.fleet.now_s() + generation.timeout_s
 
-    # What the coordinator does by itself.
+    # Actions that the coordinator starts itself.
 
     def _injected(self, fault: Fault, begins: bool) -> None:
         self.injected(fault, begins)
@@ -321,7 +321,7 @@ class Coordinator:
         self._changes.append(Change(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
 
     def _look_after(self) -> None:
-        """Act on devices that have changed their pace, and end those that others wait for in vain."""
+        """React to devices that changed their speed, and end silent devices that others wait for."""
         generation, now_s = self._generation, self.fleet.now_s()
         if generation is None:
             return
@@ -350,7 +350,7 @@ class Coordinator:
             idle = self.fleet.ready - set(generation.members)
             self.fleet.command([rank for rank in idle if self.pace.factors.get(rank, 1.0) > 1], Probe())
 
-    # What recoveries took.
+    # Measuring recoveries.
 
     def _noticed(self, kind: str, rank: int) -> None:
         for change in self._changes:

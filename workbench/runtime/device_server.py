@@ -1,4 +1,4 @@
-"""A device's side of a run whose other devices may go: it does one job after the other as the coordinator says (runs on an engine)."""
+"""The device's side of a run that can lose devices: it runs one job after another on command (runs on an engine)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.runtime.process_group import group
 
 
 class Controls:
-    """How the coordinator reaches into a job that is under way."""
+    """Lets the coordinator control a running job."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -33,17 +33,17 @@ class Controls:
         self._pacer: Pacer | None = None
 
     def wants_pause(self) -> bool:
-        """Return whether to end after the step under way, together with all others."""
+        """Return whether to stop after the current step, together with all other devices."""
         return self._pause_before is not None
 
     def begins(self, step: int) -> bool:
-        """Return whether to do a step; not if all pause before it.  For jobs whose devices do not agree on their last step themselves."""
+        """Return whether to start a step.  False if all pause before it.  For jobs in which the devices do not agree on a last step."""
         with self._lock:
             self._step = step
             return self._pause_before is None or step < self._pause_before
 
     def watch(self, executor: Executor, pacer: Pacer | None) -> None:
-        """Let aborts reach an executor and slow-downs a pacer (None: of a device that is not slowed down)."""
+        """Connect aborts to an executor and slowdowns to a pacer (None: this device cannot be slowed down)."""
         with self._lock:
             self._executor, self._pacer = executor, pacer
             if pacer is not None:
@@ -53,11 +53,11 @@ class Controls:
             executor.abort(given_up)
 
     def is_wanted(self) -> bool:
-        """Return whether the job was not given up."""
+        """Return whether the job is still wanted (not aborted)."""
         return self._given_up is None
 
     def pause(self, before: int) -> None:
-        """Ask for a pause; a step that has begun in spite of it is given up."""
+        """Request a pause.  A step that has already begun past it is aborted."""
         with self._lock:
             self._pause_before = before
             has_begun = self._step >= before
@@ -65,56 +65,59 @@ class Controls:
             self.give_up()
 
     def give_up(self) -> None:
-        """End the step under way with an error."""
+        """Abort the current step with an error."""
         with self._lock:
             self._given_up = DeviceLostError("A step was under way.", "The devices are changing.", "It is made again.")
             if self._executor is not None:
                 self._executor.abort(self._given_up)
 
     def slow_down(self, factor: float) -> None:
-        """Be so many times slower from the next operation on."""
+        """Run this many times slower from the next operation on."""
         with self._lock:
             self.factor = factor
             if self._pacer is not None:
                 self._pacer.factor = factor
 
     def renew(self) -> None:
-        """Make ready for the next job."""
+        """Reset for the next job."""
         with self._lock:
             self._given_up = self._executor = self._pacer = None
             self._pause_before, self._step = None, -1
 
 
 class Worker(Protocol):
-    """What a method does on a device; a context manager, so that it can let go of what it keeps."""
+    """Does a method's work on a device.  It is a context manager, so that it can release its resources."""
 
     def __enter__(self) -> Any:
-        """Begin."""
+        """Acquire resources."""
         ...
 
     def __exit__(self, *exc: Any) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         ...
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls) -> tuple[c.End, Any]:
-        """Do a job as one of `process_group`; return how it ended, and the part that Ended brings to the policy.
+        """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the policy.
 
-        context: with the rank and size of this group.  Publishes StepDone after each step.  The loss of another device either is
-        an end ('lost') or is raised.
+        context: with the rank and size of this group.  Publishes StepDone after each step.  If another device is lost, this method
+        either returns 'lost' or raises.
         """
         ...
 
     def prepare(self, job: Any, place: int) -> None:
-        """Load what such a job needs of the member at `place`; in a thread of its own while another job is under way."""
+        """Load the data that the member at `place` needs for a job.  Runs in a separate thread during another job."""
         ...
 
     def slowness(self, factor: float, detail: Any) -> float | None:
-        """Return how many times longer than by its profile this device takes, `factor` times slowed down; None: nothing to tell by."""
+        """Return this device's slowdown relative to its profile, including the injected `factor`.  None if it cannot be measured."""
         ...
 
 
 def serve_device(context: RankContext, address: str, worker: Worker) -> None:
-    """Do what the coordinator at `address` says until it says stop.  The loss of another device is told, an error of this one raised."""
+    """Run the commands of the coordinator at `address` until it sends Stop.
+
+    If another device is lost, this is reported.  An error of this device is raised.
+    """
     with worker, _Server(context, address, worker) as server:
         for command in server.commands():
             if isinstance(command, c.Train):
@@ -124,7 +127,10 @@ def serve_device(context: RankContext, address: str, worker: Worker) -> None:
 
 
 class _Server:
-    """Pause, Abort, Slow and Ping act at once, in the listener's thread; jobs wait for the main thread, which one prepares for beside."""
+    """Runs commands.  Pause, Abort, Slow and Ping act at once in the listener's thread; jobs run in the main thread.
+
+    A separate thread prepares jobs.
+    """
 
     def __init__(self, context: RankContext, address: str, worker: Worker) -> None:
         self._context, self._worker = context, worker
@@ -143,7 +149,7 @@ class _Server:
         self._stop_listening()
 
     def commands(self) -> Iterator[Any]:
-        """Yield what is to be done in the main thread, until told to stop."""
+        """Yield the commands for the main thread until Stop arrives."""
         while not self._context.should_stop():
             try:
                 command = self._jobs.get(timeout=0.5)
@@ -156,7 +162,7 @@ class _Server:
             self._is_at_work = False
 
     def do(self, command: Any) -> None:
-        """Prepare for a job, or measure the device's pace."""
+        """Prepare for a job, or measure the device's speed."""
         match command:
             case c.Prepare():
                 self._worker.prepare(command.job, command.place)
@@ -173,12 +179,12 @@ class _Server:
             case c.Abort() if command.generation == self._generation:
                 self._controls.give_up()
             case c.Pause() | c.Abort():
-                pass  # of a job that has ended
+                pass  # it belongs to a job that has ended
             case c.Slow():
                 self._controls.slow_down(command.factor)
             case c.Ping():
                 self._context.publish(c.Pong())
-            case c.Prepare() if self._is_at_work:  # for the job after the one under way
+            case c.Prepare() if self._is_at_work:  # for the job after the current one
                 threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():
                 self._context.publish(c.Leaving())
@@ -190,7 +196,7 @@ class _Server:
                 self._jobs.put(command)
 
     def train(self, command: c.Train) -> tuple[c.End, Any]:
-        """Do a job as one of its members; return how it ended, and the worker's part of it."""
+        """Run a job as one of its members.  Returns how it ended, and the worker's part of the result."""
         members, job, controls = command.members, command.job, self._controls
         context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members), cluster=job.cluster)
         name = f"generation-{command.generation}"

@@ -1,4 +1,4 @@
-"""The devices' processes: started, given faults, found silent, ended and started again.  Emulated, real or virtual."""
+"""Manage the devices' processes, emulated, real or virtual: start, inject faults, detect silence, end and restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.runtime.jobs import error_of
 
 
 class News(NamedTuple):
-    """What came from a device: 'event' (what it published), 'ended' (an Outcome), 'died' (None), 'restarted' (None, or an error)."""
+    """News from a device: 'event' (a published event), 'ended' (an Outcome), 'died' (None) or 'restarted' (None, or an error)."""
 
     rank: int
     kind: Literal["event", "ended", "died", "restarted"]
@@ -24,10 +24,10 @@ class News(NamedTuple):
 
 
 class Devices(Protocol):
-    """All that a coordinator needs to know of devices: EngineDevices, virtual_devices.VirtualDevices."""
+    """The interface between a coordinator and its devices: implemented by EngineDevices and virtual_devices.VirtualDevices."""
 
     def start(self, rank: int) -> None:
-        """Start a device's job; it publishes Ready once it takes commands."""
+        """Start a device's job.  The job publishes Ready once it accepts commands."""
         ...
 
     def command(self, rank: int, message: Any) -> None:
@@ -35,70 +35,70 @@ class Devices(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """End a device's process; `news` says when it has died."""
+        """Kill a device's process.  `news` reports when it has died."""
         ...
 
     def freeze(self, rank: int) -> None:
-        """Stop a device's process without ending it."""
+        """Suspend a device's process without ending it."""
         ...
 
     def restart(self, rank: int) -> None:
-        """Start a device's process again, in the background; `news` says when it is there."""
+        """Restart a device's process in the background.  `news` reports when it is up."""
         ...
 
     def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds that a device's process has used, 0 if nobody knows."""
+        """Return the processor seconds used by a device's process.  0 if unknown."""
         ...
 
     def news(self, timeout_s: float) -> list[News]:
-        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        """Return the events since the last call.  Waits up to timeout_s for the first one."""
         ...
 
     def now_s(self) -> float:
-        """Return the seconds of the devices' clock."""
+        """Return the time of the devices' clock in seconds."""
         ...
 
 
 class Service(Protocol):
-    """A job on each engine by itself, so that one may die and come back while the others go on.
+    """Runs a separate job on each engine, so that one engine may die and return while the others continue.
 
-    engine_service.EngineService, ssh_devices.SshService.  address: where a job finds its commands.
+    Implemented by engine_service.EngineService and ssh_devices.SshService.  address: where a job connects to receive commands.
     """
 
     address: str
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one engine, which must not be at another job."""
+        """Start function(context, payload) on one engine, which must be idle."""
         ...
 
     def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job; return False if it has none."""
+        """Send a command to a rank's job.  Returns False if the rank has no job."""
         ...
 
     def kill(self, rank: int) -> None:
-        """End a rank's engine at once."""
+        """Kill a rank's engine at once."""
         ...
 
     def freeze(self, rank: int) -> None:
-        """Stop a rank's engine without ending it."""
+        """Suspend a rank's engine without ending it."""
         ...
 
     def restart(self, rank: int) -> None:
-        """Start a rank's engine again in the background."""
+        """Restart a rank's engine in the background."""
         ...
 
     def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds that a rank's engine has used."""
+        """Return the processor seconds used by a rank's engine."""
         ...
 
     def news(self, timeout_s: float) -> list[News]:
-        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        """Return the events since the last call.  Waits up to timeout_s for the first one."""
         ...
 
 
 @runtime_checkable
 class Lender(Protocol):
-    """Engines whose devices may be lost while the others go on: engines.EngineCluster, ssh_devices.SshEngines."""
+    """Engines that tolerate the loss of a device: implemented by engines.EngineCluster and ssh_devices.SshEngines."""
 
     cluster: Cluster
 
@@ -112,9 +112,9 @@ class Lender(Protocol):
 
 
 class EngineDevices:
-    """Devices that are an engine's process each, emulated or real.
+    """Emulated or real devices, one engine process each.
 
-    job: what each runs, with the payload that `setup` returns for its rank.  clock: the devices' (see Lender.now_s).
+    job: the function that every device runs; `setup` returns the payload for each rank.  clock: the devices' clock (see Lender.now_s).
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class EngineDevices:
 
 
 class Told(NamedTuple):
-    """What became known of a device: it is 'ready', is 'back', is 'leaving', has 'left', was 'lost', or 'said' something (content)."""
+    """A change of a device: it is 'ready', is 'back', is 'leaving', has 'left' or was 'lost'; or an event that it 'said' (content)."""
 
     rank: int
     what: Literal["ready", "back", "leaving", "left", "lost", "said"]
@@ -146,20 +146,23 @@ class Told(NamedTuple):
 
 
 PING_EVERY_S, SILENCE_S = 0.5, 2.0
-"""Seconds between two pings of a device, and after which one without a sign of life is ended."""
+"""Seconds between two pings of a device, and the silence in seconds after which a device is ended."""
 _SLOW_ANSWERS = 4.0
-"""A device is silent for so many times as long as the slowest answer of late took: on a busy host all answer late."""
+"""The silence time-out is at least this multiple of the slowest recent reply, because on a busy host all replies are late."""
 _TURN_S = 0.2
-"""A coordinator that listens less often than this was kept waiting itself by a busy host."""
+"""If the coordinator listens less often than this, a busy host has delayed the coordinator itself."""
 _STARVED_SHARE, _MOST_STARVED = 0.02, 10.0
-"""A silent process that got this share of a processor is not frozen but starved by the host; it may be, for so many times as long."""
+"""A silent process that used this share of a processor is starved by the host, not frozen.
+
+The second value is how many silence time-outs a starved process is given.
+"""
 
 
 class Fleet:
-    """The devices of a cluster as one run sees them.
+    """The devices of a cluster during one run.
 
-    ready: those whose job runs and takes commands.  leaving: those that still do, but will not be asked for more.
-    awaited: those that are being started.
+    ready: devices whose job accepts commands.  leaving: devices that still accept commands but get no new work.
+    awaited: devices that are starting.
     """
 
     def __init__(
@@ -171,24 +174,24 @@ class Fleet:
         silence_s: float = SILENCE_S,
         num_restarts: int = 0,
     ) -> None:
-        """names: of the devices.  silence_s: a device without a sign of life for so long is ended.
+        """names: of the devices.  silence_s: a device that is silent for longer is ended.
 
-        num_restarts: so often a device that dies by itself, or whose job fails, is started again; with none a job's error is raised.
+        num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is raised.
         """
         self._devices, self._names, self.faults = devices, names, faults
         self._silence_s, self._num_restarts = silence_s, num_restarts
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
-        self._known: set[int] = set()  # devices that were ready once
-        self._kept_down: set[int] = set()  # by a fault, until it ends
+        self._known: set[int] = set()  # devices that were ready before
+        self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
-        self._asked_s: dict[int, float] = {}  # the last pings
-        self._pinged_s: dict[int, float] = {}  # those of them that were not answered yet
-        self._cpu_s: dict[int, float] = {}  # of the processes at the last pings
-        self._answers_s: dict[int, float] = {}  # what the last answer took
+        self._asked_s: dict[int, float] = {}  # time of each device's last ping
+        self._pinged_s: dict[int, float] = {}  # time of each unanswered ping
+        self._cpu_s: dict[int, float] = {}  # processor seconds at each device's last ping
+        self._answers_s: dict[int, float] = {}  # duration of each device's last reply
         self._listened_s = 0.0
-        self._reasons: dict[int, str] = {}  # why devices were ended
+        self._reasons: dict[int, str] = {}  # why each device was ended
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -200,12 +203,12 @@ class Fleet:
         self._devices.start(rank)
 
     def stop(self) -> None:
-        """Tell all jobs to end."""
+        """Ask all jobs to end."""
         for rank in (*self.ready, *self.leaving):
             self._devices.command(rank, Stop())
 
     def now_s(self) -> float:
-        """Return the seconds of the devices' clock."""
+        """Return the time of the devices' clock in seconds."""
         return self._devices.now_s()
 
     def name(self, rank: int) -> str:
@@ -214,34 +217,34 @@ class Fleet:
 
     @property
     def absent(self) -> str:
-        """Return the names of the devices that take no commands."""
+        """Return the names of the devices that accept no commands."""
         return ", ".join(name for rank, name in enumerate(self._names) if rank not in self.ready)
 
     def awaits_return(self) -> bool:
-        """Return whether a device that is down comes back, although no step is done until then: one that was to at a step comes now."""
+        """Return whether a device that is down will return even if no step is completed.  Returns that were due at a step happen now."""
         return any([rank in self.ready or rank in self.leaving or self.faults.hasten(rank) for rank in self._kept_down])
 
     def command(self, ranks: Iterable[int], message: Any) -> None:
-        """Send a command to some devices; those that have gone do not get it."""
+        """Send a command to some devices, skipping those that are down."""
         for rank in ranks:
             if rank in self.ready or rank in self.leaving:
                 self._devices.command(rank, message)
 
     @property
     def losses(self) -> str:
-        """Return what became of the devices that take no commands."""
+        """Describe what happened to the devices that accept no commands."""
         absent = [rank for rank in range(len(self._names)) if rank not in self.ready]
         return ", ".join(f"{self._names[rank]} ({self._reasons.get(rank, 'its process ended')})" for rank in absent)
 
     def end(self, rank: int, reason: str) -> None:
-        """End a device's process, with which something is wrong; the news will say that it is lost."""
+        """Kill a faulty device's process.  `news` will report that it is lost."""
         self._reasons[rank] = reason
         self._devices.kill(rank)
 
     def news(self, timeout_s: float) -> list[Told]:
-        """Return what became known since the last call, waiting up to timeout_s for something to come.
+        """Return the device changes since the last call.  Waits up to timeout_s for the first one.
 
-        Raises the error of a job that failed, unless its device may be started again.
+        Raises the error of a failed job, unless its device may be restarted.
         """
         found: list[Told] = []
         for rank, kind, content in self._devices.news(timeout_s):
@@ -278,12 +281,12 @@ class Fleet:
                 found.append(Told(rank, "said", content))
 
     def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
-        """Take note that a device's process has died (outcome None) or its job has ended."""
+        """Record that a device's process has died (outcome None) or its job has ended."""
         if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
             raise error_of(outcome, self._names[rank])
         has_left = rank in self.leaving and outcome is not None
         if outcome is not None and not has_left:
-            self.end(rank, "its job ended")  # it was not told to: its process is in an unknown state
+            self.end(rank, "its job ended")  # unexpectedly: its process is in an unknown state
         if has_left:
             self._reasons[rank] = "it left"
         for ranks in (self.ready, self.leaving, self.awaited):
@@ -304,9 +307,9 @@ class Fleet:
         self._devices.restart(rank)
 
     def inject(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
-        """Do what the faults want done by now; return those that began (True) or ended (False).
+        """Apply the faults that are due; return those that began (True) or ended (False).
 
-        One that finds its device gone already is left out.
+        A fault whose device is already down is left out.
         """
         found = []
         for fault, begins in self.faults.due(now_s, step):
@@ -322,8 +325,8 @@ class Fleet:
                     (self._devices.kill if fault.kind == "kill" else self._devices.freeze)(rank)
             elif not begins and rank in self._kept_down:
                 self._kept_down.discard(rank)
-                self._restarted[rank] = -1  # once it has gone, it comes back
-                if is_there:  # frozen and not found silent yet, or about to leave
+                self._restarted[rank] = -1  # it returns once its process has ended
+                if is_there:  # frozen but not yet detected, or about to leave
                     self._devices.kill(rank)
                 else:
                     self._come_back(rank)
@@ -333,10 +336,10 @@ class Fleet:
         return found
 
     def listen(self) -> None:
-        """Ask for signs of life, and end the devices that give none; the news will say that they are lost."""
+        """Ping the devices and end those that do not reply.  `news` will report that they are lost."""
         now_s = self.now_s()
         late_s = now_s - self._listened_s
-        if late_s > _TURN_S:  # it was we who were silent
+        if late_s > _TURN_S:  # the coordinator itself was delayed
             self._pinged_s = {rank: pinged_s + late_s for rank, pinged_s in self._pinged_s.items()}
         self._listened_s = now_s
         silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
@@ -355,5 +358,5 @@ class Fleet:
 
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
-    """Return a cluster's devices with the faults that a job asks for."""
+    """Return a cluster's devices with the faults that a job requests."""
     return Fleet(devices, [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster)))

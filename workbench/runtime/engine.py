@@ -1,4 +1,4 @@
-"""Process of one emulated device: enters its namespace, dies with its owner, then becomes an ipyparallel engine."""
+"""The process of one emulated device: it enters its namespace, ends with its owner, and becomes an ipyparallel engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STACK_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What all engines of a run folder are told.  endpoints: one per rank, or none at all."""
+    """Settings of all engines in a run folder.  endpoints: one per rank, or empty."""
 
     owner_pid: int
     owner_started: float
@@ -33,7 +33,7 @@ class EngineSettings:
 
 
 def main() -> None:
-    """Start the engine of a rank of a run folder."""
+    """Start the engine for one rank of a run folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -42,16 +42,16 @@ def main() -> None:
 
 
 def become_engine(settings: EngineSettings, rank: int) -> None:
-    """Be an engine until it is stopped; the order matters: namespaces before any thread, torch's threads after."""
+    """Run an engine until it is stopped.  The order matters: enter namespaces before starting threads, import torch afterwards."""
     if settings.endpoints:
         settings.endpoints[rank].enter()
-    # A budget counts what threads may use of their stacks; the usual 8 MB for each of ten would be a small device's tenth.
+    # A memory budget counts the thread stacks that may be used.  Ten stacks of the usual 8 MB would be a tenth of a small device's memory.
     threading.stack_size(_STACK_BYTES)
     owner = ProcessId(settings.owner_pid, settings.owner_started)
     threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
 
     import torch
-    import torch.distributed  # part of the footprint, not of a job's budget
+    import torch.distributed  # counts as footprint, not towards a job's budget
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
@@ -60,7 +60,7 @@ def become_engine(settings: EngineSettings, rank: int) -> None:
 
 
 def _die_with(owner: ProcessId) -> None:
-    # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, which in a notebook it may.
+    # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, which can happen in a notebook.
     owner.wait()
     if os.name == "posix":
         os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -82,11 +82,11 @@ def _serve(rank: int, settings: EngineSettings) -> None:
             f"--profile-dir={settings.profile}",
             f"--IPEngine.id={rank}",
             f"--IPEngine.timeout={START_TIMEOUT_S}",
-            "--IPEngine.enable_nanny=False",  # the owner and the janitor watch the processes themselves
+            "--IPEngine.enable_nanny=False",  # the owner and the janitor watch the processes
             "--IPEngine.max_heartbeat_misses=0",
         ]
     )
-    # ipyparallel imports from the folder in which it is, whatever the interpreter was asked for.
+    # ipyparallel imports from the current folder, whatever options the interpreter was started with.
     sys.path[:] = [path for path in sys.path if path]
     os.chdir(here)
     app.start()

@@ -1,4 +1,4 @@
-"""One job in progress on all engines: what arrived, what failed, who is still at it, what to tell."""
+"""One job running on all engines: its answers, failures, pending ranks and the error to report."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import ipyparallel
 
 _POLL_S = 0.05
-# After the first failure the other ranks get this long to end by themselves (and to tell a better cause).
+# After the first failure, the other ranks get this long to end on their own, and perhaps to report a better cause.
 _GRACE_S = 2.0
 FROZEN_S = 20.0
-"""An engine that was stopped, and not continued for so long, is given up."""
+"""An engine that stays stopped (SIGSTOP) for this long is given up."""
 
 
 class EngineRun:
-    """One job; used once.  request_stop: makes should_stop() true on its ranks."""
+    """Runs one job; cannot be reused.  request_stop: makes should_stop() true on the job's ranks."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class EngineRun:
         return [rank for rank in self.replies if rank not in self.outcomes and rank not in self.failures]
 
     def results(self, payloads: Sequence[Any], timeout_s: float | None) -> list[Any]:
-        """Send the job out, wait for all ranks, return their results or raise the root cause."""
+        """Send the job to all ranks and wait; return their results or raise the root cause of a failure."""
         self._send(payloads)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         grace_s: float | None = None
         while self.pending:
-            # A rank that said it is done has its answer on the way: look for that soon.
+            # A rank that reported completion has already sent its answer: check for it soon.
             self._take_events(0.002 if self.done.intersection(self.pending) else _POLL_S)
             self._take_answers()
             now_s = time.monotonic()
@@ -89,11 +89,11 @@ class EngineRun:
         self._take_last_events()
         client = self.session.client
         assert client is not None
-        client.purge_local_results("all")  # the client would keep every answer
+        client.purge_local_results("all")  # otherwise the client keeps every answer
         return [self.outcomes[rank].result for rank in range(len(payloads))]
 
     def abort(self) -> None:
-        """Let ranks that are still at it end by themselves for a moment; whether all did is `over`."""
+        """Ask the pending ranks to end and wait briefly.  `over` says whether all of them did."""
         self.request_stop()
         deadline_s = time.monotonic() + (0.0 if self.failures else _GRACE_S)
         while self.pending and time.monotonic() < deadline_s:
@@ -102,7 +102,7 @@ class EngineRun:
 
     @property
     def over(self) -> bool:
-        """Return whether every engine has ended the job and could take another."""
+        """Return whether every engine has ended the job and can accept another."""
         return not self.pending and self.session.healthy
 
     def _send(self, payloads: Sequence[Any]) -> None:
@@ -121,7 +121,7 @@ class EngineRun:
             self.replies[rank] = client[rank].apply_async(run_job, request, function, self.session.events_address)
 
     def _portable_function(self) -> Any:
-        """Return the function pickled by reference, or as it is (ipyparallel sends its code) when a notebook defines it."""
+        """Return the function pickled by reference.  A function defined in a notebook is returned as it is: ipyparallel sends its code."""
         if getattr(self.function, "__module__", "__main__") == "__main__":
             return self.function
         try:
@@ -132,7 +132,7 @@ class EngineRun:
     def _take_events(self, timeout_s: float) -> None:
         for rank, generation, kind, event in self.session.receive(timeout_s):
             if generation != self.contexts[rank].generation:
-                continue  # of a job that was given up
+                continue  # from an abandoned job
             if kind == DONE:
                 self.done.add(rank)
                 continue
@@ -141,7 +141,7 @@ class EngineRun:
                 self.on_event(rank, event)
 
     def _watch_frozen(self, now_s: float) -> None:
-        """Give up an engine that lives and does nothing: its peers may wait for it without a limit of their own."""
+        """Give up an engine that lives but is suspended: its peers may wait for it without a time-out."""
         if now_s < self._looked_s + 0.5:
             return
         self._looked_s = now_s
@@ -155,14 +155,14 @@ class EngineRun:
                 self.failures[rank] = frozen_device(device, rank, self.name, self.last_events.get(rank), FROZEN_S)
 
     def _blame_the_silent(self) -> None:
-        """Name the device that does not answer when all others only say that a peer did not."""
+        """Name the device that does not answer when all other devices only report an unresponsive peer."""
         if self.pending and not self.died and only_peers_blamed(self.failures):
             frozen = [rank for rank in self.pending if self.session.engines[rank].frozen]
             rank = (frozen or self.pending)[0]
             raise silent_device(self.contexts[rank].device.name, rank, self.name, self.last_events.get(rank))
 
     def _take_last_events(self) -> None:
-        """Take what was published just before the ranks ended: it comes by another way than their answers."""
+        """Receive the last events of the ranks, which travel over a different channel than their answers."""
         deadline_s = time.monotonic() + 0.5
         while len(self.done) < len(self.replies) and time.monotonic() < deadline_s:
             self._take_events(0.01)
@@ -171,7 +171,7 @@ class EngineRun:
         for rank in self.pending:
             device = self.contexts[rank].device
             engine = self.session.engines[rank]
-            alive = engine.alive  # looked at before the answer: an engine may answer and then end
+            alive = engine.alive  # checked before the answer: an engine may answer and then end
             if self.replies[rank].ready():
                 try:
                     outcome: Outcome = pickle.loads(self.replies[rank].get())
@@ -188,5 +188,5 @@ class EngineRun:
                     self.failures[rank] = error_of(outcome, device.name)
             elif not alive:
                 self.died.add(rank)
-                self._take_events(0.001)  # its last events may lie waiting
+                self._take_events(0.001)  # its last events may still be queued
                 self.failures[rank] = lost_device(device.name, rank, engine.pid, self.name, self.last_events.get(rank))

@@ -1,6 +1,6 @@
-"""A service on engines: a long-lived job on each engine by itself, so that one may die and come back while the others go on.
+"""Run a separate long-lived job on each engine, so that one engine may die and return while the others continue.
 
-`EngineCluster.run` is one job of all devices, which fails with the first of them; here the caller decides what a death means.
+`EngineCluster.run` is one job on all devices, which fails with the first device; here the caller decides how to handle a death.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _POLL_S = 0.05
 def restart_engine(
     session: EngineSession, rank: int, *, timeout_s: float = START_TIMEOUT_S, cancelled: threading.Event | None = None
 ) -> None:
-    """End what is left of a rank's engine and start a new one in its place: same namespace and number; takes seconds.
+    """Restart a rank's engine with the same namespace and number, ending any remains of the old one.  This takes seconds.
 
-    May be called from any thread, for several ranks at a time.  cancelled: given up when it is set; the session ends what was begun.
-    Raises RuntimeSetupError; the other engines are left alone.
+    May be called from any thread, for several ranks at a time.  cancelled: set it to give up; the session cleans up.
+    Raises RuntimeSetupError.  Other engines are not affected.
     """
     wait = _Patience(time.monotonic() + timeout_s, cancelled or threading.Event())
     asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started again."
@@ -44,7 +44,7 @@ def restart_engine(
     session.engines[rank].wait(5.0)
     client = session.client
     assert client is not None
-    # The hub does not look after engines (see engine_session): it is told, and gives the number free.
+    # The hub does not monitor engines (see engine_session): we notify it, and it frees the engine's number.
     client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
     while rank in client.ids:
         wait.a_moment(asked, "The controller did not let go of its number")
@@ -67,7 +67,7 @@ class _Patience(NamedTuple):
     cancelled: threading.Event
 
     def a_moment(self, asked: str, found: str) -> None:
-        """Wait a moment.  Raises RuntimeSetupError when the time is over or nobody needs the engine any more."""
+        """Wait briefly.  Raises RuntimeSetupError at the time-out or if the engine is no longer needed."""
         if time.monotonic() > self.deadline_s:
             raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
         if self.cancelled.wait(_POLL_S):
@@ -78,10 +78,10 @@ ADDRESS = "commands"
 
 
 class EngineService:
-    """Jobs on single engines, and a command socket to each.  Made by EngineCluster.service; used from one thread."""
+    """Runs jobs on single engines, with a command socket to each.  Created by EngineCluster.service; used from one thread."""
 
     def __init__(self, session: EngineSession, contexts: Callable[[int], RankContext]) -> None:
-        """contexts: makes a rank's context, with a new generation each time."""
+        """contexts: creates a rank's context, with a new generation each time."""
         self._session, self._make_context = session, contexts
         self._replies: dict[int, ipyparallel.AsyncResult] = {}
         self._contexts: dict[int, RankContext] = {}
@@ -96,7 +96,7 @@ class EngineService:
         self.address = self._commands.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one engine, which must not be at another job."""
+        """Start function(context, payload) on one engine, which must be idle."""
         context = self._contexts[rank] = self._make_context(rank)
         client = self._session.client
         assert client is not None
@@ -105,11 +105,11 @@ class EngineService:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Return the ranks whose job has neither ended nor died, as far as it was told by `news`."""
+        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
         return tuple(self._replies)
 
     def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job, or keep it for `news` to send if it does not listen yet; return False if it has none."""
+        """Send a command to a rank's job, or queue it until the job listens.  Returns False if the rank has no job."""
         if rank not in self._contexts:
             return False
         self._unsent.setdefault(rank, []).append(pickle.dumps(content))
@@ -130,7 +130,7 @@ class EngineService:
         return listener_name(rank, self._contexts[rank].generation)
 
     def news(self, timeout_s: float) -> list[News]:
-        """Return what happened since the last call, waiting up to timeout_s for something to come."""
+        """Return the events since the last call.  Waits up to timeout_s for the first one."""
         for rank in list(self._unsent):
             self._send(rank)
         found = [
@@ -139,7 +139,7 @@ class EngineService:
             if kind != DONE and rank in self._contexts and generation == self._contexts[rank].generation
         ]
         for rank, reply in list(self._replies.items()):
-            alive = self._session.engines[rank].alive  # looked at first: an engine may answer and then end
+            alive = self._session.engines[rank].alive  # checked first: an engine may answer and then end
             if reply.ready():
                 self._forget(rank)
                 found.append(News(rank, "ended", _outcome(rank, reply)))
@@ -155,7 +155,7 @@ class EngineService:
         return found
 
     def restart(self, rank: int) -> None:
-        """Start a rank's engine again in the background, ending what is left of it; `news` tells when it is there."""
+        """Restart a rank's engine in the background, ending any remains of it.  `news` reports when it is up."""
         if rank in self._restarts:
             return
         self._forget(rank)
@@ -164,7 +164,7 @@ class EngineService:
         def work() -> None:
             try:
                 restart_engine(self._session, rank, cancelled=self._cancelled)
-            except BaseException as error:  # told by `news`
+            except BaseException as error:  # reported by `news`
                 errors.append(error)
 
         thread = threading.Thread(target=work, name=f"restart {rank}", daemon=True)
@@ -176,26 +176,26 @@ class EngineService:
             known.pop(rank, None)
 
     def kill(self, rank: int) -> None:
-        """End a rank's engine at once (SIGKILL)."""
+        """Kill a rank's engine at once (SIGKILL)."""
         self._session.engines[rank].kill()
 
     def freeze(self, rank: int) -> None:
-        """Stop a rank's engine without ending it: it answers nothing any more."""
+        """Suspend a rank's engine without ending it.  It stops answering."""
         engine = self._session.engines[rank]
         if engine.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine.pid, signal.SIGSTOP)
 
     def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds that a rank's engine has used, 0 of a dead one."""
+        """Return the processor seconds used by a rank's engine.  0 if it is dead."""
         return self._session.engines[rank].cpu_s
 
     def memory(self) -> tuple[MemoryReading | None, ...]:
-        """Return the engines' memory by rank, None of the dead."""
+        """Return the engines' memory by rank.  None for dead engines."""
         return tuple(read_memory(engine.pid) if engine.alive else None for engine in self._session.engines)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Wait a while for the jobs, which were told to end, and for restarts; return whether all engines live and are free again."""
+        """Wait for the jobs, which were asked to end, and for restarts.  Returns whether all engines are alive and idle again."""
         deadline_s = time.monotonic() + timeout_s
         while (self._replies or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.02)

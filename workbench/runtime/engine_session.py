@@ -1,4 +1,4 @@
-"""One living set of engines: controller, an engine per device, links, event channel, janitor; started and ended whole."""
+"""One running set of engines: controller, one engine per device, links, event channel and janitor, all started and ended together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from workbench.runtime.run_folder import make_run_folder, remove_run_folder, sta
 from workbench.runtime.work_folder import is_full_disk
 
 if TYPE_CHECKING:
-    import ipyparallel  # real devices do without it
+    import ipyparallel  # not needed for real devices
 
 _LOG_TAIL_LINES = 15
 
 
 class EngineSession:
-    """Everything that runs for a cluster of emulated devices.  `close` ends all of it, also after a failed `open`."""
+    """All processes and sockets of a cluster of emulated devices.  `close` ends all of them, also after a failed `open`."""
 
     def __init__(self, cluster: DeviceCluster, fidelity: Fidelity) -> None:
         self.cluster = cluster
@@ -59,24 +59,24 @@ class EngineSession:
         return self._folder
 
     def shape_links(self, cluster: DeviceCluster) -> None:
-        """Give the emulated links the rates of another cluster of the same devices."""
+        """Set the emulated links to the rates of another cluster of the same devices."""
         if self._network is not None:
             self._network.shape(cluster)
 
     @property
     def healthy(self) -> bool:
-        """Return whether everything that was started still runs, and every engine can be reached by its number."""
+        """Return whether every started process still runs and every engine is reachable by its number."""
         needed = [*self.engines, *([self._controller] if self._controller else [])]
         if self._network is not None:
             needed.append(ProcessId.of(self._network.holder_pid))
         runs = bool(self.engines) and all(process.alive for process in needed)
-        # One that was being started again when that was given up may live and not have registered.
+        # An engine whose restart was abandoned may be running without having registered.
         return runs and self.client is not None and set(self.client.ids).issuperset(range(len(self.engines)))
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start everything (about 5 s the first time in a process, then 2).
+        """Start all processes (about 5 s the first time in a process, then 2 s).
 
-        Raises RuntimeSetupError, EnginesLate after timeout_s; nothing is left running then.
+        Raises RuntimeSetupError, or EnginesLate after timeout_s.  In both cases nothing is left running.
         """
         self._timeout_s = timeout_s
         deadline_s = time.monotonic() + timeout_s
@@ -100,7 +100,7 @@ class EngineSession:
         environment = {**engine_environment(), "IPYTHONDIR": str(folder / "ipython")}
         self._janitor = start_janitor(folder)
         self.starter = EngineStarter(folder, environment)
-        self.starter.prepare()  # its imports go on beside the controller's
+        self.starter.prepare()  # its imports overlap with the controller's
         if self.fidelity == "kernel":
             self._network = EmulatedNetwork.create(self.cluster, folder)
             note_process(folder, ProcessId.of(self._network.holder_pid))
@@ -120,18 +120,18 @@ class EngineSession:
     def _start_controller(self, environment: dict[str, str]) -> None:
         profile = self.folder / "profile"
         logger = logging.getLogger("workbench.engines")
-        logger.setLevel(logging.ERROR)  # ends of engines are told by our own errors
+        logger.setLevel(logging.ERROR)  # our own errors report the end of an engine
         import ipyparallel
         from traitlets.config import Config
 
         config = Config()
         config.LocalProcessLauncher.environment = environment
-        # An engine counts as registered at its first heartbeat.  A missed heartbeat says nothing: we watch the processes.
+        # An engine registers with its first heartbeat.  We ignore missed heartbeats because we watch the processes.
         heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
-        # Without nodb the hub keeps every payload.  It imports from the folder in which it is.
+        # Without nodb the hub keeps every payload.  The hub imports from its current folder.
         arguments = ["--nodb", *heartbeat, f"--work-dir={self.folder}"]
         if os.name == "posix":
-            # Unix sockets cross network namespaces, use up no ports, and are private to the folder's owner.
+            # Unix sockets cross network namespaces, use no ports, and are private to the folder's owner.
             for side in ("engine", "client"):
                 arguments += [f"--IPController.{side}_transport=ipc", f"--IPController.{side}_ip={self.folder}/sock"]
             arguments += ["--IPController.monitor_transport=ipc", f"--IPController.monitor_ip={self.folder}/monitor"]
@@ -176,7 +176,7 @@ class EngineSession:
         while len(information) < len(files):
             self._require_alive(deadline_s)
             for kind, path in files.items():
-                with contextlib.suppress(OSError, ValueError):  # not there yet, or half written
+                with contextlib.suppress(OSError, ValueError):  # missing or incomplete
                     information[kind] = json.loads(path.read_text())
             time.sleep(0.02)
         if os.name == "posix":
@@ -186,14 +186,14 @@ class EngineSession:
         self.client = ipyparallel.Client(
             information["client"],
             profile_dir=self._ipp.profile_dir,
-            ipython_dir=str(self.folder / "ipython"),  # the user's own may not be writable, and is none of our business
+            ipython_dir=str(self.folder / "ipython"),  # do not use the user's folder, which may not be writable
             cluster_id="",
             timeout=30,
         )
         while len(self.client.ids) < self.cluster.world_size:
             self._require_alive(deadline_s)
             time.sleep(0.05)
-        # The hub gives the engine numbers that were asked for; who is who is verified, not assumed.
+        # The hub assigns the requested engine numbers.  We verify which engine has which number.
         replies = [self.client[rank].apply_async(identify) for rank in range(self.cluster.world_size)]
         for rank, reply in enumerate(replies):
             while not reply.ready():
@@ -205,7 +205,7 @@ class EngineSession:
                 )
 
     def _link_sockets(self, information: dict[str, dict[str, Any]]) -> None:
-        """Let engines and client find the controller: ipyparallel binds sock-PORT and looks for sock:PORT."""
+        """Let engines and client find the controller.  ipyparallel binds sock-PORT but connects to sock:PORT."""
         for connection in information.values():
             for value in connection.values():
                 for port in value if isinstance(value, list) else [value]:
@@ -214,7 +214,7 @@ class EngineSession:
                             (self.folder / f"sock:{port}").symlink_to(f"sock-{port}")
 
     def _require_alive(self, deadline_s: float) -> None:
-        """Raise RuntimeSetupError if a process died while everything was being started, or it takes too long."""
+        """Raise RuntimeSetupError if a process died during startup, or if startup takes too long."""
         for name, process in [("The controller", self._controller), *self._named_engines()]:
             if process is not None and not process.alive:
                 raise RuntimeSetupError(
@@ -243,7 +243,7 @@ class EngineSession:
         return " | ".join(lines[-_LOG_TAIL_LINES:]) or "it left no log"
 
     def receive(self, timeout_s: float) -> list[tuple[int, int, str, Any]]:
-        """Return what arrived on the event channel, (rank, generation, kind, event) each, waiting up to timeout_s for the first."""
+        """Return the events received, (rank, generation, kind, event) each.  Waits up to timeout_s for the first one."""
         assert self._events is not None
         received = []
         wait_ms = max(1, int(timeout_s * 1000))
@@ -253,7 +253,7 @@ class EngineSession:
         return received
 
     def close(self) -> None:
-        """End every process and remove every trace; harmless when repeated, and in a forked child."""
+        """End every process and remove all files.  Safe to call repeatedly and in a forked child."""
         if os.getpid() != self._owner_pid or self._folder is None:
             return
         folder, janitor = self._folder, self._janitor
@@ -272,7 +272,7 @@ class EngineSession:
             self._network.close()
         remove_run_folder(folder, spare=(janitor.pid,) if janitor else ())
         if self._ipp is not None:
-            with contextlib.suppress(Exception):  # its processes have ended already: this joins its waiting threads
+            with contextlib.suppress(Exception):  # its processes have ended: this joins its threads
                 self._ipp.stop_cluster_sync()
         if self._events is not None and self._zmq is not None:
             self._events.close()

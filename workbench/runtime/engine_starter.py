@@ -1,4 +1,4 @@
-"""Start engines for a run folder: forked from one template where forking is safe (Linux), each by itself elsewhere."""
+"""Start engines for a run folder: forked from one template process on Linux, started separately elsewhere."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, note_process
 
 _SHARED = ("transformers.modeling_utils",)
-"""Libraries that the template imports once this process has: then the jobs will need them too."""
+"""Libraries that the template imports once this process has imported them, because jobs will then need them too."""
 _TEMPLATE_MODULE = "workbench.runtime.engine_template"
 _CAN_FORK = sys.platform == "linux"
 _OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
-"""Variables that no library reads when it is imported; another value of any other makes a new template."""
+"""Variables that no library reads at import.  A changed value of any other variable requires a new template."""
 
 
 class EnginesLate(RuntimeSetupError):
-    """Engines that did not all come up in time."""
+    """Not all engines started in time."""
 
 
 def engine_environment() -> dict[str, str]:
-    """Return the variables that engines start with."""
+    """Return the environment variables for engines."""
     return {
         **child_environment(),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "MALLOC_ARENA_MAX": "2",  # arenas of many threads would count against the memory budget
+        "MALLOC_ARENA_MAX": "2",  # the arenas of many threads would count towards the memory budget
     }
 
 
 def warm_up() -> None:
-    """Let engines' libraries, those for models among them, be imported by a process of their own beside what this one does next."""
+    """Import the engines' libraries, including model libraries, in a separate process in the background."""
     if _CAN_FORK:
         _template().prepare(replace(_request(engine_environment()), modules=_SHARED))
 
 
 def settle(timeout_s: float = 60.0) -> None:
-    """Wait until what was begun by `warm_up` is done, so that it does not disturb measurements."""
+    """Wait until the imports of `warm_up` are done, so that they do not disturb measurements."""
     if _CAN_FORK:
         _template().settle(timeout_s)
 
 
 def end_template() -> None:
-    """End the process from which engines are forked, which otherwise ends with this one; the next start makes another."""
+    """End the template process from which engines are forked.  It otherwise ends with this process.  The next start creates a new one."""
     _template().end()
 
 
 class EngineStarter:
-    """Starts a run folder's engines, the first as well as those that take a dead one's place; from any thread.
+    """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread.
 
-    environment: theirs.  forks: by default where the platform allows it.
+    environment: environment variables of the engines.  forks: whether to fork; by default where the platform allows it.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str], *, forks: bool | None = None) -> None:
@@ -76,13 +76,13 @@ class EngineStarter:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def prepare(self) -> None:
-        """Let the template begin with its imports, if it has not; returns at once."""
+        """Start the template's imports in the background, unless they have started already."""
         self._logs.mkdir(parents=True, exist_ok=True)
         if self._forks:
             _template().prepare(_request(self._environment))
 
     def start(self, rank: int, timeout_s: float) -> ProcessId:
-        """Start a rank's engine.  Raises RuntimeSetupError, EnginesLate after timeout_s."""
+        """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
         if self._forks:
             request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(self.log(rank)))
             engine = ProcessId.of(_template().fork(request, timeout_s))
@@ -96,17 +96,17 @@ class EngineStarter:
         return engine
 
     def log(self, rank: int) -> Path:
-        """Return where a rank's engine writes."""
+        """Return the path of a rank's log file."""
         return self._logs / f"engine-{rank}.log"
 
     def forget(self, ended: Sequence[ProcessId], timeout_s: float = 2.0) -> None:
-        """Wait until nothing is left of engines that were killed: their parent, the template, has to take notice of it."""
+        """Wait until killed engines are fully gone.  Their parent, the template, must first reap them."""
         deadline_s = time.monotonic() + timeout_s
         while self._forks and any(os.path.exists(f"/proc/{one.pid}") for one in ended if not one.alive) and time.monotonic() < deadline_s:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End the engines that are this process's children; forked ones are the session's to end."""
+        """End the engines that are children of this process.  The session ends forked engines."""
         for process in self._started:
             process.kill()
             process.wait()
@@ -114,7 +114,7 @@ class EngineStarter:
 
 
 class _Template:
-    """The engine template of a process: ends with it, and is started again when it has died or the environment has changed."""
+    """The engine template of this process.  It ends with the process, and is restarted if it died or the environment changed."""
 
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
@@ -125,7 +125,7 @@ class _Template:
         self._one_at_a_time = threading.Lock()
 
     def prepare(self, request: EngineRequest) -> None:
-        """Start the template unless it is there, and let it import what a request will need; returns at once."""
+        """Start the template if needed and let it import the modules of a request.  Returns at once."""
         with self._one_at_a_time:
             self._send(self._open(request.environment), request)
             self._answers_due += 1
@@ -136,7 +136,7 @@ class _Template:
             self._close()
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all is imported, or for timeout_s."""
+        """Wait until all imports are done, at most timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         with self._one_at_a_time, contextlib.suppress(RuntimeSetupError):
             while self._process is not None and self._answers_due:
@@ -144,7 +144,7 @@ class _Template:
                 self._answers_due -= 1
 
     def fork(self, request: EngineRequest, timeout_s: float) -> int:
-        """Return the process number of a new engine.  Raises RuntimeSetupError, EnginesLate after timeout_s."""
+        """Return the process number of a new engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         with self._one_at_a_time:
             was_there = self._process is not None
@@ -155,7 +155,7 @@ class _Template:
             except RuntimeSetupError:
                 if not was_there:
                     raise
-                return self._fork(request, deadline_s)  # it had been killed since
+                return self._fork(request, deadline_s)  # the template had been killed
 
     def _fork(self, request: EngineRequest, deadline_s: float) -> int:
         process = self._open(request.environment)
@@ -168,17 +168,17 @@ class _Template:
                 if not self._answers_due:
                     return number
         except RuntimeSetupError:
-            self._close()  # a later answer would be taken for another engine's
+            self._close()  # otherwise a late answer would be mistaken for another engine's
             raise
 
     def _send(self, process: subprocess.Popen[bytes], request: EngineRequest) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # that there is no answer will tell
+        with contextlib.suppress(BrokenPipeError):  # the missing answer shows the failure
             process.stdin.write(request.line())
             process.stdin.flush()
 
     def _answer(self, process: subprocess.Popen[bytes], deadline_s: float) -> int:
-        """Return the next answer.  Raises RuntimeSetupError, EnginesLate after the deadline."""
+        """Return the next answer.  Raises RuntimeSetupError, or EnginesLate after the deadline."""
         assert process.stdout is not None and self._errors is not None
         asked, answer = "An engine was to be started.", b""
         while not answer.endswith(b"\n"):
@@ -217,7 +217,7 @@ class _Template:
 
 
 def _template() -> _Template:
-    """Return the template of this process, which a forked child has not inherited."""
+    """Return this process's template, which forked children do not inherit."""
     return _template_of(os.getpid())
 
 

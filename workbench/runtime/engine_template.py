@@ -1,7 +1,7 @@
-"""A process that has imported the libraries once and forks an engine whenever it is asked to (python -m ... OWNER).
+"""A process that imports the libraries once and forks engines on request (python -m ... OWNER).
 
-Importing torch and transformers takes seconds of a core and is the same for every engine; a fork takes milliseconds, and what was
-imported is in memory once for all.  The template starts no thread, so that its children may enter namespaces and have threads of their own.
+Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds, and the
+imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces and start threads.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from workbench.core.serial import from_json, to_json
 from workbench.runtime.engine import SETTINGS_FILE, EngineSettings, become_engine
 
 LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.jobs")
-"""What every engine imports."""
+"""Modules that every engine imports."""
 IMPORT_ONLY = -1
-"""In the place of a rank: import the modules and answer 0."""
+"""Used instead of a rank: import the modules and answer 0."""
 _REAP_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """An engine that is wanted.  modules: to be imported by the template, for this engine and all later ones; log: where it writes."""
+    """A request for an engine.  modules: imported by the template, for this engine and all later ones; log: path of its log file."""
 
     folder: str
     rank: int
@@ -45,19 +45,19 @@ class EngineRequest:
     modules: tuple[str, ...] = ()
 
     def line(self) -> bytes:
-        """Return the request as a line."""
+        """Return the request as one line of bytes."""
         return json.dumps(json.loads(to_json(self))).encode() + b"\n"
 
 
 def main() -> None:
-    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the owner, our parent, dies."""
+    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the owner (our parent) dies."""
     owner = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle("workbench engine template")
     with _watching(owner):
         _import(LIBRARIES)
     buffered = b""
-    ends: list[int] = []  # of children: readable when they end
+    ends: list[int] = []  # pidfds of children, readable when the child ends
     while os.getppid() == owner:
         ready = select.select([0, *ends], [], [], _REAP_S)[0]
         with contextlib.suppress(ChildProcessError):
@@ -81,14 +81,14 @@ def main() -> None:
                 child = os.fork()
                 if child == 0:
                     _run_engine(wanted)
-                with contextlib.suppress(OSError, AttributeError):  # where there is none, children are looked for now and then
+                with contextlib.suppress(OSError, AttributeError):  # without pidfds, children are polled
                     ends.append(os.pidfd_open(child))
             os.write(1, b"%d\n" % child)
 
 
 @contextlib.contextmanager
 def _watching(owner: int) -> Iterator[None]:
-    """Exit if the owner dies meanwhile; elsewhere the end of stdin tells."""
+    """Exit if the owner dies during the block.  On other platforms the end of stdin shows this."""
 
     def look(*_: Any) -> None:
         if os.getppid() != owner:
@@ -108,14 +108,14 @@ def _import(modules: tuple[str, ...]) -> None:
     for name in missing:
         try:
             importlib.import_module(name)
-        except Exception:  # the engine that needs it says so
+        except Exception:  # the engine that needs the module reports the error
             traceback.print_exc()
     if missing:
         gc.collect()
 
 
 def _run_engine(wanted: EngineRequest) -> None:
-    """Be the engine, as if an interpreter had been started for it; never returns."""
+    """Become the engine, as if a new interpreter had been started.  Never returns."""
     status = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""Engines for emulated devices, kept for a whole notebook: run a job function on every device, survive what dies."""
+"""Engines for emulated devices, kept alive for a whole notebook: run a job on every device and recover from dead engines."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ R = TypeVar("R")
 P = TypeVar("P")
 
 FIRST_TRY_S = 45.0
-"""Engines are up after 2 to 15 s; after this long it pays to start again."""
+"""Engines usually start in 2 to 15 s.  After this time it is better to try again."""
 IDLE_S = 60.0
-"""Engines of four devices take 1.3 GB with their helpers; so long after a run they end, and the next run starts them again."""
+"""Engines end after being idle for this long, and the next run restarts them.  Engines of four devices take 1.3 GB with their helpers."""
 
 
 class _NothingDone(Exception):
-    """A job did not get as far as doing anything; the cause says why."""
+    """A job ended before doing anything.  The cause says why."""
 
 
 class EngineCluster:
-    """A cluster of emulated devices, each with its engine process.
+    """A cluster of emulated devices with one engine process each.
 
-    `run` may be called any number of times.  Engines that died or had to be killed are started again by the next `run`.
+    `run` may be called any number of times.  The next `run` restarts engines that died or had to be killed.
     """
 
     def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str) -> None:
@@ -56,7 +56,7 @@ class EngineCluster:
         self._generation = 0
         self._rendezvous: Path | None = None
         self._busy = threading.Lock()
-        self._starting = threading.RLock()  # held while engines start, or end because nobody uses them
+        self._starting = threading.RLock()  # held while engines start or are released after being idle
         self._idle: threading.Timer | None = None
         self._is_looked_into = False
 
@@ -64,7 +64,7 @@ class EngineCluster:
     def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
         """Start an engine for each device.
 
-        fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' the better of what works.
+        fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one that works here).
         Raises RuntimeSetupError.
         """
         real = [device.name for device in cluster.devices if device.address]
@@ -85,7 +85,7 @@ class EngineCluster:
         return engines
 
     def open(self) -> None:
-        """Start the engines if they do not run.  Raises RuntimeSetupError."""
+        """Start the engines if they are not running.  Raises RuntimeSetupError."""
         if self._busy.acquire(blocking=False):
             try:
                 self._ready_session()
@@ -93,7 +93,7 @@ class EngineCluster:
                 self._busy.release()
 
     def _release(self) -> None:
-        """End a run; the engines end a while later, unless they are used before or someone looks into them."""
+        """Release the engines after a run.  They end after an idle time, unless they are used or inspected before."""
         self._busy.release()
         if self._session is not None and not self._is_looked_into:
             self._idle = threading.Timer(IDLE_S, self._end_idle)
@@ -107,16 +107,16 @@ class EngineCluster:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Return the names by rank."""
+        """Return the device names by rank."""
         return tuple(device.name for device in self.cluster.devices)
 
     @property
     def dilation(self) -> float:
-        """Return how many times slower than they are all devices and links are emulated."""
+        """Return the emulation's dilation: how many times slower than real all devices and links run."""
         return self._dilation
 
     def dilate(self, factor: float) -> None:
-        """Emulate all devices and links `factor` times slower than they are, from the next job on; reported times stay their own."""
+        """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in emulated seconds."""
         if factor != self._dilation:
             self._dilation = factor
             if self._session is not None:
@@ -128,23 +128,23 @@ class EngineCluster:
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
-        """Return the engines' process numbers by rank; empty when none run."""
+        """Return the engines' process numbers by rank.  Empty if none run."""
         return tuple(engine.pid for engine in self._session.engines) if self._session else ()
 
     @property
     def client(self) -> ipyparallel.Client:
-        """Return the ipyparallel client, to look into devices with %%px.  Engine numbers are ranks."""
+        """Return the ipyparallel client, to inspect devices with %%px.  Engine numbers are ranks."""
         self._is_looked_into = True
         client = self._ready_session().client
         assert client is not None
         return client
 
     def memory(self) -> tuple[MemoryReading, ...]:
-        """Return the engines' memory by rank, read from outside; from any thread, also while a job runs."""
+        """Return the engines' memory by rank, read from outside.  May be called from any thread, also during a job."""
         return tuple(read_memory(pid) for pid in self.engine_pids)
 
     def request_stop(self) -> None:
-        """Make should_stop() true on every rank of the job that runs now; from any thread."""
+        """Make should_stop() true on every rank of the running job.  May be called from any thread."""
         folder = self._rendezvous
         if folder is not None and folder.is_dir():
             (folder / STOP_FILE).touch()
@@ -159,10 +159,10 @@ class EngineCluster:
     ) -> list[R]:
         """Run function(context, payloads[rank]) on every device at once; return the results by rank.
 
-        on_event(rank, event): called here with what the ranks publish.  timeout_s: for the whole job.
-        Raises the device's own WorkbenchError, DeviceLostError when an engine dies, MemoryBudgetError when the kernel ended
-        it for its memory, another exception of the function with a note that names the device, RuntimeSetupError.
-        A job whose group did not form, before any rank had published anything, is begun once more on fresh engines.
+        on_event(rank, event): called in this process with the events that ranks publish.  timeout_s: for the whole job.
+        Raises the device's own WorkbenchError, DeviceLostError when an engine dies, MemoryBudgetError when the kernel killed an engine
+        for its memory use, RuntimeSetupError, or another exception of the function with a note that names the device.
+        If the job's process group does not form before any rank has published an event, the job runs once more on new engines.
         """
         if len(payloads) != self.cluster.world_size:
             raise ConfigError(
@@ -178,7 +178,7 @@ class EngineCluster:
             try:
                 return self._run(function, payloads, on_event, timeout_s)
             except _NothingDone:
-                # Seen on busy machines: gloo's connections hang in one process, and do so for every later group of it.
+                # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that process.
                 self.stop()
                 return self._run(function, payloads, on_event, timeout_s)
         except _NothingDone as error:
@@ -194,7 +194,7 @@ class EngineCluster:
         on_event: Callable[[int, Any], None] | None,
         timeout_s: float | None,
     ) -> list[R]:
-        """Run a job once.  Raises _NothingDone from a GroupNotFormedError of a job that had published nothing."""
+        """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
         session = self._ready_session()
         self._generation += 1
         folder = self._rendezvous = session.folder / f"run-{self._generation}"
@@ -217,9 +217,9 @@ class EngineCluster:
 
     @contextlib.contextmanager
     def service(self) -> Iterator[EngineService]:
-        """Lend the engines to a service: a job on each by itself, which may die and be started again while the others go on.
+        """Lend the engines to a service: a separate job on each engine, which may die and be restarted while the others continue.
 
-        Afterwards the engines can be used as before; those that do not end their jobs are started again then.
+        Afterwards the engines can be used as before.  Engines that do not end their jobs are restarted then.
         Raises RuntimeSetupError while another job runs.
         """
         if not self._busy.acquire(blocking=False):
@@ -246,7 +246,7 @@ class EngineCluster:
             self._release()
 
     def _contexts(self) -> tuple[RankContext, ...]:
-        """Return what the ranks of the current generation are told."""
+        """Return the contexts of all ranks for the current generation."""
         return tuple(self._context(rank) for rank in range(self.cluster.world_size))
 
     def _next_context(self, rank: int) -> RankContext:
@@ -271,7 +271,7 @@ class EngineCluster:
         )
 
     def stop(self) -> None:
-        """End the engines and remove everything they used; a later `run` starts them again."""
+        """End the engines and remove all their files.  A later `run` restarts them."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -296,7 +296,7 @@ class EngineCluster:
                     session = EngineSession(cluster, self.fidelity)
                     session.open(FIRST_TRY_S)
                 except EnginesLate:
-                    # Seen once in some hundred starts: the controller never finished one engine's registration.
+                    # Seen once in several hundred starts: the controller never finished one engine's registration.
                     session = EngineSession(cluster, self.fidelity)
                     session.open()
                 atexit.register(session.close)
@@ -305,14 +305,14 @@ class EngineCluster:
 
 
 class EnginePool:
-    """Keeps engines running for the clusters used last, so that a notebook starts them once."""
+    """Keeps the engines of recently used clusters running, so that a notebook starts them only once."""
 
     def __init__(self, capacity: int = 2) -> None:
         self._capacity = capacity
         self._running: OrderedDict[str, EngineCluster] = OrderedDict()
 
     def acquire(self, cluster: Cluster, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
-        """Return running engines for the cluster: those of an earlier call, or new ones.  Raises RuntimeSetupError."""
+        """Return running engines for the cluster, reused or newly started.  Raises RuntimeSetupError."""
         key = f"{fidelity} {cluster!r}"
         if key not in self._running:
             while len(self._running) >= self._capacity:
@@ -331,7 +331,7 @@ class EnginePool:
 
 @functools.cache
 def default_pool() -> EnginePool:
-    """Return this process's pool; its engines end with the process."""
+    """Return the engine pool of this process.  Its engines end with the process."""
     return EnginePool()
 
 

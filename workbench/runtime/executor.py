@@ -1,4 +1,4 @@
-"""Run one rank of a program with real tensors: the same object that the simulator replays in virtual time."""
+"""Run one rank of a program with real tensors.  The simulator replays the same program in virtual time."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
 
 COMPUTE = "compute"
-"""The stream that runs on the thread that asks for a step; every other stream has a thread of its own."""
+"""The stream that runs on the calling thread of a step.  Every other stream has its own thread."""
 _KEPT_PARTS = 64
 
 Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
-"""What an operation kind does: (operation, contents of op.reads) -> contents of op.writes.
+"""Implements one operation kind: (operation, contents of op.reads) -> contents of op.writes.
 
-A collective's handler returns one tensor, this rank's contribution (see run_collective).
+The handler of a collective returns one tensor, this rank's contribution (see run_collective).
 """
 
 
 class ComputePacer(Protocol):
-    """Makes an operation take as long as the emulated device would."""
+    """Makes an operation take as long as it would on the emulated device."""
 
     factor: float
-    """0: run as fast as the host can; 1: take as long as the program says."""
+    """0: run as fast as the host can; 1: take as long as the program states."""
 
     def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> tuple[Any, float, float, float]:
-        """Return (result, start, end, late) in monotonic seconds; begin_s: when the device could have begun."""
+        """Return (result, start, end, late) in monotonic seconds.  begin_s: when the device could have started."""
         ...
 
     def for_stream(self, name: str) -> ComputePacer:
-        """Return the pacer of a further stream of the same device."""
+        """Return a pacer for another stream of the same device."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """What one rank did in one step.  spans: monotonic seconds.  outputs: the schedule's outputs on this rank, but for carried ones."""
+    """Record of one rank's step.  spans: in monotonic seconds.  outputs: the schedule's outputs on this rank, without carried ones."""
 
     spans: list[Span] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     outputs: dict[Value, Any] = field(default_factory=dict)
 
     def in_device_time(self, dilation: float) -> Execution:
-        """Return the same in the emulated devices' seconds, each of which took `dilation` seconds here (see RankContext)."""
+        """Return the record in emulated seconds, each of which took `dilation` seconds here (see RankContext)."""
         spans = [
             span._replace(start_s=span.start_s / dilation, end_s=span.end_s / dilation, late_s=span.late_s / dilation)
             for span in self.spans
@@ -64,10 +64,10 @@ class Execution:
 
 
 class Executor:
-    """The streams of one rank, as long as its group lives.  Close it, or use it as a context manager.
+    """The streams of one rank, for the lifetime of its process group.  Close it, or use it as a context manager.
 
-    pacer: of stream "compute"; asked for one for each further stream.  devices: the torch device of a stream, the host's if it is not
-    named; what an operation reads is moved there, and values cross the links through host memory.
+    pacer: for the stream "compute"; it creates the pacers of the other streams.  devices: the torch device of each stream (default:
+    the host); an operation's inputs are moved to it, and values cross the links through host memory.
     """
 
     def __init__(self, rank: int, transport: Transport, pacer: ComputePacer, *, devices: Mapping[str, torch.device] | None = None) -> None:
@@ -80,7 +80,7 @@ class Executor:
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
         self._aborted: BaseException | None = None
-        self._leaving: list[Step] = []  # finished, but something may still pass through them
+        self._leaving: list[Step] = []  # finished, but some of their values may still be forwarded
 
     def __enter__(self) -> Executor:
         return self
@@ -95,31 +95,31 @@ class Executor:
         self.transport.close()
 
     def idle(self) -> None:
-        """Note that the device waited for something outside its programs: no stream is taken to have been free before now."""
+        """Record that the device waited outside its programs: no stream counts as free before now."""
         self._free_s.clear()
 
     @property
     def aborted(self) -> BaseException | None:
-        """Return why this and all later steps are given up; None if they are not."""
+        """Return the error that aborted this and all later steps.  None if there was no abort."""
         return self._aborted
 
     def abort(self, error: BaseException) -> None:
-        """Let the step in progress, and every later one, end with DeviceLostError where it waits (callable from any thread)."""
+        """Abort the current step and all later ones: wherever they wait, they raise DeviceLostError.  May be called from any thread."""
         self._aborted = error
         if self._last is not None:
             self._last.values.fail(error)
 
     def run(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Execution:
-        """Run the rank's part of a program (see `begin`) to its end."""
+        """Run the rank's part of a program to its end (see `begin`)."""
         return self.begin(program, handlers, inputs, name=name).finish()
 
     def begin(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Step:
-        """Start a step: its transfers and all streams but "compute", which runs when the step is finished.  Steps are finished in order.
+        """Start a step: its transfers and all streams except "compute", which runs in `finish`.  Finish steps in the order of their start.
 
-        A step may begin before the one before is finished; what that one carries over is not an input then.
-        handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: of the step, for error messages.
-        A compute operation takes the seconds that the program states, if the pacer's factor is 1; those of stream RING run unpaced on
-        the thread that brings the last value that they read.
+        A step may begin before the previous one is finished.  Values carried over from the previous step are then no inputs.
+        handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: name of the step in error messages.
+        With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream RING run unpaced, on
+        the thread that delivers the last value that they read.
         """
         step = Step(self, program, self._part(program), handlers, name)
         former, self._last = self._last, step
@@ -138,7 +138,7 @@ class Executor:
         return step
 
     def finished(self, step: Step, *, has_left: bool) -> None:
-        """Let go of what steps hold once everything of theirs has left."""
+        """Release the memory of steps once all their values have been sent."""
         self._leaving.append(step)
         if has_left:
             for one in self._leaving:
@@ -207,7 +207,7 @@ class Executor:
 
 
 class Step:
-    """One step of one rank, in progress (see Executor.begin)."""
+    """One running step of one rank (see Executor.begin)."""
 
     def __init__(self, executor: Executor, program: Program, part: RankPart, handlers: Mapping[str, Handler], name: str) -> None:
         self.program, self.part, self.handlers, self.name = program, part, handlers, name
@@ -230,15 +230,15 @@ class Step:
         transport.expect_receives(part.receives, self.values, self.spans)
 
     def continue_in(self, following: Step) -> None:
-        """Hand what is carried to the next step."""
+        """Pass the carried values to the next step."""
         self._is_last = False
         self.values.continue_in(following.values)
 
     def finish(self) -> Execution:
-        """Run the stream "compute", wait for the others, and return what this rank did.
+        """Run the stream "compute", wait for the other streams, and return the record of this rank's step.
 
-        Unless a later step has begun, everything has left then.  An error bears a note that names the device, the step and the
-        operation, and shows the grid with it marked.  Raises DeviceLostError when a peer dies or falls silent.
+        All values have been sent when this returns, unless a later step has begun.  An error gets a note that names the device, the step
+        and the operation, and shows the grid with the operation marked.  Raises DeviceLostError when a peer dies or becomes silent.
         """
         try:
             self._executor.run_stream(self, COMPUTE)
@@ -262,12 +262,12 @@ class Step:
         return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
 
     def let_go(self) -> None:
-        """Break the reference cycles: what the handlers hold is freed now, and not when the garbage collector comes round."""
+        """Break the reference cycles, so that the handlers' memory is freed now and not at the next garbage collection."""
         self.values.on_present(lambda value, content: None)
         self.handlers, self._leave = {}, lambda value, content: None
 
     def run_in_thread(self, stream: str) -> None:
-        """Run a further stream on its own thread; `finish` raises its error."""
+        """Run another stream on its own thread.  `finish` raises its error."""
         grad, inference = self._modes
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
@@ -281,13 +281,13 @@ class Step:
                 self._streams_done.set()
 
     def write(self, op: Op, results: tuple[Any, ...], time_s: float) -> None:
-        """Store what an operation wrote."""
+        """Store the results of an operation."""
         assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
         for value, content in zip(op.writes, results, strict=True):
             self.values.put(value, content, time_s)
 
     def place(self, index: int) -> str:
-        """Return where an operation stands: device, step, operation, and the grid with it marked."""
+        """Describe an operation's position: device, step, operation, and the grid with the operation marked."""
         rank, schedule = self._executor.rank, self.program.schedule
         device, op = self.program.devices[rank], schedule.ops[rank][index]
         step = f", {self.name}" if self.name else ""
@@ -320,7 +320,7 @@ class Step:
 
 
 def _on(device: torch.device, content: Any) -> Any:
-    """Return a tensor, or a sequence of these, on a device; anything else as it is."""
+    """Move a tensor, or a sequence of tensors, to a device.  Other values are returned unchanged."""
     if isinstance(content, torch.Tensor):
         return content.to(device)
     if isinstance(content, (tuple, list)):

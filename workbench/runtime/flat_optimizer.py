@@ -1,4 +1,4 @@
-"""All trainable parameters of a rank as one flat vector: one all-reduce, one fused AdamW."""
+"""Hold all trainable parameters of a rank in one flat vector: one all-reduce, one fused AdamW."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workbench.models.optimization import learning_rate_at
 
 STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
-"""What an optimizer keeps of a parameter NAME: the tensors 'weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'."""
+"""The optimizer state of a parameter NAME: the tensors 'weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +24,16 @@ class LinearSchedule:
     warmup_fraction: float = 0.0
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of step 0, 1, ... ."""
+        """Return the learning rate of a step, counted from 0."""
         return learning_rate_at(step, self.num_steps, self.peak, self.warmup_fraction)
 
 
 class Optimizer(Protocol):
-    """What a run's checkpoints, journals and backups ask of a rank's optimizer."""
+    """The optimizer interface that checkpoints, journals and backups use."""
 
     @property
     def num_steps(self) -> int:
-        """Return how many of the run's steps were taken."""
+        """Return the number of optimizer steps taken so far."""
         ...
 
     @property
@@ -42,27 +42,27 @@ class Optimizer(Protocol):
         ...
 
     def state_vectors(self) -> tuple[Tensor, ...]:
-        """Return all that makes the next step, with num_steps, as flat vectors."""
+        """Return the complete optimizer state (except num_steps) as flat vectors."""
         ...
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Go on as after so many steps."""
+        """Set the step count, to continue from a saved state."""
         ...
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name, as views, in the order in which state_vectors have them."""
+        """Return views of parameters and moments by name, in the order of state_vectors."""
         ...
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take over parameters and moments by name, and the step count."""
+        """Load parameters and moments by name, and set the step count."""
         ...
 
 
 class FlatAdamW:
-    """AdamW over a module's trainable parameters, which become views of one vector, as do their gradients and moments.
+    """AdamW over a module's trainable parameters.  Parameters, gradients and moments become views of flat vectors.
 
-    Decoupled weight decay applies to matrices, not to biases, norms and mixing weights. The update of a parameter depends
-    on no other, so two stages stepped apart equal one model stepped whole.
+    Decoupled weight decay applies to matrices, not to biases, norms and mixing weights.  The update of a parameter does not depend
+    on other parameters, so updating two stages separately equals updating the whole model.
     """
 
     def __init__(self, module: nn.Module, *, learning_rate: LinearSchedule, weight_decay: float) -> None:
@@ -71,7 +71,7 @@ class FlatAdamW:
         named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         decayed = sum(parameter.numel() for _, parameter in named if parameter.ndim >= 2)
         total = sum(parameter.numel() for _, parameter in named)
-        self.parameters = torch.empty(total)  # (total,), the decayed ones first
+        self.parameters = torch.empty(total)  # (total,), those with weight decay first
         self.gradients = torch.zeros(total)  # (total,)
         self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
         self._of_module = dict(named)
@@ -97,7 +97,7 @@ class FlatAdamW:
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps were taken."""
+        """Return the number of optimizer steps taken so far."""
         return self._steps
 
     @property
@@ -106,14 +106,14 @@ class FlatAdamW:
         return 4 * self.parameters.numel() * self.parameters.element_size()  # weights, gradients, two moments
 
     def keep_version(self) -> Tensor:
-        """Return the parameters, (total,), which stay as they are: further steps change a copy."""
+        """Return the current parameters, (total,), as a fixed version.  Later steps change a copy."""
         former, self.parameters = self.parameters, self.parameters.clone()
         for leaf, part in zip(self._leaves, self._groups, strict=True):
             leaf.data = self.parameters[part]
         return former
 
     def compute_with(self, version: Tensor) -> None:
-        """Let the module compute with a version of the parameters, (total,), such as one from keep_version."""
+        """Make the module compute with a version of the parameters, (total,), such as one from keep_version."""
         for name, (at, shape) in self._slots.items():
             self._of_module[name].data = version[at : at + shape.numel()].view(shape)
 
@@ -122,7 +122,7 @@ class FlatAdamW:
         self.gradients.zero_()
 
     def step(self, learning_rate: float | None = None) -> None:
-        """Update the parameters with a learning rate, by default the schedule's, and clear the gradients."""
+        """Update the parameters and clear the gradients.  learning_rate: None uses the schedule."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._schedule(self._steps) if learning_rate is None else learning_rate
         self._optimizer.step()
@@ -130,17 +130,17 @@ class FlatAdamW:
         self.zero_gradients()
 
     def state_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the parameters and both moments, (total,) each: all that makes the next step, with num_steps."""
+        """Return the parameters and both moments, (total,) each: the complete state except num_steps."""
         return self.parameters, self._moments["exp_avg"], self._moments["exp_avg_sq"]
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Go on as after so many steps."""
+        """Set the step count, to continue from a saved state."""
         self._steps = num_steps
         for leaf in self._leaves:
             self._optimizer.state[leaf]["step"].fill_(num_steps)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name (see STATE_KINDS), as views, in the order in which state_vectors have them."""
+        """Return views of parameters and moments by name (see STATE_KINDS), in the order of state_vectors."""
         return {
             f"{kind}/{name}": vector[at : at + shape.numel()].view(shape)
             for kind, vector in zip(STATE_KINDS, self.state_vectors(), strict=True)
@@ -148,7 +148,7 @@ class FlatAdamW:
         }
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take over parameters and moments by name, and the step count.  Raises KeyError for a missing name."""
+        """Load parameters and moments by name, and set the step count.  Raises KeyError for a missing name."""
         for name, mine in self.named_tensors().items():
             mine.copy_(tensors[name])
         self.set_num_steps(num_steps)

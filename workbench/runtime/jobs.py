@@ -1,4 +1,4 @@
-"""Run one job function on an engine and bring its result or its error back whole; of several ranks' errors, choose the cause."""
+"""Run a job function on an engine and return its result or error; choose the root cause among several ranks' errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE = "done"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a job on one rank.  error: the exception, None if it returned; text: the remote traceback."""
+    """Result of a job on one rank.  error: the exception, None if the job returned; text: the remote traceback."""
 
     rank: int
     result: Any = None
@@ -35,8 +35,8 @@ def identify() -> int:
 def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes, events: str) -> bytes:
     """Call the job's function with its context and payload; return a pickled Outcome.
 
-    request: pickled (RankContext, payload).  function: pickled by reference, or the function itself when it lives in a
-    notebook.  events: address of the parent's event channel.  Whatever the function left set or open is put right.
+    request: pickled (RankContext, payload).  function: pickled by reference, or the function itself if a notebook defines it.
+    events: address of the parent's event channel.  Global settings and groups that the function left behind are reset.
     """
     rank = -1
     channel: EventChannel | None = None
@@ -47,11 +47,11 @@ def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes,
         call = pickle.loads(function) if isinstance(function, bytes) else function
         outcome = Outcome(rank=rank, result=call(replace(context, channel=channel), payload))
         answer = pickle.dumps(outcome)
-    except BaseException as error:  # the engine must live on whatever the function does, sys.exit included
+    except BaseException as error:  # the engine must survive whatever the function does, including sys.exit
         answer = pickled_error(rank, error)
     finally:
         lift_all_budgets()
-        # Only a function that used torch.distributed can have left a group open.
+        # A group can only be open if the function used torch.distributed.
         if "torch.distributed" in sys.modules:
             from workbench.runtime.process_group import close_group
 
@@ -63,10 +63,10 @@ def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes,
 
 
 def pickled_error(rank: int, error: BaseException) -> bytes:
-    """Return a pickled Outcome with the error, or with a stand-in for one that cannot be pickled."""
+    """Return a pickled Outcome with the error, or with a substitute if the error cannot be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
-        # Contexts and causes may hold what cannot be pickled; the text keeps them for the reader.
+        # Contexts and causes may contain objects that cannot be pickled; the text preserves them for the reader.
         answer = pickle.dumps(Outcome(rank=rank, error=error, text=text))
         pickle.loads(answer)
         return answer
@@ -79,14 +79,14 @@ _PEERS_FAULT = 3
 
 
 def where(event: Any) -> str:
-    """Return 'epoch 1, step 7' from a rank's last dict event that says so, else an empty text.  Both count from 1, as progress does."""
+    """Return 'epoch 1, step 7' from a rank's last dict event, or an empty text.  Both count from 1, as in progress reports."""
     if not isinstance(event, Mapping):
         return ""
     return ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
 
 
 def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> DeviceLostError:
-    """Return the error for an engine whose process ended in the middle of a job."""
+    """Return the error for an engine whose process ended during a job."""
     place = where(last_event)
     return DeviceLostError(
         f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
@@ -96,7 +96,7 @@ def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> De
 
 
 def frozen_device(name: str, rank: int, job: str, last_event: Any, seconds: float) -> DeviceLostError:
-    """Return the error for an engine that was stopped by a signal and not continued."""
+    """Return the error for an engine that a signal stopped and nothing continued."""
     place = where(last_event)
     return DeviceLostError(
         f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
@@ -106,7 +106,7 @@ def frozen_device(name: str, rank: int, job: str, last_event: Any, seconds: floa
 
 
 def silent_device(name: str, rank: int, job: str, last_event: Any) -> DeviceLostError:
-    """Return the error for an engine that lives but no longer answers, so that its peers gave up on it."""
+    """Return the error for an engine that lives but no longer answers, so that its peers gave it up."""
     place = where(last_event)
     return DeviceLostError(
         f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ''}.",
@@ -125,20 +125,20 @@ def unfinished(names: list[str], job: str, timeout_s: float) -> RuntimeSetupErro
 
 
 def root_cause(failures: Mapping[int, BaseException], died: frozenset[int] = frozenset()) -> int:
-    """Return the rank whose error explains the others.
+    """Return the rank whose error explains the other errors.
 
-    A process that died comes first, then what a device says of itself, then what it says of its peers.
+    A process that died has priority, then a device's report about itself, then reports about peers.
     """
     return min(failures, key=lambda rank: (rank not in died, _remoteness(failures[rank]), rank))
 
 
 def only_peers_blamed(failures: Mapping[int, BaseException]) -> bool:
-    """Return whether every error tells of a peer that did not answer, and none of a fault of the device's own."""
+    """Return whether every error reports an unresponsive peer, and none a fault of the reporting device."""
     return all(_remoteness(error) == _PEERS_FAULT for error in failures.values())
 
 
 def error_of(outcome: Outcome, name: str) -> BaseException:
-    """Return a rank's error with the device named: in a WorkbenchError's first part, otherwise in a note."""
+    """Return a rank's error with the device named: in the first part of a WorkbenchError, otherwise in a note."""
     error = outcome.error
     assert error is not None
     if isinstance(error, WorkbenchError):
@@ -153,7 +153,7 @@ def error_of(outcome: Outcome, name: str) -> BaseException:
 
 
 def tells_of_peer(error: BaseException) -> bool:
-    """Return whether an error says that another device has gone: ours, or gloo's own."""
+    """Return whether an error, ours or gloo's, says that another device is lost."""
     if isinstance(error, DeviceLostError):
         return True
     text = f"{type(error).__name__}: {error}".lower()
@@ -162,7 +162,7 @@ def tells_of_peer(error: BaseException) -> bool:
 
 
 def _remoteness(error: BaseException) -> int:
-    """Rank an error: 1 a clear error of the device's own, 2 another exception, 3 a peer's fault seen from afar."""
+    """Rank an error: 1 a WorkbenchError about this device, 2 another exception, 3 a peer's fault."""
     if tells_of_peer(error):
         return _PEERS_FAULT
     return 1 if isinstance(error, WorkbenchError) else 2
