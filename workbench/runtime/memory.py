@@ -1,4 +1,4 @@
-"""Hold a device to its memory by RLIMIT_DATA: what does not fit is a clean error."""
+"""Limit a device's memory with RLIMIT_DATA: an allocation beyond the limit raises a clear error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
 if sys.platform != "win32":
     import resource
 
-# The last line: no room for a new thread's stack, in Python's words and the C++ library's, or for oneDNN's code.
+# The last line: no memory for a new thread's stack (in Python's and the C++ library's words), or for oneDNN's code.
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|out of memory|std::bad_alloc|alloc_cpu|errno 12"
     r"|can't start new thread|resource temporarily unavailable|could not create a (primitive|memory)",
@@ -31,9 +31,9 @@ _ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: at most so far (0 unknown); data_bytes: VmData (0 unknown).
+    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: maximum so far (0: unknown); data_bytes: VmData (0: unknown).
 
-    anonymous_bytes: resident and not a file's pages, which the system can drop at any time (all of rss_bytes where unknown).
+    anonymous_bytes: resident memory without file pages, which the system can drop at any time (equals rss_bytes where unknown).
     """
 
     rss_bytes: int
@@ -43,7 +43,7 @@ class MemoryReading:
 
 
 def read_memory(pid: int | None = None) -> MemoryReading:
-    """Return the memory of a process (default: this one); all zeros when it has gone."""
+    """Return the memory of a process (default: this one); all zeros if it has ended."""
     number = os.getpid() if pid is None else pid
     if sys.platform == "linux":
         fields: dict[str, int] = {}
@@ -67,7 +67,7 @@ def read_memory(pid: int | None = None) -> MemoryReading:
 
 
 def release_free_memory() -> None:
-    """Give memory that Python and the allocator hold for nothing back to the system."""
+    """Return unused memory of Python and the allocator to the system."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
@@ -76,9 +76,9 @@ def release_free_memory() -> None:
 
 
 def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, used_bytes: int = 0) -> MemoryBudgetError | None:
-    """Return the MemoryBudgetError that an allocator's refusal stands for, None if `error` is something else."""
+    """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause."""
     if isinstance(error, RuntimeSetupError) and error.__cause__ is not None:
-        error = error.__cause__  # a group that could not be opened for want of memory
+        error = error.__cause__  # a group that could not be opened for lack of memory
     text = str(error)
     refused = isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and _REFUSED.search(text))
     if not refused or isinstance(error, MemoryBudgetError):
@@ -96,17 +96,17 @@ _is_engine = False
 
 
 def tell_is_engine() -> None:
-    """Say that this process is an engine, the workbench's own: only there are the libraries' objects put out of the collector's sight."""
+    """Mark this process as a workbench engine.  Only in engines are the libraries' objects hidden from the garbage collector."""
     global _is_engine
     _is_engine = True
 
 
 class MemoryBudget:
-    """A budget for what the process allocates from now on, above its footprint at entry.
+    """A budget for memory that the process allocates from now on, above its footprint at entry.
 
-    Inside, an allocation beyond the budget is refused by the kernel (RLIMIT_DATA: private writable memory, so not files
-    mapped read-only) and leaves as MemoryBudgetError; the process lives on.  At exit the former limit is back.
-    Enter it once torch, gloo and the libraries are imported.  Only Linux enforces it; elsewhere it changes nothing.
+    Inside the context the kernel refuses an allocation beyond the budget (RLIMIT_DATA: private writable memory, so not files
+    mapped read-only).  This raises MemoryBudgetError and the process continues.  The former limit is restored at exit.
+    Enter the context after torch, gloo and the libraries are imported.  Only Linux enforces the budget; elsewhere nothing happens.
     """
 
     def __init__(self, device_name: str, budget_bytes: int, *, reading: Callable[[], MemoryReading] = read_memory) -> None:
@@ -119,13 +119,13 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes in use above the footprint."""
+        """Return the bytes used above the footprint."""
         return max(0, self._reading().data_bytes - self.footprint_bytes)
 
     def __enter__(self) -> MemoryBudget:
         release_free_memory()
         if _is_engine and gc.get_freeze_count() == 0:
-            # The libraries' hundreds of thousands of objects live as long as the process: no later collection looks through them again.
+            # The libraries' hundreds of thousands of objects live as long as the process: later collections skip them.
             gc.freeze()
         self.footprint_bytes = self._reading().data_bytes
         if sys.platform == "linux":
@@ -145,7 +145,7 @@ class MemoryBudget:
                 raise refused from error
 
     def lift(self) -> None:
-        """Put the former limit back (done by leaving the context)."""
+        """Restore the former limit (leaving the context also does this)."""
         if self._former is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._former)
             self._former = None
@@ -153,7 +153,7 @@ class MemoryBudget:
 
 
 def lift_all_budgets() -> None:
-    """Raise this process's soft RLIMIT_DATA to its hard limit: what a job may have left set."""
+    """Raise this process's soft RLIMIT_DATA to its hard limit, in case a job left a lower limit."""
     if sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

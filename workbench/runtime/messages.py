@@ -1,4 +1,4 @@
-"""What travels between machines: sealed msgpack messages, tensors in them as safetensors, by torchrun's store.  Decoding runs no code."""
+"""Messages between machines: sealed msgpack with tensors as safetensors, over torchrun's store.  Decoding never executes code."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Moved = tuple[PurePath, PurePath]
 
 
 def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
-    """Return a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for anything else.
+    """Encode a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for other types.
 
-    paths: is filled with the paths that it names.
+    paths: a list to which the paths in the value are added.
     """
     try:
         return msgspec.msgpack.encode(value, enc_hook=partial(_encode_other, paths))
@@ -44,13 +44,13 @@ def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
 
 
 def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any:
-    """Return a value of the type `kind`.  Raises RuntimeSetupError, which names `what` was expected, for bytes that are none.
+    """Decode a value of the type `kind`.  Raises RuntimeSetupError, which says that `what` was expected, if the bytes do not fit.
 
-    moved: a folder of the sender's, and what it is called here.
+    moved: a folder of the sender, and the corresponding folder here.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=partial(_decode_other, moved))
-    except Exception as error:  # the bytes may be anybody's: whatever is wrong with them, nothing was run
+    except Exception as error:  # the bytes may come from anybody; whatever is wrong with them, no code was run
         raise RuntimeSetupError(
             f"{what} was expected.",
             f"What came is something else: {shown(str(error), 200)}.",
@@ -59,9 +59,9 @@ def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any
 
 
 class Parts(NamedTuple):
-    """Types, as 'module:class', of what is a method's own in runtime.commands.
+    """The method-specific types in the messages of runtime.commands, each as 'module:class'.
 
-    job: of Train and Prepare.  ended: of Ended.  done: of StepDone, '' if it is nothing.  probe: of Probe, likewise.
+    job: of Train and Prepare.  ended: of Ended.  done: of StepDone, '' if it carries none.  probe: of Probe, '' if it carries none.
     """
 
     job: str
@@ -70,19 +70,19 @@ class Parts(NamedTuple):
     probe: str = ""
 
     def kind(self, name: str) -> Any:
-        """Return one of the types."""
+        """Return one of the types by its field name."""
         found = getattr(self, name)
         return _attribute(found) | None if found else None
 
 
 _OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
 _FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
-"""By name of a command or event: which of Parts it carries, and in which field."""
+"""Method-specific parts by message name: the field of Parts, and the message field that carries it."""
 _TOLD = {name: kind for name, kind in vars(c).items() if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")}
 
 
 class Told(NamedTuple):
-    """A command or event of runtime.commands as it travels; '': a dict.  part: what is the method's own in it."""
+    """The encoded form of a message of runtime.commands; name '': a dict.  part: the method-specific data."""
 
     name: str
     body: bytes
@@ -90,7 +90,7 @@ class Told(NamedTuple):
 
 
 def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
-    """Return a command, an event or a dict as bytes (see encode)."""
+    """Encode a command, an event or a dict as bytes (see encode)."""
     name = "" if isinstance(value, dict) else type(value).__name__
     part = b""
     if name in _OWN:
@@ -100,7 +100,7 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
 
 
 def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
-    """Return a command, an event or a dict.  Raises RuntimeSetupError, naming `what` was expected, for anything else."""
+    """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for anything else."""
     told = decode(data, Told, what)
     kind = _TOLD.get(told.name) if told.name and call.parts is not None else call.event
     value = decode(told.body, kind, what) if kind is not None else decode(b"", Told, what)
@@ -111,9 +111,9 @@ def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) 
 
 
 class Call(NamedTuple):
-    """A function that may be called on another machine, and the types of what it is given, publishes and returns.
+    """A function that other machines may call, with the types of its payload, events and result.
 
-    parts: of one that serves a coordinator, the types of what is the method's own in commands and events (see Parts).
+    parts: the method-specific types in commands and events, for a function that serves a coordinator (see Parts).
     """
 
     name: str
@@ -125,17 +125,17 @@ class Call(NamedTuple):
 
 
 class CallTable:
-    """The functions that may be called, by name.
+    """The callable functions, by name.
 
-    events: 'module:function' of each -> 'module:class' of what it publishes besides dicts, '' for nothing; Parts of one that serves a
-    coordinator.  The other types are those of the function's annotations.
+    events: 'module:function' -> 'module:class' of the events that it publishes besides dicts, '' for none; Parts for a function that
+    serves a coordinator.  The other types come from the function's annotations.
     """
 
     def __init__(self, events: Mapping[str, str | Parts]) -> None:
         self._events = events
 
     def named(self, name: str) -> Call:
-        """Return a function by its name.  Raises RuntimeSetupError for one that is not in the table; nothing is imported then."""
+        """Return a function by name.  Raises RuntimeSetupError, without importing anything, if the name is not in the table."""
         if name not in self._events:
             raise RuntimeSetupError(
                 f"The function '{shown(name)}' was to be called on another device.",
@@ -150,7 +150,7 @@ class CallTable:
         return Call(name, function, payload, dict[str, Any] | _attribute(event) if event else dict[str, Any], result, parts)
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
-        """Return the entry of a function.  Raises RuntimeSetupError for one that is not in the table."""
+        """Return the table entry of a function.  Raises RuntimeSetupError if the function is not in the table."""
         return self.named(f"{function.__module__}:{function.__qualname__}")
 
 
@@ -185,7 +185,7 @@ def _decode_other(moved: Moved | None, kind: type, value: Any) -> Any:
 
 
 SILENT_S = 60.0
-"""A process that has shown no sign of life for so long is given up."""
+"""A process that is silent for this long is given up."""
 
 _PULSE_S = 1.0
 _LISTEN_S = 0.1
@@ -194,7 +194,7 @@ _ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMessage:
-    """What a rank is asked to do, by default to end.  function: a name in the table.  payload: encoded."""
+    """A request to a rank; the default asks it to end.  function: a name in the table.  payload: encoded."""
 
     function: str = ""
     context: RankContext | None = None
@@ -203,9 +203,9 @@ class CallMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMessage:
-    """What became of it.  result: encoded.  text: the traceback, '' if the function returned.
+    """The answer to a CallMessage.  result: encoded.  text: the traceback, '' if the function returned.
 
-    error: the class of a WorkbenchError that is made of `parts`; '' for another error, of which the first part is the text.
+    error: the class of a WorkbenchError with the given `parts`; '' for another error, whose text is the first part.
     """
 
     result: bytes = b""
@@ -215,7 +215,7 @@ class AnswerMessage:
 
     @classmethod
     def of_error(cls, error: BaseException) -> AnswerMessage:
-        """Return the message of an exception."""
+        """Return the answer for an exception."""
         text = "".join(traceback.format_exception(error))
         if isinstance(error, WorkbenchError):
             name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
@@ -223,7 +223,7 @@ class AnswerMessage:
         return cls(parts=(f"{type(error).__name__}: {error}", "", ""), text=text)
 
     def outcome(self, rank: int, call: Call, device: str) -> Outcome:
-        """Return it with the result or the error as they were.  Raises RuntimeSetupError for a result of another type."""
+        """Convert to an Outcome with the original result or error.  Raises RuntimeSetupError for a result of the wrong type."""
         if not self.text:
             result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
             return Outcome(rank=rank, result=result)
@@ -232,23 +232,23 @@ class AnswerMessage:
 
 
 class StoreMail:
-    """The messages of one call in the store, each under a key and sealed for that key."""
+    """Stores the messages of one call, each under a key and sealed for that key."""
 
     def __init__(self, store: dist.Store, generation: int) -> None:
         self._store, self._generation = store, generation
         self._secret = os.environ.get("WORKBENCH_SECRET", "").encode()
 
     def put(self, key: str, message: Any) -> None:
-        """Leave a message.  Raises ConfigError for one that cannot be encoded."""
+        """Store a message.  Raises ConfigError if it cannot be encoded."""
         data, name = encode(message), f"{self._generation}/{key}"
         self._store.set(name, self._seal(name, data) + data)
 
     def has(self, key: str) -> bool:
-        """Return whether there is a message."""
+        """Return whether a message is stored under a key."""
         return self._store.check([f"{self._generation}/{key}"])
 
     def take(self, key: str, kind: Any, what: str) -> Any:
-        """Take a message of the type `kind` out.  Raises RuntimeSetupError, naming `what` was expected, for anything else."""
+        """Remove and return a message of the type `kind`.  Raises RuntimeSetupError, naming `what` was expected, if it does not fit."""
         name = f"{self._generation}/{key}"
         data = self._store.get(name)
         self._store.delete_key(name)
@@ -265,7 +265,7 @@ class StoreMail:
 
 
 class StoreChannel(Channel):
-    """A rank's end of the live events: each is a message of its own, which rank 0 takes away."""
+    """A rank's end of the progress channel.  Each event is a separate message, which rank 0 removes from the store."""
 
     def __init__(self, mail: StoreMail, rank: int, silent: Callable[[], list[int]]) -> None:
         self._mail, self._rank, self._count, self._silent = mail, rank, 0, silent
@@ -278,12 +278,12 @@ class StoreChannel(Channel):
             self._count += 1
 
     def silent_peers(self) -> list[int]:
-        """Return the ranks that show no sign of life."""
+        """Return the ranks known to be silent."""
         return self._silent()
 
 
 class Pulse:
-    """Shows that this process lives and watches whether the others do, in a thread with a connection of its own."""
+    """Sends heartbeats for this process and watches those of the others, in a thread with a separate connection."""
 
     def __init__(self, connect: Callable[[], dist.Store], rank: int, world_size: int) -> None:
         self._connect, self._rank, self._peers = connect, rank, [other for other in range(world_size) if other != rank]
@@ -293,36 +293,36 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the heartbeat thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the heartbeat thread."""
         self._over.set()
         if self._thread.ident is not None:
-            self._thread.join(5.0)  # it may hang in a store that has gone
+            self._thread.join(5.0)  # it may hang if the store has gone
 
     def silent(self) -> list[int]:
-        """Return the ranks that were seen alive and have shown nothing for SILENT_S."""
+        """Return the ranks that were alive and have sent no heartbeat for SILENT_S."""
         return [rank for rank, missed in self._missed.items() if missed * _PULSE_S >= SILENT_S]
 
     def _beat(self) -> None:
-        with suppress(RuntimeError):  # a store that has gone; the caller finds out by itself
+        with suppress(RuntimeError):  # the store has gone; the caller will notice
             store, count = self._connect(), 0
             while not self._over.wait(_PULSE_S):
                 count += 1
                 store.set(f"pulse/{self._rank}", str(count))
                 for rank in self._peers:
                     if not store.check([f"pulse/{rank}"]):
-                        continue  # it has not begun
+                        continue  # it has not started yet
                     beat = store.get(f"pulse/{rank}")
-                    # Rounds are counted, not seconds: if this process was frozen itself, the others were not.
+                    # We count rounds, not seconds: if this process was frozen, that does not make the others silent.
                     self._missed[rank] = self._missed[rank] + 1 if beat == self._beats.get(rank) else 0
                     self._beats[rank] = beat
 
 
 class Listener:
-    """Takes the ranks' events out of the store, in a thread with a connection of its own.  failure: a message that was no event."""
+    """Receives the ranks' events from the store, in a thread with a separate connection.  failure: the error of an invalid message."""
 
     def __init__(self, mail: StoreMail, world_size: int, call: Call, on_event: Callable[[int, Any], None]) -> None:
         self._mail, self._call, self._on_event = mail, call, on_event
@@ -333,7 +333,7 @@ class Listener:
         self._thread.start()
 
     def finish(self) -> None:
-        """Take what is left and end."""
+        """Receive the remaining events and end."""
         self._over.set()
         self._thread.join()
 
@@ -345,7 +345,7 @@ class Listener:
         except WorkbenchError as error:
             self.failure = error
         except RuntimeError:
-            pass  # a store that has gone; the caller finds out by itself
+            pass  # the store has gone; the caller will notice
 
     def _take(self) -> None:
         for rank in range(len(self._next)):

@@ -1,7 +1,7 @@
-"""Emulated links at kernel fidelity: anonymous network namespaces joined by a bridge, HTB at both ends of every veth.
+"""Emulate links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of every veth.
 
-A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces, so that the caller needs no privilege
-of its own, may have threads, and leaves nothing behind: with the holder and the engines the namespaces are gone.
+A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no privileges and may
+have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Fidelity = Literal["kernel", "paced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSupport:
-    """What links this machine can emulate.  reason: why not better; remedy: what to do; latency: netem delays packets."""
+    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more; latency: whether netem works."""
 
     fidelity: Fidelity
     reason: str
@@ -40,7 +40,7 @@ class NetworkSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One device's end of the network.  The paths are entered with setns: first the user namespace (if any), then the other."""
+    """One device's end of the network.  The paths are entered with setns: the user namespace (if any) first."""
 
     network_path: str
     user_path: str
@@ -48,8 +48,8 @@ class Endpoint:
     address: str
 
     def enter(self) -> None:
-        """Move this process there; it must have one thread.  Raises OSError."""
-        # Both are opened before the user namespace changes who we are to /proc.
+        """Move this process into the namespaces.  It must have only one thread.  Raises OSError."""
+        # Open both before entering the user namespace, which changes our access to /proc.
         network = os.open(self.network_path, os.O_RDONLY | os.O_CLOEXEC)
         if self.user_path:
             user = os.open(self.user_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the holder reports once everything is up."""
+    """The holder's report once all links are up."""
 
     endpoints: tuple[Endpoint, ...]
     latency: bool
@@ -69,7 +69,7 @@ class Layout:
 
 
 class EmulatedNetwork:
-    """The namespaces and links of one cluster; a context manager.  endpoints[rank]: where that device's engine lives."""
+    """The namespaces and links of one cluster, as a context manager.  endpoints[rank]: the network end of that device's engine."""
 
     def __init__(self, holder: subprocess.Popen[str], layout: Layout) -> None:
         self._holder = holder
@@ -79,19 +79,19 @@ class EmulatedNetwork:
 
     @property
     def holder_pid(self) -> int:
-        """Return the process that keeps the namespaces."""
+        """Return the process number of the holder."""
         return self._holder.pid
 
     @classmethod
     def create(cls, cluster: Cluster, folder: Path, *, timeout_s: float = 15.0) -> EmulatedNetwork:
-        """Set the links up.  `folder` tells in `ps` of which run the holder is.  Raises RuntimeSetupError."""
+        """Set up the links.  `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError."""
         holder = subprocess.Popen(
             [sys.executable, "-m", "workbench.runtime.network", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
+            start_new_session=True,  # protects it from Ctrl-C in the terminal
             env=child_environment(),
         )
         assert holder.stdin is not None and holder.stdout is not None
@@ -118,7 +118,7 @@ class EmulatedNetwork:
         return cls(holder, from_json(answer, Layout, source="the network holder's answer"))
 
     def shape(self, cluster: Cluster) -> None:
-        """Give the links the rates of another cluster of the same devices.  Raises RuntimeSetupError."""
+        """Set the links to the rates of another cluster of the same devices.  Raises RuntimeSetupError."""
         assert self._holder.stdin is not None and self._holder.stdout is not None
         self._holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
         self._holder.stdin.flush()
@@ -126,7 +126,7 @@ class EmulatedNetwork:
             raise RuntimeSetupError("Other rates of the emulated links were asked for.", "The process that holds them ended.", "Run again.")
 
     def close(self) -> None:
-        """End the holder: with it, and the engines, the namespaces vanish."""
+        """End the holder.  The namespaces disappear once the engines have ended too."""
         _end(self._holder)
 
     def __enter__(self) -> EmulatedNetwork:
@@ -137,7 +137,7 @@ class EmulatedNetwork:
 
 
 def probe() -> NetworkSupport:
-    """Find out, by trying with two devices, what links can be emulated here (a third of a second)."""
+    """Test with two devices which links can be emulated here (takes a third of a second)."""
     if sys.platform != "linux":
         return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
     if importlib.util.find_spec("pyroute2") is None:
@@ -167,7 +167,7 @@ def probe() -> NetworkSupport:
 
 
 def require_loopback() -> None:
-    """Raise RuntimeSetupError where devices could not reach each other at 127.0.0.1 (a namespace whose loopback is down)."""
+    """Raise RuntimeSetupError if devices could not reach each other at 127.0.0.1 (a namespace whose loopback is down)."""
     addresses = [address.address for interface in psutil.net_if_addrs().values() for address in interface]
     if "127.0.0.1" not in addresses:
         raise RuntimeSetupError(
@@ -178,7 +178,7 @@ def require_loopback() -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for our own child processes: they import what this process imports, but nothing of the current folder."""
+    """Return the environment for child processes: they import the same modules as this process, but nothing from the current folder."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path))
     return environment
@@ -195,7 +195,7 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 
 def _hold() -> None:
-    """Body of the holder: read a cluster, set its links up, say where they are; shape them again for each further one, until stdin ends."""
+    """Main function of the holder: read a cluster, set up its links, report them; reshape them for each further cluster on stdin."""
     from workbench.runtime.processes import become_root_of_new_user_namespace, has_network_privilege
     from workbench.runtime.veth import build_links, shape_links
 

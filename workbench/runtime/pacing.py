@@ -1,4 +1,4 @@
-"""Slow a fast host down to an emulated device: deadline pacing of compute, and of messages where the kernel does not shape links."""
+"""Slow a fast host down to an emulated device: paces compute, and also messages where the kernel does not shape links."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from workbench.core.serial import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedLinks:
-    """The links of one rank."""
+    """The emulated links of one rank."""
 
     cluster: Cluster
     rank: int
 
     def transfer_s(self, destination: int, nbytes: int) -> float:
-        """Return latency plus bytes over the link's rate, in seconds."""
+        """Return the transfer time in seconds: latency plus bytes divided by the link's rate."""
         return self.cluster.link(self.rank, destination).transfer_s(nbytes)
 
     def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-        """Return the seconds of a collective on a tensor of so many bytes."""
+        """Return the seconds of a collective on a tensor of this many bytes."""
         return broadcast_s(self.cluster, ranks, nbytes) if kind == BROADCAST else ring_s(self.cluster, kind, ranks, nbytes)
 
 
 T = TypeVar("T")
 
-# What an operation ends after its deadline, up to this (about one slice of the scheduler), the next operations make up for; more is a host
-# that was too busy.
+# An operation may end late by up to this (about one scheduler slice), and the next operations compensate for it.  A longer delay means
+# that the host was too busy.
 _GRAIN_S = 4e-3
 
 
 LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 CALIBRATED_SHARE = 0.01
-"""Of the devices' time that may be late at the dilation that is chosen: well below what makes a run invalid."""
+"""Share of the devices' time that may be late when a dilation is chosen: well below the share that makes a run invalid."""
 
 
 class Paced(NamedTuple, Generic[T]):
-    """What a paced call returned and when it ran, in seconds of the pacer's clock.
+    """The result of a paced call and its time span, in seconds of the pacer's clock.
 
-    late_s: how long after its deadline it ended, beyond what the next operations make up for.
+    late_s: how long after its deadline it ended, apart from what the next operations compensate for.
     """
 
     result: T
@@ -56,13 +56,13 @@ class Paced(NamedTuple, Generic[T]):
 
 
 class Pacer:
-    """Makes operations take as long as an emulated device would.
+    """Makes operations take as long as they would on an emulated device.
 
-    An operation of c seconds ends no earlier than factor * c after it began: factor 1 on a healthy device, 4 on one that is four times
-    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links are so many times slower
-    together, so that the host keeps pace (see RankContext).  Operations end a little after their deadlines: sleeps overshoot, and a short
-    operation costs the host more than the device.  The next deadlines are so much earlier, so that it does not add up over thousands of
-    operations.  Not for use by several threads at once: each compute stream has its own (`for_stream`), which add up to the device's.
+    An operation of c seconds ends no earlier than factor * c after its start.  factor: 1 on a healthy device, 4 on one that is four times
+    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links run this many times slower,
+    so that the host can keep up (see RankContext).  Operations end slightly after their deadlines, because sleeps overshoot and because a
+    short operation takes the host longer than the device.  The next deadlines are earlier by the same amount, so that delays do not add
+    up over thousands of operations.  Not thread safe: each compute stream has its own pacer (`for_stream`); their totals are the device's.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Pacer:
 
     @property
     def factor(self) -> float:
-        """Return the device's factor, the same for all of its streams."""
+        """Return the device's factor, which is the same for all its streams."""
         return self._device._factor
 
     @factor.setter
@@ -92,14 +92,14 @@ class Pacer:
         self._device._factor = factor
 
     def for_stream(self, name: str) -> Pacer:
-        """Return the pacer of a further compute stream of the device."""
+        """Return a pacer for another compute stream of the device."""
         stream = Pacer(dilation=self._dilation, clock=self._clock, sleep=self._sleep)
         stream._device = self._device
         self._device._streams.append(stream)
         return stream
 
     def reset(self) -> None:
-        """Forget all overruns."""
+        """Reset all overruns."""
         self._behind_s = 0.0
         self._late_s = 0.0
         self._paced_s = 0.0
@@ -107,10 +107,10 @@ class Pacer:
             stream.reset()
 
     def run(self, function: Callable[[], T], duration_s: float, begin_s: float | None = None) -> Paced[T]:
-        """Call `function`, which takes the device `duration_s` at factor 1; return at its deadline, or when it ends, if later.
+        """Call `function`, which takes the device `duration_s` at factor 1.  Returns at the deadline, or at the end of the call if later.
 
-        begin_s: when the emulated device could have begun (its inputs were there and it was free). What the host spent
-        since then on bookkeeping is hidden in the operation's time, as the device would not have spent it.
+        begin_s: when the emulated device could have started (inputs present, device idle).  The host's bookkeeping since then is hidden in
+        the operation's time, because the device would not need it.
         """
         now_s = self._clock()
         start_s = now_s if begin_s is None else min(begin_s, now_s)
@@ -129,7 +129,7 @@ class Pacer:
         return Paced(result, start_s, end_s, late_s)
 
     def wait_until(self, deadline_s: float) -> float:
-        """Sleep until `deadline_s` of the clock and return the time then (a little later than asked)."""
+        """Sleep until `deadline_s` of the clock and return the current time (slightly later than the deadline)."""
         now_s = self._clock()
         while now_s < deadline_s:
             self._sleep(deadline_s - now_s)
@@ -138,22 +138,22 @@ class Pacer:
 
     @property
     def late_s(self) -> float:
-        """Return the seconds by which operations ended after their deadlines, on all streams."""
+        """Return how many seconds after their deadlines operations ended, summed over all streams."""
         return self._late_s + sum(stream.late_s for stream in self._streams)
 
     @property
     def paced_s(self) -> float:
-        """Return the seconds of all paced operations together, on all streams."""
+        """Return the total seconds of all paced operations on all streams."""
         return self._paced_s + sum(stream.paced_s for stream in self._streams)
 
     @property
     def overrun_share(self) -> float:
-        """Return late_s as a share of paced_s: near 0 on a host that carries the emulation."""
+        """Return late_s as a share of paced_s.  It is near 0 on a host that keeps up with the emulation."""
         return self.late_s / self.paced_s if self.paced_s else 0.0
 
 
 def asked_dilation() -> float | None:
-    """Return the dilation that the environment asks for (WORKBENCH_DILATION), None if it is to be found.  Raises ConfigError."""
+    """Return the dilation that the environment sets (WORKBENCH_DILATION).  None: find it by calibration.  Raises ConfigError."""
     text = os.environ.get("WORKBENCH_DILATION")
     if not text:
         return None
@@ -168,10 +168,10 @@ def asked_dilation() -> float | None:
 
 
 def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
-    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late; its last if none is.
+    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late, else the last one.
 
-    late_share(dilation): measured.  A device whose time is late to one half needs to be at least twice as slow, so dilations between are
-    left out.  One that the environment asks for is taken.
+    late_share(dilation): a measurement.  If half of a device's time is late, it must run at least twice as slowly, so the dilations in
+    between are skipped.  A dilation set by the environment is used without calibration.
     """
     asked = asked_dilation()
     if asked is not None:

@@ -1,4 +1,4 @@
-"""Open and close gloo groups (rendezvous in the run's folder, or torchrun's environment), and compare the ranks' programs."""
+"""Open and close gloo groups (rendezvous in the run's folder or through torchrun), and compare the ranks' programs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from workbench.runtime.context import RankContext
 
 
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
-    """Compare the ranks' programs before their first step; every rank of the group takes part.
+    """Check before the first step that all ranks have the same program.  Every rank of the group must call this.
 
-    Raises ScheduleError on every rank, naming the first operation that differs, if a rank has another program than rank 0.
+    Raises ScheduleError on every rank, naming the first operation that differs, if a rank's program differs from rank 0's.
     """
     text = program.to_text().encode()
     own = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
@@ -51,17 +51,17 @@ def _from(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor
 
 
 LONGEST_WAIT_S = 24 * 3600.0
-"""A rank that a plan leaves idle waits for the others' whole epochs: so long at most."""
+"""Time limit for a rank that a plan leaves idle: it waits while the others run whole epochs."""
 
 
 def open_group(
     context: RankContext, timeout_s: float = 30.0, *, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
 ) -> dist.ProcessGroup:
-    """Return a gloo group of all ranks; it is torch.distributed's default group until `close_group`.
+    """Open a gloo group of all ranks, which is torch.distributed's default group until `close_group`.
 
-    timeout_s: after how long a silent peer is an error, in the devices' seconds.  name: a fresh one for each group that one run opens.
-    is_wanted: asked while others are waited for; once it says no, waiting ends.
-    Raises GroupNotFormedError, a RuntimeSetupError, which names the ranks that did not come.
+    timeout_s: how long a peer may be silent, in the devices' seconds.  name: must be new for each group that a run opens.
+    is_wanted: polled while waiting for other ranks; waiting ends when it returns False.
+    Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks.
     """
     close_group()
     timeout_s *= context.dilation
@@ -81,7 +81,7 @@ def open_group(
             store.set_timeout(timeout)
         else:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-            # Keys of its own: those of a former group name addresses at which nobody listens any more.
+            # Each group has separate keys: a former group's keys contain addresses at which nobody listens any more.
             store = dist.PrefixStore(f"group/{context.generation}/{name}", store)
         missing = _call_the_roll(store, rank, world_size, timeout_s, is_wanted)
         if missing:
@@ -107,9 +107,9 @@ def open_group(
 
 
 def _call_the_roll(store: dist.Store, rank: int, world_size: int, timeout_s: float, is_wanted: Callable[[], bool]) -> list[int]:
-    """Wait until all ranks are there; return those that are not after timeout_s, or when the group is no longer wanted.
+    """Wait for all ranks; return those missing after timeout_s, or when the group is no longer wanted.
 
-    gloo's own waiting can be ended by nothing but its timeout, and does not tell who was missing.
+    gloo's own wait ends only at its time-out and does not say which ranks are missing.
     """
     store.set(f"here/{rank}", "")
     missing, end_s, pause_s = [*range(world_size)], time.monotonic() + timeout_s, 0.001
@@ -122,10 +122,10 @@ def _call_the_roll(store: dist.Store, rank: int, world_size: int, timeout_s: flo
 
 
 def _forget_failures() -> None:
-    """Let torch name the next group as other processes name it.
+    """Make torch give the next group the same name as in other processes.
 
-    It counts groups by process, and a group that could not be made stays counted: later ones would look for their peers under other
-    keys than these use, and never find them (torch 2.13; the count is put back by destroy_process_group alone).
+    torch counts groups per process, and a failed group stays counted.  Later groups would then search for their peers under wrong
+    keys and never find them (torch 2.13; only destroy_process_group resets the count).
     """
     world = getattr(dist.distributed_c10d, "_world", None)
     if world is not None and not dist.is_initialized():
@@ -133,17 +133,17 @@ def _forget_failures() -> None:
 
 
 def close_group(group: dist.ProcessGroup | None = None) -> None:
-    """Close the default group (`group` is accepted for symmetry); does nothing when there is none, and never raises."""
+    """Close the default group (`group` is accepted for symmetry).  Does nothing if no group is open, and never raises."""
     if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
 
 
 class Meeting:
-    """Where all ranks of the default group wait for each other, however long each still has to work.
+    """A barrier for all ranks of the default group, however long each of them still works.
 
-    A rank that dies ends the wait at once, one that shows no sign of life soon, and one that does not come after LONGEST_WAIT_S.
-    names: the devices' by rank.  given_up: returns why waiting makes no sense any more, or None.
+    The wait ends at once if a rank dies, soon if a rank becomes silent, and after LONGEST_WAIT_S if a rank does not arrive.
+    names: of the devices, by rank.  given_up: returns why waiting is pointless, or None.
     """
 
     def __init__(self, context: RankContext, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None) -> None:
@@ -155,7 +155,7 @@ class Meeting:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONGEST_WAIT_S))
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, once all are there.  Raises DeviceLostError naming those that did not come."""
+        """Sum a tensor over all ranks, in place, once all have arrived.  Raises DeviceLostError naming the missing ranks."""
         self._number += 1
         asked = f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
         self._store.set(self._mark(self._rank), "")
@@ -165,7 +165,7 @@ class Meeting:
                 silent = [rank for rank in self._context.silent_peers() if rank in self._missing()]
                 given_up = self._given_up()
                 if silent or given_up is not None:
-                    # The sum cannot be called off, and a gloo group that is freed waits for it: this one is never freed.
+                    # The pending sum cannot be cancelled, and freeing a gloo group waits for it, so this group is never freed.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
                     raise given_up or self._lost(asked, silent, "shows no sign of life", begin_s)
                 time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Processes and Linux namespaces without torch or threads: whether one still lives, entering, ending all that belong to a run folder."""
+"""Handle processes and Linux namespaces without torch or threads: check for life, enter, and end all processes of a run folder."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _PROCESSES = "processes"
 
 
 class ProcessId(NamedTuple):
-    """A process by number and start, so that a recycled number is not mistaken for it."""
+    """Identifies a process by number and start time, so that a reused number is not mistaken for it."""
 
     pid: int
     started: float
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Return the identity of a running process; `started` is -1 if there is none of that number."""
+        """Return the identity of a running process.  `started` is -1 if no such process runs."""
         return cls(pid, _started(pid))
 
     @property
     def alive(self) -> bool:
-        """Return whether it runs; a zombie does not."""
+        """Return whether the process runs.  A zombie does not count."""
         return self.started >= 0 and _started(self.pid) == self.started
 
     @property
     def frozen(self) -> bool:
-        """Return whether it was stopped by a signal and only waits to be continued."""
+        """Return whether a signal stopped the process and it waits to be continued."""
         try:
             return self.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
@@ -45,7 +45,7 @@ class ProcessId(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """Return the processor seconds that it has used, 0 of one that does not run."""
+        """Return the processor seconds that the process has used.  0 if it does not run."""
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
@@ -53,7 +53,7 @@ class ProcessId(NamedTuple):
         return times.user + times.system if self.alive else 0.0
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the process has ended; return False if it had not by the timeout."""
+        """Wait until the process has ended.  Returns False at the time-out."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with _pidfd(self.pid) as descriptor:
             while self.alive:
@@ -63,12 +63,12 @@ class ProcessId(NamedTuple):
                 if descriptor is None:
                     time.sleep(min(left_s, _POLL_S))
                 else:
-                    # The identity is looked at again now and then: the number may have been recycled before the pidfd was opened.
+                    # Check the identity again from time to time: the number may have been reused before the pidfd was opened.
                     select.select([descriptor], [], [], min(left_s, 5.0) if deadline_s is not None else 5.0)
         return True
 
     def kill(self) -> None:
-        """End the process, and its whole group if it leads one, with SIGKILL."""
+        """Kill the process with SIGKILL, and its whole group if it leads one."""
         if not self.alive or self.pid in (os.getpid(), 1):
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -81,13 +81,13 @@ class ProcessId(NamedTuple):
 
 
 def note_process(folder: Path, process: ProcessId) -> None:
-    """Write down that a process goes with a folder, for whoever cleans up."""
+    """Record that a process belongs to a folder, for later cleanup."""
     with open(folder / _PROCESSES, "a", encoding="ascii") as file:
         file.write(f"{process.pid} {process.started}\n")
 
 
 def processes_of(folder: Path) -> list[ProcessId]:
-    """Return the processes noted in the folder, this one excepted, that still run."""
+    """Return the running processes recorded in the folder, except this one."""
     noted = []
     with contextlib.suppress(OSError, ValueError):
         for line in (folder / _PROCESSES).read_text(encoding="ascii").splitlines():
@@ -97,7 +97,7 @@ def processes_of(folder: Path) -> list[ProcessId]:
 
 
 def kill_processes_of(folder: Path, *, spare: tuple[int, ...] = (), timeout_s: float = 5.0) -> None:
-    """End every process noted in the folder, with its process group, and wait until they are gone."""
+    """Kill every process recorded in the folder, with its process group, and wait until all have ended."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         found = [process for process in processes_of(folder) if process.pid not in spare]
@@ -141,17 +141,17 @@ CLONE_NEWNET = 0x40000000
 
 
 def unshare(flags: int) -> None:
-    """Move this thread into new namespaces.  Raises OSError where that is not allowed."""
+    """Move this thread into new namespaces.  Raises OSError if that is not allowed."""
     _call("unshare", ctypes.c_int(flags))
 
 
 def enter(descriptor: int, flags: int) -> None:
-    """Move this thread into the namespace that an open /proc/PID/fd/N or /proc/PID/ns/... stands for.  Raises OSError."""
+    """Move this thread into the namespace behind an open /proc/PID/fd/N or /proc/PID/ns/... descriptor.  Raises OSError."""
     _call("setns", ctypes.c_int(descriptor), ctypes.c_int(flags))
 
 
 def become_root_of_new_user_namespace() -> None:
-    """Enter a new user namespace as its root; the process must have one thread.  Raises OSError where that is not allowed."""
+    """Enter a new user namespace as its root.  The process must have one thread.  Raises OSError if that is not allowed."""
     user, group = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
@@ -160,7 +160,7 @@ def become_root_of_new_user_namespace() -> None:
 
 
 def new_network_namespace() -> int:
-    """Return a descriptor that keeps a new, anonymous network namespace alive; this thread stays where it is."""
+    """Return a descriptor that keeps a new, anonymous network namespace alive.  This thread stays in its namespace."""
     here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         unshare(CLONE_NEWNET)
@@ -172,7 +172,7 @@ def new_network_namespace() -> int:
 
 
 def has_network_privilege() -> bool:
-    """Return whether this process may make network namespaces as it is (effective CAP_SYS_ADMIN and CAP_NET_ADMIN)."""
+    """Return whether this process can create network namespaces (effective CAP_SYS_ADMIN and CAP_NET_ADMIN)."""
     if sys.platform != "linux":
         return False
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -1,6 +1,6 @@
-"""The folder of one set of engines: made with its owner's name in it, swept when the owner has died.
+"""The run folder of one set of engines.  It records its owner and is removed when the owner has died.
 
-A janitor (python -m workbench.runtime.run_folder FOLDER) waits for that.
+A janitor process (python -m workbench.runtime.run_folder FOLDER) waits for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BASE_LENGTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The process that a run folder belongs to, and the host, boot and process namespace in which its number means something."""
+    """The process that owns a run folder, with the host, boot and process namespace in which its number is valid."""
 
     pid: int
     started: float
@@ -49,14 +49,14 @@ class Owner:
 
     @property
     def process(self) -> ProcessId:
-        """Return its identity as a process."""
+        """Return the identity of the owner's process."""
         return ProcessId(self.pid, self.started)
 
 
 def make_run_folder() -> Path:
-    """Return a new private folder owned by this process, after sweeping those of dead owners.
+    """Return a new private folder owned by this process, after removing the folders of dead owners.
 
-    Its path is short: unix sockets in it may have 107 characters (103 on macOS).
+    The path is short, because the path of a unix socket may have only 107 characters (103 on macOS).
     """
     sweep_stale_folders()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
@@ -65,7 +65,7 @@ def make_run_folder() -> Path:
 
 
 def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that waits for this one's death and then removes the folder and what goes with it."""
+    """Start a process that waits until this one ends and then removes the folder and its processes."""
     janitor = subprocess.Popen(
         [sys.executable, "-m", "workbench.runtime.run_folder", str(folder)],
         stdin=subprocess.DEVNULL,
@@ -80,7 +80,7 @@ def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give a folder that is gone afterwards, whatever becomes of this process."""
+    """Provide a temporary folder that is removed afterwards, even if this process dies."""
     folder = make_run_folder()
     janitor = start_janitor(folder)
     try:
@@ -92,13 +92,13 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
-    """End every process of the folder (but `spare`) and remove the folder itself."""
+    """End every process of the folder (except `spare`) and remove the folder."""
     kill_processes_of(folder, spare=spare)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep_stale_folders() -> None:
-    """Clean up after owners that died and whose janitor died too."""
+    """Clean up after dead owners whose janitor has died too."""
     current = Owner.current()
     for folder in _base().glob(_PREFIX + "*"):
         with contextlib.suppress(OSError, WorkbenchError):
@@ -106,15 +106,15 @@ def sweep_stale_folders() -> None:
                 continue
             owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder))
             if owner.host != current.host:
-                continue  # a disk that several machines share
+                continue  # the folder of another machine on a shared disk
             if owner.boot != current.boot:
-                shutil.rmtree(folder, ignore_errors=True)  # its processes went with that boot
+                shutil.rmtree(folder, ignore_errors=True)  # its processes ended with that boot
             elif owner.pid_namespace == current.pid_namespace and not owner.process.alive:
                 remove_run_folder(folder)
 
 
 def _host() -> str:
-    """Return what tells this machine from others that see the same disk."""
+    """Return an identifier that distinguishes this machine from others that use the same disk."""
     machine = ""
     with contextlib.suppress(OSError):
         machine = Path("/etc/machine-id").read_text().strip()
@@ -122,13 +122,13 @@ def _host() -> str:
 
 
 def _base() -> Path:
-    """Return where run folders are made: the temporary folder, or /tmp when its path is too long for sockets."""
+    """Return the parent of run folders: the temporary folder, or /tmp if its path is too long for sockets."""
     usual = Path(tempfile.gettempdir())
     return usual if len(str(usual)) <= _MAX_BASE_LENGTH or os.name != "posix" else Path("/tmp")
 
 
 def main(folder: Path) -> None:
-    """Return when the owner has removed the folder itself, or after having done so for a dead owner."""
+    """Wait until the owner removes the folder.  If the owner dies first, remove the folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder)).process
     while not owner.wait(1.0):

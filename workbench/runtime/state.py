@@ -1,4 +1,4 @@
-"""The named tensors that a rank holds: moved between ranks, kept in memory as a backup, written to files and read from them."""
+"""The named tensors of a rank: moved between ranks, backed up in memory, saved to files and loaded again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move
 
 Run = Callable[[Program, dict[str, Any], dict[Value, Any]], Execution]
-"""Executor.run or a session's: (program, handlers, inputs) -> what this rank did."""
+"""Executor.run or a session's method: (program, handlers, inputs) -> record of this rank's step."""
 
 _STEP = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """step: how many optimizer steps the tensors have seen.  tensors: by name; they may be views of an optimizer's or a file's memory."""
+    """step: number of optimizer steps the tensors have seen.  tensors: by name; may be views of an optimizer's or a file's memory."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -44,20 +44,20 @@ class State:
         return State(step=self.step, tensors={name: tensor.detach().clone() for name, tensor in self.tensors.items()})
 
     def moved(self, moves: Sequence[Move], rank: int, run: Run, specs: Mapping[str, Spec]) -> State:
-        """Return what a rank holds after a move, in new memory.  specs: of what it is to hold."""
+        """Return a rank's state after a move, in new memory.  specs: of the tensors that the rank has after the move."""
         into = {name: empty(spec) for name, spec in specs.items()}
         carry_out(moves, rank, run, self.tensors, into)
         return State(step=self.step, tensors=into)
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all.  Raises WriteError if the system refuses."""
+        """Write a safetensors file atomically.  Raises WriteError if the system refuses."""
         save_tensors(path, self.tensors, {_STEP: str(self.step)})
 
     @classmethod
     def load(cls, paths: Iterable[Path], names: Iterable[str] | None = None) -> State:
-        """Return tensors by name from files that `save` wrote, whichever ranks wrote which; None: all of them.
+        """Load tensors by name from files written by `save`, on any ranks.  names: None loads all.
 
-        Raises StateError if a tensor is in none of the files, or if the files are of different steps.
+        Raises StateError if a tensor is in none of the files, or if the files are from different steps.
         """
         files = tuple(paths)
         wanted = None if names is None else set(names)
@@ -79,39 +79,39 @@ class State:
 
 
 class Backups:
-    """The last two states that a rank keeps for itself and for others, in case a device is lost.
+    """The last two states that a rank keeps as backups of its own and other ranks' tensors.
 
-    Two, because a device may be lost while the later one is on its way: then some ranks have it and others do not.
+    Two, because a device may be lost while the newer backup is being sent.  Then only some ranks have the newer one.
     """
 
     def __init__(self) -> None:
         self._states: dict[int, State] = {}
 
     def keep(self, state: State) -> None:
-        """Keep a snapshot, in place of the one before the last."""
+        """Keep a snapshot, and drop the one before the last."""
         self._states[state.step] = state
         for step in sorted(self._states)[:-2]:
             del self._states[step]
 
     def forget_after(self, step: int) -> None:
-        """Forget later steps, which are done again: other devices may do them otherwise."""
+        """Drop the backups of later steps.  Those steps are repeated, possibly with different results."""
         for later in [kept for kept in self._states if kept > step]:
             del self._states[later]
 
     def names(self) -> dict[int, tuple[str, ...]]:
-        """Return what is kept, by step."""
+        """Return the names of the tensors kept, by step."""
         return {step: tuple(state.tensors) for step, state in self._states.items()}
 
     def at(self, step: int) -> State:
-        """Return the state as it was after a step, one of `names`."""
+        """Return the state after a step, which must be one of `names`."""
         return self._states[step]
 
 
 def carry_out(moves: Sequence[Move], rank: int, run: Run, held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Span]:
-    """Do this rank's part of a move and return its spans; every rank calls this with the same moves.
+    """Do this rank's part of a move and return its spans.  Every rank must call this with the same moves.
 
-    held: what this rank holds before.  into: where what it is to hold is written, bit for bit, also from its own `held`; contiguous, and
-    no tensor's memory is another's in `held`.
+    held: this rank's tensors before the move.  into: contiguous memory for its tensors after the move, which are copied bit for bit,
+    including those that come from its own `held`.  It must not share memory with `held`.
     """
     for name in into.keys() & held.keys():
         if into[name].data_ptr() != held[name].data_ptr():

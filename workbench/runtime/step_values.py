@@ -1,4 +1,4 @@
-"""A rank's part of a program, taken apart once, and the values of one step: written, awaited, freed after their last use."""
+"""A rank's part of a program, and the values of one step: written, awaited, and freed after their last use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEE_FIRST = "See the first device that failed."
 
 
 class Arrival(NamedTuple):
-    """A value and the moment at which it became present, in seconds of the monotonic clock."""
+    """A value and the time at which it became present, in seconds of the monotonic clock."""
 
     content: Any
     time_s: float
@@ -29,10 +29,11 @@ class Arrival(NamedTuple):
 
 
 class StepValues:
-    """Every thread of a rank may write, await and release values.
+    """The values of one step.  Every thread of a rank may write, await and release values.
 
-    uses: how many operations of this rank read each value; it is freed after that many releases.  sources: the rank that sends a value.
-    carried: what the next step reads under another name, see Schedule.carried.  timeout_s: how long a value from another rank is awaited.
+    uses: number of operations of this rank that read each value, which is freed after as many releases.  sources: the rank that sends a
+    value.  carried: values that the next step reads under another name (see Schedule.carried).  timeout_s: how long to wait for a value
+    from another rank.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class StepValues:
         self.memory: list[MemorySample] = []
 
     def on_present(self, call: Callable[[Value, Any], None]) -> None:
-        """Call (value, content) on the thread that writes a value, right after it is present."""
+        """Call call(value, content) right after a value is present, on the thread that writes it."""
         self._on_present = call
 
     def put(self, value: Value, content: Any, time_s: float) -> None:
-        """Store a value, wake the streams that await it, and pass it on."""
+        """Store a value, wake the streams that wait for it, and forward it."""
         arrival = Arrival(content, time_s, nbytes(content))
         with self._lock:
             if self._uses.get(value, 0):
@@ -76,7 +77,7 @@ class StepValues:
         self._on_present(value, content)
 
     def get(self, value: Value) -> Arrival:
-        """Wait for a value.  Raises DeviceLostError if its sender failed or fell silent, or if another stream of this rank failed."""
+        """Wait for a value.  Raises DeviceLostError if its sender failed or became silent, or if another stream of this rank failed."""
         found = self._present.get(value)
         if found is not None:
             return found
@@ -92,7 +93,7 @@ class StepValues:
                 return found
             if self._failure is not None:
                 raise DeviceLostError(self._asked(value), f"It failed: {self._failure}.", _SEE_FIRST)
-            # What this rank computes itself may take any time.
+            # A value computed on this rank may take any time.
             if not event.wait(None if source is None else max(0.0, deadline_s - time.monotonic())) and time.monotonic() >= deadline_s:
                 raise DeviceLostError(
                     self._asked(value), f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
@@ -102,14 +103,14 @@ class StepValues:
         return f"Value {value} was awaited from {f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
 
     def take(self, value: Value) -> Any:
-        """Wait for an output and hand it over to the caller, whose memory it is from then on."""
+        """Wait for an output and transfer the ownership of its memory to the caller."""
         content = self.get(value).content
         with self._lock:
             del self._present[value]
         return content
 
     def release(self, value: Value) -> None:
-        """Note that one operation has finished with a value; free it after the last."""
+        """Record that one operation has finished with a value; free the value after the last."""
         with self._lock:
             left = self._uses[value] = self._uses[value] - 1
             if left == 0:
@@ -117,7 +118,7 @@ class StepValues:
                 self._count(-self._present.pop(value).nbytes)
 
     def continue_in(self, following: StepValues) -> None:
-        """Hand carried values to the next step from now on, and those that are present already."""
+        """Pass carried values to the next step from now on, including those already present."""
         with self._lock:
             self._next, ready, failure = following, self._for_next, self._failure
             self._for_next = {}
@@ -127,7 +128,7 @@ class StepValues:
             following.put(value, arrival.content, arrival.time_s)
 
     def fail(self, error: BaseException) -> BaseException:
-        """Wake every waiting stream, also of later steps, with an error; return the first one, which counts."""
+        """Wake every waiting stream, also of later steps, with an error.  Returns the first error, which counts."""
         with self._lock:
             first = self._failure = self._failure or error
             for events in self._waiting.values():
@@ -159,9 +160,10 @@ def nbytes(content: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """streams: (index in the rank's list, operation) in order, by stream.  inline: those of stream RING, by each value that they read.
+    """One rank's operations.  streams: (index in the rank's list, operation) in order, by stream.
 
-    receives: (operation, what comes) by source.  uses: how many operations read a value here; an output counts as one more.
+    inline: the operations of stream RING, by each value that they read.  receives: (operation, spec of the received value) by source.
+    uses: number of operations here that read a value; an output counts as one more.
     """
 
     streams: Mapping[str, list[tuple[int, Op]]]
@@ -174,7 +176,7 @@ class RankPart:
 
     @classmethod
     def of(cls, program: Program, rank: int) -> RankPart:
-        """Return a rank's part.  Raises ScheduleError if collectives of the same ranks lie on different streams: their order is open."""
+        """Return a rank's part.  Raises ScheduleError if collectives of the same ranks are on different streams (undefined order)."""
         schedule = program.schedule
         streams: dict[str, list[tuple[int, Op]]] = {}
         inline: dict[Value, list[Op]] = {}

@@ -1,8 +1,8 @@
-"""Ranks that torchrun started, on one machine or several, in the place of emulated engines: rank 0 calls, the others serve.
+"""Use ranks started by torchrun, on one machine or several, instead of emulated engines: rank 0 calls, the others serve.
 
-Calls, answers and live events go through torchrun's own key-value store as typed messages (see messages); tensors go through gloo.
-Neither is encrypted.  Whoever reaches rank 0's port can disturb a run, but cannot make a rank run what the table does not name; with the
-same WORKBENCH_SECRET in every rank's environment, messages of others are refused.
+Calls, answers and events go through torchrun's key-value store as typed messages (see messages); tensors go through gloo.
+Neither is encrypted.  Anyone who can reach rank 0's port can disturb a run, but cannot make a rank run functions outside the table.
+With the same WORKBENCH_SECRET in every rank's environment, messages from others are refused.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from workbench.runtime.process_group import close_group, group
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
-"""After the first failure the other ranks get this long to tell theirs, which may be the cause."""
+"""After the first failure, the other ranks get this long to report theirs, which may be the cause."""
 _CLOCK_ROUNDS = 10
 
 
 class TorchrunEngines:
-    """All ranks of a torchrun job; what EngineCluster is for emulated devices.
+    """All ranks of a torchrun job: the counterpart of EngineCluster, which runs emulated devices.
 
-    rank 0: `run` as often as wanted, then `end`.  Every other rank: `serve`.  calls: what may be run.
-    cluster: known on rank 0 only.  local_folder: where each rank keeps large files of its own ('' in the job's folder).
+    rank 0: call `run` any number of times, then `end`.  Other ranks: call `serve`.  calls: the functions that may be run.
+    cluster: known only on rank 0.  local_folder: where each rank stores large private files ('' uses the job's folder).
     """
 
     fidelity: Literal["real"] = "real"
@@ -69,21 +69,21 @@ class TorchrunEngines:
 
     @classmethod
     def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
-        """Return this process's end.  Raises RuntimeSetupError where torchrun did not start it, or its store cannot be reached."""
+        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or its store is unreachable."""
         rank, world_size = torchrun_rank()
         address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
         if interface := _interface_towards(address):
-            # gloo need not guess an interface from the host's name, and listens on no other.
+            # gloo then does not guess an interface from the host's name, and listens on no other interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        hosts = [rank == 0 and not agent]  # the first connection may have to open the store
+        hosts = [rank == 0 and not agent]  # the first connection may need to open the store
 
         def connect() -> dist.Store:
             timeout = timedelta(seconds=timeout_s)
             listening: dict[str, Any] = {}
             if hosts and hosts.pop():
-                # A socket of ours listens at that address alone; torch's own would listen at every address of the machine.
+                # Our socket listens only at that address; torch's own would listen at every address of the machine.
                 listening = {"is_master": True, "master_listen_fd": socket.create_server((address, int(port))).detach()}
             store = dist.TCPStore(address, int(port), world_size, timeout=timeout, wait_for_workers=False, **listening)
             return dist.PrefixStore(prefix, store)
@@ -96,13 +96,13 @@ class TorchrunEngines:
                 f"{str(error).splitlines()[0]}.",
                 "Check --master-addr and the network between the machines.",
             ) from error
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # process groups use the store that is open now
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # process groups reuse the open store
         return engines
 
     def lead(self, cluster: Cluster, local_folder: str = "") -> None:
-        """Make rank 0 ready to call: say which devices the ranks are, and lay their clocks beside each other.
+        """Prepare rank 0 for calls: assign the devices to the ranks, and align the ranks' clocks.
 
-        Raises ConfigError if there are not as many devices as ranks.
+        Raises ConfigError if the number of devices differs from the number of ranks.
         """
         if cluster.world_size != self.world_size:
             raise ConfigError(
@@ -119,8 +119,8 @@ class TorchrunEngines:
     ) -> list[Any]:
         """Run function(context, payloads[rank]) on every rank at once; return the results by rank.
 
-        function: one of the table.  on_event(rank, event): called by another thread.
-        Raises the error of the rank that explains the others', with the device named, or DeviceLostError if a rank does not answer.
+        function: must be in the table.  on_event(rank, event): called in another thread.
+        Raises the error of the root-cause rank, with the device named, or DeviceLostError if a rank does not answer.
         """
         cluster = self.cluster
         assert cluster is not None and self.rank == 0, "only rank 0 calls, after lead()"
@@ -141,7 +141,7 @@ class TorchrunEngines:
             )
             for rank, device in enumerate(cluster.devices)
         ]
-        encoded = {id(payload): encode(payload) for payload in payloads}  # most often the same for all
+        encoded = {id(payload): encode(payload) for payload in payloads}  # usually all ranks get the same payload
         for context, payload in zip(contexts[1:], payloads[1:], strict=True):
             mail.put(f"call/{context.rank}", CallMessage(function=call.name, context=context, payload=encoded[id(payload)]))
         listener = None
@@ -172,9 +172,9 @@ class TorchrunEngines:
         return [outcomes[rank].result for rank in range(self.world_size)]
 
     def serve(self) -> None:
-        """Answer rank 0's calls until it ends them (every rank but 0).  Raises DeviceLostError if rank 0 has gone or falls silent.
+        """Answer rank 0's calls until it ends them (all ranks but 0).  Raises DeviceLostError if rank 0 ends early or becomes silent.
 
-        A message that is no call is answered by an error, and nothing is run.
+        A message that is not a valid call is answered with an error, and nothing is run.
         """
         self._pulse.start()
         try:
@@ -184,7 +184,7 @@ class TorchrunEngines:
             self._pulse.stop()
 
     def _serve_one(self) -> bool:
-        """Answer the next call; return False if there are no more."""
+        """Answer the next call.  Returns False if no more calls follow."""
         self._generation += 1
         mail, key = StoreMail(self._store, self._generation), f"call/{self.rank}"
         asked, todo = f"Rank {self.rank} waited for rank 0's calls.", "See its own output."
@@ -213,19 +213,19 @@ class TorchrunEngines:
         return not ends
 
     def end(self) -> None:
-        """Let the other ranks return from `serve` (rank 0)."""
+        """Make the other ranks return from `serve` (rank 0)."""
         self._generation += 1
         mail = StoreMail(self._store, self._generation)
         for rank in range(1, self.world_size):
             mail.put(f"call/{rank}", CallMessage())
         self._pulse.stop()
-        time.sleep(4 * _POLL_S)  # where rank 0 holds the store, the others must have read this before it goes
+        time.sleep(4 * _POLL_S)  # if rank 0 hosts the store, the others must read this before it closes
 
     def _joined(self, context: RankContext, mail: StoreMail) -> RankContext:
         return replace(context, channel=StoreChannel(mail, context.rank, self._pulse.silent))
 
     def _collect(self, mail: StoreMail, call: Call, names: Sequence[str], outcomes: dict[int, Outcome]) -> None:
-        """Take the other ranks' answers until all are there or one is silent; once one has failed, the rest has a little time left."""
+        """Collect the other ranks' answers until all are present or one is silent.  After a failure, the rest get a short grace time."""
         deadline_s = None
         while missing := [rank for rank in range(self.world_size) if rank not in outcomes]:
             for rank in missing:
@@ -243,7 +243,7 @@ class TorchrunEngines:
 
 
 def measure_clock_offset(context: RankContext, payload: None) -> float:
-    """Return what must be added to this rank's monotonic clock to get rank 0's, in seconds: from the fastest of some round trips."""
+    """Return the offset from this rank's monotonic clock to rank 0's, in seconds, from the fastest of several round trips."""
     offset_s, shortest_s = 0.0, float("inf")
     clock = torch.zeros(1, dtype=torch.float64)
     with group(context, 60.0, "clock"):
@@ -264,7 +264,7 @@ def measure_clock_offset(context: RankContext, payload: None) -> float:
 
 
 def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool:
-    """Return whether this rank sees a file that rank 0 wrote; a network folder may show it a little later."""
+    """Return whether this rank can see a file written by rank 0.  A network folder may show it with a delay."""
     deadline_s = time.monotonic() + patience_s
     while not path.is_file():
         if time.monotonic() > deadline_s:
@@ -274,21 +274,21 @@ def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool
 
 
 def remove_own_files(context: RankContext, payload: None) -> None:
-    """Remove what this rank kept in its local folder."""
+    """Remove this rank's files from its local folder."""
     own = context.own_folder(Path(context.local_folder))
     shutil.rmtree(own, ignore_errors=True)
-    with suppress(OSError):  # the last rank of a machine finds them empty
+    with suppress(OSError):  # only the last rank of a machine finds them empty
         own.parent.rmdir()
         own.parent.parent.rmdir()
 
 
 def _answer(work: Callable[[], Any]) -> AnswerMessage:
-    """Do the work and return its result or its error as a message."""
+    """Do the work and return its result or error as a message."""
     try:
         return AnswerMessage(result=encode(work()))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # rank 0 chooses the cause among all ranks'
+    except BaseException as error:  # rank 0 finds the cause among all ranks' errors
         return AnswerMessage.of_error(error)
     finally:
         lift_all_budgets()
@@ -296,7 +296,7 @@ def _answer(work: Callable[[], Any]) -> AnswerMessage:
 
 
 def _interface_towards(address: str) -> str | None:
-    """Return the network interface from which this machine reaches an address, None if it is not known."""
+    """Return the network interface from which this machine reaches an address.  None if unknown."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]

@@ -1,7 +1,7 @@
-"""Move values between ranks: a value leaves when it is present and its turn in its channel has come, while streams compute.
+"""Send values between ranks while streams compute: a value is sent once it is present and is next in its channel.
 
-A message is given to gloo by the thread that has its value, or by the sending thread where an earlier one still occupies the egress.
-A value that only passes through is sent on by the thread that received it, whatever the streams do meanwhile.
+The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending thread does.
+A forwarded value is sent by the thread that received it, whatever the streams are doing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from workbench.runtime.pacing import PacedLinks
 from workbench.runtime.step_values import StepValues, nbytes
 
 WINDOW = 16
-"""Receives posted ahead per source: a message whose receive is posted late waits for one more round trip."""
+"""Number of receives posted ahead per source.  A message whose receive is posted late waits for one more round trip."""
 WINDOW_BYTES = 1 << 20
-"""Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less than this."""
+"""Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
 SMALL_BYTES = 1 << 16
-"""Messages up to this size do not occupy the egress: the network interleaves them."""
+"""Messages up to this size do not occupy the egress, because the network interleaves them."""
 
 
 class _Message:
@@ -56,10 +56,10 @@ class _Channel:
 class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it, or use it as a context manager.
 
-    group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called on its members only).
-    paced_links: None where the kernel shapes the links.  timeout_s: how long a value from another rank is awaited.
-    peers: the group's number of each rank that operations name (None: the same numbers); they differ where the devices that a failure
-    left have made a group of their own.
+    group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
+    paced_links: None where the kernel shapes the links.  timeout_s: how long to wait for a value from another rank.
+    peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the survivors of a
+    failure have formed a new group.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Transport:
         self._group, self._rank, self._peers, self._window = group, rank, peers, window
         self._channels: dict[int, _Channel] = {}
         self._egress = threading.Lock()
-        self._num_waiting = 0  # messages that the sending thread has still to give to gloo
-        self._num_large = 0  # large messages that gloo has and that have not left
+        self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
+        self._num_large = 0  # large messages that were passed to gloo but not sent yet
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._receives: dict[int, queue.SimpleQueue] = {}
         self.failure: BaseException | None = None
@@ -91,9 +91,9 @@ class Transport:
         self.close()
 
     def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
-        """Announce a step's SENDs, in list order; return what must be called with each value when it is present.
+        """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is present.
 
-        Their spans are added to `spans`, and each releases its value when it has left.
+        The spans of the messages are added to `spans`.  Each message releases its value once sent.
         """
         outgoing: dict[Value, list[tuple[_Channel, _Message]]] = {}
         for op in sends:
@@ -110,7 +110,7 @@ class Transport:
         return present
 
     def expect_receives(self, receives: Mapping[int, Sequence[tuple[Op, Spec]]], values: StepValues, spans: list[Span]) -> None:
-        """Announce a step's RECVs by source, in list order: what comes is put into `values`, when it came is added to `spans`."""
+        """Announce a step's RECVs by source, in list order.  Received values are put into `values`, and their time spans into `spans`."""
         for source, batch in receives.items():
             if source not in self._receives:
                 self._receives[source] = queue.SimpleQueue()
@@ -118,9 +118,9 @@ class Transport:
             self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
 
     def flush(self, values: StepValues) -> None:
-        """Wait until everything that was announced has left, also what only passes through.
+        """Wait until all announced values have been sent, including forwarded ones.
 
-        Raises DeviceLostError if something could not leave, or did not within timeout_s.
+        Raises DeviceLostError if a value could not be sent, or was not sent within timeout_s.
         """
         deadline_s = time.monotonic() + self.timeout_s
         while any(channel.pending for channel in self._channels.values()):
@@ -136,7 +136,7 @@ class Transport:
         values.raise_failure()
 
     def close(self) -> None:
-        """End the threads; transfers in progress are abandoned."""
+        """End the threads and abandon transfers in progress."""
         self._leaving.put(None)
         for receives in self._receives.values():
             receives.put(None)
@@ -149,7 +149,7 @@ class Transport:
         return rank if self._peers is None else self._peers[rank]
 
     def _advance(self, channel: _Channel) -> None:
-        """Send what is present at the head of a channel."""
+        """Send the values that are present at the head of a channel."""
         with channel.lock:
             while channel.pending and channel.pending[0].content is not None:
                 message = channel.pending[0]
@@ -159,7 +159,7 @@ class Transport:
                     else:
                         self._num_waiting += 1
                     self._leaving.put(message)
-                channel.pending.popleft()  # last: `flush` looks here first and then asks the sending thread
+                channel.pending.popleft()  # last, because `flush` checks this first and then asks the sending thread
 
     def _give_to_gloo(self, message: _Message) -> None:
         destination = message.op.ranks[1]
@@ -175,14 +175,14 @@ class Transport:
         self._num_large += message.is_large
 
     def _send_loop(self) -> None:
-        """Wait for each message to have left, in the order in which they became ready; give gloo those that had to wait."""
+        """Wait until each message is sent, in the order in which they became ready; pass deferred messages to gloo."""
         while (item := self._leaving.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
             try:
                 self._see_off(item)
-            except BaseException as error:  # handed to the streams, which raise it
+            except BaseException as error:  # passed to the streams, which raise it
                 self._fail(item.values, error)
             item.content = item.work = None
 
@@ -231,7 +231,7 @@ class Transport:
                 posted_bytes -= nbytes(buffer)
                 spans.append(Span(self._rank, op, start, end, nbytes(buffer)))
                 values.put(op.writes[0], buffer, end)
-        except BaseException as error:  # handed to the streams, which raise it
+        except BaseException as error:  # passed to the streams, which raise it
             for _, _, _, waiting, _ in posted:
                 waiting.fail(error)
             if values is not None:
@@ -242,5 +242,5 @@ class Transport:
 
 
 def empty(spec: Spec) -> torch.Tensor:
-    """Return an uninitialized tensor of a spec."""
+    """Return an uninitialized tensor with the given spec."""
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))

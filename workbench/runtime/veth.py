@@ -14,7 +14,7 @@ from workbench.runtime.processes import CLONE_NEWNET, enter, new_network_namespa
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
-# Bursts and segments of 16 KB: larger ones let a message of some hundred kB pass far above the rate.
+# Bursts and segments of 16 KB.  With larger ones a message of some hundred kB would pass far above the rate.
 _BURST_BYTES = 16384
 _ROOT = 0x10000
 _DEFAULT_CLASS = 0x10
@@ -22,7 +22,7 @@ _ETHERNET_IP = 0x0800
 
 
 class LinkEnd(NamedTuple):
-    """One device's namespace: the descriptor that keeps it alive, the interface in it, its address."""
+    """One device's namespace: a descriptor that keeps it alive, its interface and its address."""
 
     descriptor: int
     interface: str
@@ -30,7 +30,7 @@ class LinkEnd(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """What an interface's egress is shaped to."""
+    """The shaping of an interface's egress."""
 
     bytes_per_s: float
     latency_s: float
@@ -44,8 +44,8 @@ def address_of(rank: int) -> str:
 def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
     """Join all devices by a bridge in a new namespace of this process; return their ends and whether latency is emulated.
 
-    Each access link is shaped at the device's end (what it sends) and at the bridge's end (what it receives); pairs that
-    differ get a class of their own at the sender's end, by destination address.  Raises OSError where not allowed.
+    Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different rate get a
+    separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
     """
     unshare(CLONE_NEWNET)
     descriptors = [new_network_namespace() for _ in cluster.devices]
@@ -70,7 +70,7 @@ def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
 
 
 def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
-    """Give the links of `build_links` the cluster's rates; return whether latency is emulated.  Raises OSError where not allowed."""
+    """Set the links of `build_links` to the cluster's rates; return whether latency is emulated.  Raises OSError if not allowed."""
     latency = True
     names = [device.name for device in cluster.devices]
     for rank, device in enumerate(cluster.devices):
@@ -88,9 +88,9 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
 
 
 def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> bool:
-    """Limit an interface's egress; return whether its latency could be set as well."""
+    """Limit an interface's egress; return whether its latency could be set too."""
     netlink.link("set", index=index, gso_max_size=_BURST_BYTES)
-    with contextlib.suppress(NetlinkError):  # none is there the first time
+    with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
         netlink.tc("del", "htb", index, _ROOT)
     netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
     latency = _add_class(netlink, index, _DEFAULT_CLASS, rate)
@@ -111,7 +111,7 @@ def _add_class(netlink: IPRoute, index: int, number: int, rate: Rate) -> bool:
     try:
         netlink.tc("add", "netem", index, number << 16, parent=_ROOT | number, delay=int(rate.latency_s * 1e6), limit=100_000)
     except NetlinkError:
-        return False  # the kernel has no netem: rates hold, latency is what the host's own is
+        return False  # the kernel has no netem: rates are shaped, but latency is the host's
     return True
 
 

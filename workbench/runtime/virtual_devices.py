@@ -1,4 +1,4 @@
-"""Devices in virtual time: steps take the seconds that are predicted, processes die and come back, and no time passes meanwhile."""
+"""Simulate devices in virtual time: steps take their predicted seconds, processes die and return, and no real time passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.runtime.jobs import Outcome
 
 
 class Agenda:
-    """What happens when, in virtual time."""
+    """A queue of actions in virtual time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -28,42 +28,43 @@ class Agenda:
 
     @property
     def next_s(self) -> float:
-        """Return when the next action is due, infinity if none is."""
+        """Return the time of the next action.  Infinity if there are none."""
         return self._actions[0][0] if self._actions else float("inf")
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Have something done at a time; what is due at the same time is done in the order in which it was asked for."""
+        """Schedule an action.  Actions due at the same time run in the order in which they were scheduled."""
         heapq.heappush(self._actions, (time_s, next(self._order), action))
 
     def step(self) -> None:
-        """Go to the next action and do it."""
+        """Advance to the next action and run it."""
         self.now_s, _, action = heapq.heappop(self._actions)
         action()
 
 
 class VirtualWork(Protocol):
-    """What a method's job is to virtual devices.  A job has first_step, last_step (the first that is not to be done) and timeout_s."""
+    """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s."""
 
     def seconds(self, job: Any, step: int, factors: Mapping[int, float]) -> float:
-        """Return the seconds of a step; factors: by place among the members, how many times slower a device is than its profile."""
+        """Return the seconds of a step.  factors: each device's slowdown relative to its profile, by position among the members."""
         ...
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
-        """Return what a member publishes after a step."""
+        """Return the event that a member publishes after a step."""
         ...
 
     def part(self, job: Any, place: int, end: c.End, stop: int) -> Any:
-        """Return a member's part of a job that it ended before step `stop`; if another was lost, in the middle of that step."""
+        """Return a member's part of a job that it ended before step `stop`, or during that step if another device was lost."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualWorld:
-    """What virtual devices do beside computing, in seconds.
+    """The overheads of virtual devices outside computing, in seconds.
 
-    start_s: until a process that was started takes commands.  restart_s: until a new process is there.  notice_s: until the end of a
-    process is noticed.  join_s: of forming a group.  prepare_s: of loading.  probe_s: of a probe.  message_s: a message takes at most.
-    seed: of how long each takes, and of who knows the step in which a device is lost; None: all take the longest, and nobody does.
+    start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until the end of a
+    process is noticed.  join_s: to form a group.  prepare_s: to load data.  probe_s: of a probe.  message_s: maximum for a message.
+    seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every duration is its
+    maximum, and no member has completed that step.
     """
 
     start_s: float = 0.5
@@ -78,7 +79,7 @@ class VirtualWorld:
 
 @dataclass(slots=True)
 class _Process:
-    """life: counts the processes of a device.  factor: the injected slow-down.  train: the job that it is at."""
+    """life: counts a device's processes.  factor: the injected slowdown.  train: its current job."""
 
     life: int = 0
     is_alive: bool = True
@@ -90,7 +91,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Group:
-    """The members of a generation at work.  ticket: of the step under way; another if it was broken off."""
+    """The members of a working generation.  ticket: identifies the current step; it changes if the step is aborted."""
 
     train: c.Train
     step: int
@@ -100,9 +101,9 @@ class _Group:
 
 
 class VirtualDevices:
-    """A runtime.devices.Devices whose clock stands still while nobody asks for news.
+    """A runtime.devices.Devices whose clock advances only while somebody waits for news.
 
-    commands: (seconds, rank, command) of all that were sent.
+    commands: (seconds, rank, command) of all commands sent.
     """
 
     def __init__(self, world_size: int, work: VirtualWork, world: VirtualWorld | None = None) -> None:
@@ -111,7 +112,7 @@ class VirtualDevices:
         self._processes = [_Process() for _ in range(world_size)]
         self._groups: dict[int, _Group] = {}
         self._pending: list[News] = []
-        self._last_s: dict[tuple[int, bool], float] = {}  # of a message to or from a device: none overtakes another
+        self._last_s: dict[tuple[int, bool], float] = {}  # last arrival to or from a device: messages do not overtake each other
         self._draws = None if self._world.seed is None else random.Random(self._world.seed)
         self.commands: list[tuple[float, int, Any]] = []
 
@@ -120,7 +121,7 @@ class VirtualDevices:
         return self._agenda.now_s
 
     def news(self, timeout_s: float) -> list[News]:
-        """Let time pass until something was told, or for timeout_s."""
+        """Advance the time until an event arrives, or by timeout_s."""
         until_s = self._agenda.now_s + timeout_s
         while not self._pending and self._agenda.next_s <= until_s:
             self._agenda.step()
@@ -144,7 +145,7 @@ class VirtualDevices:
         self._send(rank, True, lambda: self._take(rank, message, life))
 
     def kill(self, rank: int) -> None:
-        """End a device's process."""
+        """Kill a device's process."""
         process = self._processes[rank]
         if process.is_alive:
             had_job = self._end_process(rank)
@@ -158,7 +159,7 @@ class VirtualDevices:
         return process.has_job
 
     def freeze(self, rank: int) -> None:
-        """Stop a device's process: the others wait for it."""
+        """Suspend a device's process, so that the others wait for it."""
         process = self._processes[rank]
         if process.is_alive and not process.is_frozen:
             if process.train is not None:
@@ -166,11 +167,11 @@ class VirtualDevices:
             process.is_frozen = True
 
     def cpu_s(self, rank: int) -> float:
-        """Return 0: no host starves virtual devices."""
+        """Return 0, because virtual devices are never starved by a host."""
         return 0.0
 
     def restart(self, rank: int) -> None:
-        """Start a device's process again."""
+        """Restart a device's process."""
         if self._processes[rank].is_alive:
             self._end_process(rank)
         self._agenda.at(self.now_s() + self._some(self._world.restart_s), partial(self._restarted, rank))
@@ -193,7 +194,7 @@ class VirtualDevices:
         self._send(rank, False, lambda: self._pending.append(News(rank, "event", event)))
 
     def _after(self, rank: int, seconds: float, action: Callable[[], None]) -> None:
-        """Have a process do something after a while, if it is there still."""
+        """Run an action for a process after a delay, if the process still exists."""
         life = self._processes[rank].life
 
         def act() -> None:
@@ -236,7 +237,7 @@ class VirtualDevices:
         group.joined.add(rank)
         if group.joined == set(train.members):
             self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_step, group))
-        else:  # others may never come
+        else:  # the other members may never come
             self._after(rank, train.job.timeout_s, partial(self._give_up, rank, train, group))
 
     def _begin_step(self, group: _Group) -> None:
@@ -273,7 +274,7 @@ class VirtualDevices:
         self._tell(rank, c.Ended(train.generation, end, part))
 
     def _break_off(self, rank: int, others_wait_s: float) -> None:
-        """Let the members of a device's group notice, after a while, that it does not answer."""
+        """Make the members of a device's group notice, after a delay, that it does not answer."""
         train = self._processes[rank].train
         if train is None:
             return
@@ -284,13 +285,13 @@ class VirtualDevices:
                 self._after(other, others_wait_s, partial(self._give_up, other, train))
 
     def _give_up(self, rank: int, train: c.Train, forming: _Group | None = None) -> None:
-        """Let a member end its job since another does not answer.  forming: only if that group has not formed."""
+        """Make a member end its job because another does not answer.  forming: act only if that group has not formed."""
         if self._processes[rank].train is not train or (forming is not None and forming.joined == set(train.members)):
             return
         group, stop = self._groups[train.generation], None
-        self._break_off(rank, self._world.notice_s)  # the others lose their connection to it
+        self._break_off(rank, self._world.notice_s)  # the others lose their connection to this device
         has_begun = group.joined == set(train.members) and group.step < train.job.last_step
-        if has_begun and self._draws is not None and self._draws.random() < 0.2:  # all it needed was there already
+        if has_begun and self._draws is not None and self._draws.random() < 0.2:  # it already had all inputs of the step
             self._tell(rank, self._work.done(train.job, train.members.index(rank), group.step, 1.0))
             stop = group.step + 1
         self._end_job(rank, train, "lost", group.step if stop is None else stop)

@@ -1,4 +1,4 @@
-"""The folder in which a run keeps its state: it is this run's alone, and a full disk is told before the run or in its middle."""
+"""Reserve a run's state folder for that run, and report a full disk before or during the run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if sys.platform != "win32":
     import fcntl
 
 _FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
-_FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the words, not the number
+_FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the text, not the error number
 
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Keep the folder for this run alone while it lasts.  Raises ConfigError if it cannot be made or another run has it."""
+    """Lock the folder for this run.  Raises ConfigError if the folder cannot be created or another run uses it."""
     asked = f"A run in the folder '{folder}' was asked for."
     made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
@@ -31,13 +31,13 @@ def own_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-        except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+        except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             found = f"It cannot be written to: {getattr(error, 'strerror', error)}."
             raise ConfigError(asked, found, "Choose another with --workdir or WORKBENCH_CACHE.") from error
         with _locked(folder, asked):
             yield
     finally:
-        with contextlib.suppress(OSError, ValueError):  # what was refused leaves no empty folders behind
+        with contextlib.suppress(OSError, ValueError):  # leave no empty folders behind
             for place in made:
                 place.rmdir()
 
@@ -47,7 +47,7 @@ def _locked(folder: Path, asked: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    # A lock on the folder itself leaves no file behind, and goes with the process however that ends.
+    # A lock on the folder itself leaves no file behind, and ends with the process in any case.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -55,14 +55,14 @@ def _locked(folder: Path, asked: str) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(asked, "Another run is using it now.", "Wait for it to end, or choose another with --workdir.") from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system has no locks
         yield
     finally:
         os.close(descriptor)
 
 
 def require_disk(folder: Path, nbytes: int) -> None:
-    """Raise CacheError if `nbytes` and a tenth more do not fit beside the folder, before anything has started."""
+    """Raise CacheError if `nbytes` plus a tenth do not fit on the folder's disk."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < 1.1 * nbytes:
         raise CacheError(
@@ -79,7 +79,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def full_disk_told(folder: Path) -> Iterator[None]:
-    """Raise CacheError for whatever inside fails because the folder's disk is full."""
+    """Raise CacheError if the block fails because the folder's disk is full."""
     try:
         yield
     except Exception as error:
@@ -94,5 +94,5 @@ def full_disk_told(folder: Path) -> Iterator[None]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
+    """Return the folder, or its nearest existing parent."""
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
