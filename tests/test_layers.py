@@ -21,7 +21,7 @@ FLOORS = (
     ("methods",),
     ("calibration",),
     ("experiment", "progress", "summary", "comparison"),
-    ("survey", "sweeps"),
+    ("discovery", "survey", "sweeps"),
     ("reproduce",),
     ("widgets", "cli", "bench"),
     ("torchrun",),

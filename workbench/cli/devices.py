@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+import threading
 from typing import Annotated
 
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, Fidelity, takes_job
-from workbench.cli.output import Json, print_json, print_table
+from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.serial import shown
 
 
 @takes_job("method", "model", "task", "data", "options")
@@ -25,10 +28,13 @@ def devices(
     batch: Annotated[list[int], typer.Option("--batch", help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
     length: Annotated[int, typer.Option(help="Tokens of a sample for --layers.")] = 32,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
+    discover: Annotated[bool, typer.Option("--discover", help="Look for devices in the local network.")] = False,
+    announce: Annotated[bool, typer.Option("--announce", help="Let others find this device, until Ctrl-C.")] = False,
+    name: Annotated[str, typer.Option(help="Of --announce: this device's name; its host's without.")] = "",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated for --links.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Show a cluster's devices, list the clusters, or measure: devices, links, a model's layers."""
+    """Show a cluster's devices, list the clusters, find devices, or measure: devices, links, a model's layers."""
     if names:
         known = {name: load_cluster(name) for name in cluster_names()}
         if as_json:
@@ -36,6 +42,10 @@ def devices(
         else:
             listed = ((name, found.world_size, found.description) for name, found in known.items())
             print_table("Clusters", ("name", "devices", "description"), listed, right=(1,))
+    elif announce:
+        _announce(name)
+    elif discover:
+        _discover(as_json=as_json)
     elif measure or links or layers:
         found = load_cluster(cluster)
         if measure + links + layers > 1:
@@ -58,3 +68,30 @@ def devices(
             print_json(found)
         else:
             show_cluster(found)
+
+
+def _announce(name: str) -> None:
+    from workbench.discovery import about_this_machine, announced
+
+    name = name or platform.node().partition(".")[0]
+    with announced(name, about_this_machine()) as addresses:
+        say(f"This device is announced as '{shown(name)}' at {addresses}.  Ctrl-C ends it.")
+        threading.Event().wait()
+
+
+def _discover(*, as_json: bool) -> None:
+    from workbench.discovery import discover
+
+    found = discover()
+    if as_json:
+        print_json([one._asdict() for one in found])
+        return
+    about = ("cores", "memory_mb", "machine", "framework", "battery", "version")
+    rows = [(shown(one.name), one.address, one.port, *(shown(one.about.get(key, ""), 20) for key in about)) for one in found]
+    print_table(
+        "Devices in this network", ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"), rows
+    )
+    if found:
+        print(f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}")
+    else:
+        print("None.  On a device: workbench devices --announce, or install avahi-daemon there.")

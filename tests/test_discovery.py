@@ -1,0 +1,38 @@
+"""Devices find each other by multicast DNS; here on the loopback alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from workbench import discovery
+from workbench.cli.app import app
+from workbench.core.errors import ConfigError
+from workbench.discovery import Candidate, about_this_machine, announced, discover
+
+LOOPBACK = ["127.0.0.1"]
+
+
+def test_a_device_that_announces_itself_is_found_with_what_it_says() -> None:
+    name = f"device-{os.getpid()}"
+    about = about_this_machine("jax")
+    with announced(name, about, interfaces=LOOPBACK) as addresses:
+        assert addresses == "127.0.0.1"
+        [found] = [one for one in discover(1.5, interfaces=LOOPBACK) if one.name == name]
+        assert (found.address, found.port, dict(found.about)) == ("127.0.0.1", 22, about)
+        assert set(about) == {"cores", "memory_mb", "machine", "python", "framework", "battery", "version"}
+        with pytest.raises(ConfigError, match=rf"'{name}' was asked for\. Another device in this network has that name"):
+            announced(name, {}, interfaces=LOOPBACK).__enter__()
+    assert not [one for one in discover(0.5, interfaces=LOOPBACK) if one.name == name]
+
+
+def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = Candidate("[red]al\x1b[31mpha", "10.0.0.4", 22, {"cores": "4", "version": "\x07" * 100})
+    monkeypatch.setattr(discovery, "discover", lambda: (hostile,))
+    answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices", "--discover"])
+    assert answer.exit_code == 0 and "[red]al" in answer.stdout and "\x1b" not in answer.stdout and "\x07" not in answer.stdout
+    assert "kit init USER@10.0.0.4" in answer.stdout and "candidate" in answer.stdout
+    monkeypatch.setattr(discovery, "discover", lambda: ())
+    assert "--announce" in CliRunner().invoke(app, ["devices", "--discover"]).stdout

@@ -1,0 +1,125 @@
+"""Find devices in the local network by multicast DNS (zeroconf), and announce one.
+
+A device that is found is a candidate: nothing is sent to it, and its host key is accepted only by `workbench kit check --trust`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from workbench import __version__
+from workbench.core.errors import ConfigError, RuntimeSetupError
+
+OURS = "_workbench._tcp.local."
+KINDS = (OURS, "_ssh._tcp.local.", "_workstation._tcp.local.")
+"""The last two are what Raspberry Pi OS and other systems announce where avahi is installed."""
+SEARCH_S = 2.0
+"""A device is found 0.5 to 1.2 s after it begins to announce itself."""
+SSH_PORT = 22
+
+
+class Candidate(NamedTuple):
+    """A device that was seen.  about: what it says of itself, '' where it says nothing; not to be trusted."""
+
+    name: str
+    address: str
+    port: int
+    about: Mapping[str, str]
+
+
+def about_this_machine(framework: str = "torch") -> dict[str, str]:
+    """Return what a device announces: nothing secret."""
+    import psutil
+
+    battery = getattr(psutil, "sensors_battery", lambda: None)()
+    return {
+        "cores": str(os.cpu_count() or 1),
+        "memory_mb": str(psutil.virtual_memory().total // 10**6),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "framework": framework,
+        "battery": "" if battery is None else f"{battery.percent:.0f} %",
+        "version": __version__,
+    }
+
+
+@contextmanager
+def announced(name: str, about: Mapping[str, str], *, port: int = SSH_PORT, interfaces: Sequence[str] | None = None) -> Iterator[str]:
+    """Announce this device under a name while the context lasts; yield its addresses, separated by commas.
+
+    interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or is none.
+    """
+    import zeroconf
+
+    asked = f"Announcing this device as '{name}' was asked for."
+    found = list(interfaces) if interfaces else _own_addresses()
+    if not found:
+        raise RuntimeSetupError(asked, "This machine has no network.", "Connect it.")
+    network = _network(asked, interfaces)
+    try:
+        addresses = [ipaddress.ip_address(one).packed for one in found]
+        service = zeroconf.ServiceInfo(
+            OURS, f"{name}.{OURS}", port=port, addresses=addresses, properties=dict(about), server=f"{name}.local."
+        )
+        network.register_service(service)
+        yield ", ".join(found)
+    except zeroconf.NonUniqueNameException:
+        raise ConfigError(asked, "Another device in this network has that name.", "Choose another with --name.") from None
+    except zeroconf.BadTypeInNameException:
+        raise ConfigError(asked, "That cannot be a device's name.", "Take letters, digits and hyphens.") from None
+    finally:
+        network.close()
+
+
+def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = None) -> tuple[Candidate, ...]:
+    """Return the devices that are seen within some seconds, by address.  Raises RuntimeSetupError without a network."""
+    import zeroconf
+
+    network, seen, lock = _network("Devices in this network were looked for.", interfaces), set[tuple[str, str]](), threading.Lock()
+
+    def note(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
+        with lock:
+            seen.add((service_type, name))
+
+    try:
+        browser = zeroconf.ServiceBrowser(network, list(KINDS), handlers=[note])
+        time.sleep(search_s)
+        browser.cancel()
+        found: dict[str, Candidate] = {}
+        for kind, name in sorted(seen, key=lambda one: (KINDS.index(one[0]), one[1])):  # ours first: they say more
+            service = network.get_service_info(kind, name, timeout=1000)
+            for address in service.parsed_addresses(zeroconf.IPVersion.V4Only) if service is not None else ():
+                about = {key: value or "" for key, value in service.decoded_properties.items()} if kind == OURS else {}
+                port = service.port if kind != KINDS[2] else SSH_PORT
+                found.setdefault(address, Candidate(name.removesuffix(f".{kind}").partition(" ")[0], address, port, about))
+        return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
+    finally:
+        network.close()
+
+
+def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
+    import zeroconf
+
+    chosen = zeroconf.InterfaceChoice.All if interfaces is None else list(interfaces)
+    try:
+        return zeroconf.Zeroconf(interfaces=chosen, ip_version=zeroconf.IPVersion.V4Only)
+    except OSError as error:
+        raise RuntimeSetupError(
+            asked, f"Multicast is not possible: {error.strerror}.", "Connect this machine to the devices' network."
+        ) from None
+
+
+def _own_addresses() -> list[str]:
+    """Return this machine's IPv4 addresses, the loopback's left out."""
+    import psutil
+
+    every = (one for each in psutil.net_if_addrs().values() for one in each if one.family == socket.AF_INET)
+    return [one.address for one in every if not ipaddress.ip_address(one.address).is_loopback]
