@@ -1,4 +1,4 @@
-"""What each operation of an inference schedule does on one rank: the runtime's dispatch table (Galaxy+, section III-B)."""
+"""The operations of an inference schedule on one rank: the runtime's dispatch table (Galaxy+, section III-B)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Contents = tuple[Any, ...]
 
 
 class InferenceHandlers:
-    """One request's operations on one rank, or with `step` (and without `run`) one further token's.
+    """One request's operations on one rank; with `step` (and without `run`), those of one further token.
 
-    what: what HEAD returns.  A value that covers several tiles is their tensors in token order in one; of several values that one
-    operation writes for the next one here (`ctx`) the first holds all.
+    what: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token order.  If one operation
+    writes several values for the next one on this rank (`ctx`), the first contains all.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class InferenceHandlers:
         return table if self._step is None else table | self._token_table(self._step)
 
     def _token_table(self, step: Step) -> dict[str, Handler]:
-        """Return the handlers of a single token: `ModelShard.decode` takes it through a whole block, on the block's last operation."""
+        """Return the handlers of a single token: `ModelShard.decode` runs a whole block at the block's last operation."""
 
         def passed_on(op: Op, reads: Contents) -> Contents:
             return (reads[0],) * len(op.writes)
@@ -113,7 +113,7 @@ class InferenceHandlers:
         return (self._shard.layer(op.stage, reads[0], self._run, reads[1] if len(reads) > 1 else None),)
 
     def _term(self, op: Op, reads: Contents) -> Contents:
-        """Return what is summed in place; a rank that computed nothing adds nothing."""
+        """Return the tensor to sum in place; a rank that computed nothing adds nothing."""
         return (reads[0].contiguous() if reads else self._empty(op).zero_(),)
 
     def _wide(self, op: Op, reads: Contents) -> Contents:
@@ -124,7 +124,7 @@ class InferenceHandlers:
         return torch.empty(1, self._layout.lengths[stack], self._layout.stacks[stack].hidden_size)
 
     def _split(self, op: Op, whole: Tensor) -> Contents:
-        """Return a tensor cut into the tiles that the operation writes."""
+        """Return a tensor split into the tiles that the operation writes."""
         if len(op.writes) == 1:
             return (whole,)
         tiles = self._layout.tiles[self._layout.blocks[op.stage].stack]

@@ -1,4 +1,4 @@
-"""The parent's side of a run: what every rank is told, and what is made of what they send back."""
+"""The driver's side of a run: the message to every rank, and the evaluation of the ranks' results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workbench.methods.galaxy_plus.worker import RankJob, RankServed
 
 
 def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: InferenceProfile | None, *, timeout_s: float) -> RankJob:
-    """Return the message that starts every rank.  host: what one unslowed core takes, None for devices that are not slowed down."""
+    """Return the message that starts every rank.  host: costs on one unslowed core, None if devices are not slowed down."""
     assert plan.inference is not None
     options = prepared.options
     return RankJob(
@@ -40,7 +40,7 @@ def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: Inferenc
 
 
 class Progress:
-    """Passes on what each device does, and every request that the first device has answered."""
+    """Forwards device states, and every request that the first device has answered."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         assert plan.inference is not None
@@ -48,26 +48,26 @@ class Progress:
         self._told = 0
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Take an engine's event (see worker)."""
+        """Handle an engine's event (see worker)."""
         is_request = "num_steps" in event
         step, count = (event["step"], event["num_steps"]) if is_request else (-1, 0)
         state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
         message = f"{state.phase} request {step + 1} of {count}" if is_request else state.phase
         self._notify(Event("device", rank, event.get("epoch", -1), step, count, message=message, device=state))
         if is_request and rank == self._first:
-            # Samples since the last one that was told: not every short request is.
+            # Samples since the last report: not every short request is reported.
             samples, self._told = step + 1 - self._told, step + 1
             self._notify(Event("step", rank, 0, step, count, seconds=state.step_s, samples=samples))
 
 
 def measured_steps(served: RankServed, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the predicted requests with what the first device measured, from the request's beginning to its answer."""
+    """Return the predicted requests with the first device's measurements, from the request's start to its answer."""
     traces = zip(predicted, served.requests, strict=False)
     return tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces)
 
 
 def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, float]:
-    """Return mean, percentiles, throughput, and of texts the time of the first token and of each further one."""
+    """Return mean, percentiles and throughput; for texts also the time of the first token and of each further one."""
     traces = served.requests
     latencies = [trace.end_s - trace.start_s for trace in traces]
     metrics = {
@@ -88,7 +88,7 @@ def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, floa
 
 
 def measured_timelines(results: Sequence[RankServed], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
-    """Return the timelines of the same request, and token, that the prediction shows."""
+    """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}
     for name in (REQUEST, TOKEN):
         known = prediction.timelines.get(f"{name}, predicted")
@@ -104,9 +104,9 @@ def measured_timelines(results: Sequence[RankServed], cluster: Cluster, predicti
 
 
 def settled(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with both ends of a transfer alike, as the simulator counts it: from when it was sent to when it had come.
+    """Return the spans with equal times at both ends of a transfer, from send to arrival, as in the simulator.
 
-    A receive is posted long before its value is sent, and that a value has left is noticed late.
+    A receive is posted long before its value is sent, and the sender notices late that a send has completed.
     """
     sent = {(span.op.ranks, span.op.reads[0]): span for span in spans if span.op.kind == SEND}
     came = {(span.op.ranks, span.op.writes[0]): span for span in spans if span.op.kind == RECV}
@@ -130,7 +130,7 @@ def settled(spans: Sequence[Span]) -> list[Span]:
 
 
 def largest_error(answers: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest deviation from the local model's answers, as a share of their largest number."""
+    """Return the largest deviation from the local model's answers, as a fraction of their largest absolute value."""
     return max(
         (float((answer - right).abs().max() / right.abs().max()) for answer, right in zip(answers, expected, strict=True)), default=0.0
     )

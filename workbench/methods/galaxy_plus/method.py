@@ -1,4 +1,4 @@
-"""Galaxy+ as a Method: what experiment.run calls, in the order in which it calls it."""
+"""Galaxy+ as a Method: the functions that experiment.run calls, in call order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GalaxyPlus:
     """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist (see Method)."""
+        """Reject unknown names (see Method)."""
         require_known(job)
 
     def prepare(self, job: Job, notify: Notify) -> PreparedJob:
@@ -63,10 +63,10 @@ class GalaxyPlus:
         engines: Engines | None = None,
         refresh: bool = False,
     ) -> Profile:
-        """Return the host's measured operations scaled to each device's share, or the catalogue's figures for devices of other makes.
+        """Scale the host's measured operations to each device's share, or use the catalogue's figures for devices of other types.
 
-        emulated: the cluster is to run here, so its devices are as fast as their host_share whatever their make.
-        engines: real ones measure themselves, all at once.
+        emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
+        engines: real devices measure themselves, all at once.
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
@@ -85,7 +85,7 @@ class GalaxyPlus:
         return plan_job(prepared, profile, cluster)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later (see Method)."""
+        """Check for errors that would end the run later (see Method)."""
         check_memory(prepared, inference_of(profile), cluster, check_plan(prepared, profile, cluster, plan))
 
     def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
@@ -169,7 +169,7 @@ class GalaxyPlus:
         num_steps: int,
         folder: Path,
     ) -> SweepPoint:
-        """Simulate, and on engines measure, the request of typical length under a plan (see Method)."""
+        """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
         shown = shown_request(prepared)
         test = prepared.test
         ids: Any = (test.ids[shown],) * num_steps
@@ -190,19 +190,19 @@ class GalaxyPlus:
 
 
 def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
-    """Return what this device's own core takes.  asked: of what, and whether to measure again."""
+    """Return the costs on this device's core.  asked: the HostQuestion, and whether to measure again."""
     question, refresh = asked
     return answer_of_host(question, ignore, refresh=refresh)
 
 
 def _first(results: Sequence[RankServed], plan: Plan) -> RankServed:
-    """Return what the device that requests enter and answers leave has measured."""
+    """Return the results of the device that receives requests and returns answers."""
     assert plan.inference is not None
     return next(result for result in results if result.rank == plan.inference.ranks[0])
 
 
 def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
-    """Return the kept texts in words: the request, a bar, what the model wrote."""
+    """Return the kept texts in words: the request, a bar, the generated text."""
     if not prepared.options.generate:
         return {}
     backend = load_tokenizer(prepared.job.model).backend  # type: ignore[union-attr]
@@ -214,7 +214,7 @@ def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
 
 
 def _compared(prepared: PreparedJob, served: RankServed) -> dict[str, float]:
-    """Return how far the kept answers are from the local model's."""
+    """Return the deviation of the kept answers from the local model's."""
     requests = [prepared.request(number) for number in range(len(served.outputs))]
     name, generate = prepared.job.model, prepared.options.generate
     if generate:

@@ -1,4 +1,4 @@
-"""Plan a job with the planner of its system, and put the plan in the form that every method has (Galaxy+, section III-C)."""
+"""Plan a job with the planner of its system, and convert the plan to the form that all methods use (Galaxy+, section III-C)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.schedules.inference import InferenceLayout, InferencePrices, choo
 from workbench.simulator import simulate
 
 SHIFTS = 40
-"""Small shifts of a plan that are simulated before it is taken, 10 to 20 ms each."""
+"""Number of small shifts of a plan that are simulated before it is accepted, 10 to 20 ms each."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -32,7 +32,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices) -> InferencePlan:
-    """Return the plan with its tiles, as asked for or as they take the least time; our own planner's with the last shifts."""
+    """Return the plan with its tiles, as requested or the fastest ones; our own planner also tunes it by small shifts."""
     options = prepared.options
     chosen = plan_inference(prepared, profile, cluster)
     if chosen.paradigm != "hybrid" or chosen.num_positions < 2 or not chosen.overlap:
@@ -61,7 +61,7 @@ def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster
 def _price_of_splitting(
     prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices, chosen: InferencePlan
 ) -> str:
-    """Return what a forced scheme costs next to the best device alone.  Raises ConfigError where there is nothing to split."""
+    """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing to split."""
     asked = f"Scheme {prepared.options.scheme} was asked for"
     if not is_split(chosen):
         raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
@@ -81,7 +81,7 @@ def _price_of_splitting(
 
 
 def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:
-    """Return what the planner of the job's system decides.  tile_tokens: with which our own prices its plans, if the job names none."""
+    """Return the plan of the job system's planner.  tile_tokens: tile size for our planner's cost estimates, if the job names none."""
     options = prepared.options
     wanted: dict[str, Any] = {"length": prepared.typical_length, "decoder_length": prepared.decoder_length}
     name = options.system
@@ -103,17 +103,17 @@ def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cl
 
 
 def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:
-    """Return what prices a plan: a request of mean length, simulated."""
+    """Return the cost function of a plan: a request of mean length, simulated."""
     return prices_of(profile, cluster, stack_lengths(profile, prepared.typical_length, prepared.decoder_length))
 
 
 def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> InferencePrices:
-    """Return what prices a plan by simulation of a request.  lengths: tokens in each stack."""
+    """Return the cost function of a plan, by simulation of a request.  lengths: tokens in each stack."""
     return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
-    """Return a plan as stages: one of all layers where they are split inside, one for each device's layers in a pipeline."""
+    """Return a plan as stages: one stage of all layers if they are split inside, one stage for each device in a pipeline."""
     num_layers = sum(shape.num_layers for shape in stacks)
     if chosen.paradigm == "pipeline":
         stages, at = [], 0
@@ -169,7 +169,7 @@ def check_memory(prepared: PreparedJob, profile: InferenceProfile, cluster: Clus
 
 
 def inference_of(profile: Profile) -> InferenceProfile:
-    """Return what a profile says of the operations inside the layers."""
+    """Return a profile's costs of the operations inside the layers."""
     if profile.inference is None:
         raise ConfigError(
             f"Planning by a profile of '{profile.method}' was asked for.",

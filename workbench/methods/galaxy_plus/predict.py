@@ -21,18 +21,18 @@ from workbench.schedules.inference import InferenceCosts, InferenceLayout, decod
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128
-"""Programs that a rank keeps, the least used go first: a task's lengths, or the steps of a text."""
+"""Maximum number of programs that a rank keeps (least recently used go first): a task's lengths, or the steps of a text."""
 
 
 class Prepared(NamedTuple):
-    """A program, and which tokens, heads and columns its operations compute."""
+    """A program, and the tokens, heads and columns that its operations compute."""
 
     layout: InferenceLayout
     program: Program
 
 
 class Programs:
-    """The programs of one cluster, by plan and lengths.  profile: what its devices cost; None: they run as fast as they can."""
+    """The programs of one cluster, by plan and lengths.  profile: the devices' costs; None: they run at full speed."""
 
     def __init__(self, cluster: Cluster, stacks: tuple[StackShape, ...], profile: InferenceProfile | None) -> None:
         self.cluster, self.stacks = cluster, stacks
@@ -50,7 +50,7 @@ class Programs:
         )
 
     def token(self, plan: InferencePlan, *, past: int, memory_length: int) -> Prepared:
-        """Return the program of one more token behind `past`."""
+        """Return the program of one more token after `past` tokens."""
         return self._program(
             (plan, past, memory_length),
             lambda: InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length),
@@ -77,7 +77,7 @@ REQUEST, TOKEN = "request", "next token"
 
 
 class Predictor:
-    """Prices requests of one plan on one cluster."""
+    """Simulates requests of one plan on one cluster."""
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan) -> None:
         self._programs, self._plan = Programs(cluster, profile.stacks, profile), plan
@@ -101,7 +101,7 @@ class Predictor:
         return simulate(token.program, title=title, memory=memory)
 
     def tokens_s(self, lengths: tuple[int, ...], count: int) -> float:
-        """Return the seconds of `count` more tokens: of the middle one, so many times (its price grows linearly with what is before)."""
+        """Return the seconds of `count` more tokens: `count` times the middle one (the cost grows linearly with the past length)."""
         if count < 1:
             return 0.0
         past, memory_length = (lengths[-1] + (count - 1) // 2), (lengths[0] if len(lengths) > 1 else 0)
@@ -112,7 +112,7 @@ class Predictor:
 
 
 def shown_request(prepared: PreparedJob) -> int:
-    """Return the request whose timeline a report shows: the one whose length is nearest to the mean, in the middle of the run."""
+    """Return the request whose timeline a report shows: the one closest to the mean length, in the middle of the run."""
     typical, middle = prepared.typical_length, prepared.num_requests // 2
     return min(range(prepared.num_requests), key=lambda number: (abs(prepared.test.lengths[number] - typical), abs(number - middle)))
 

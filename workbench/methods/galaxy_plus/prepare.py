@@ -1,4 +1,4 @@
-"""Find a job's model and data: the test split's samples are the requests, one sequence each."""
+"""Find a job's model and data: each sample of the test split is one request with one sequence."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class InferenceOptions:
     """Settings of single-shot inference, given in Job.options.
 
     system: 'galaxy_plus' splits inside the layers by two schemes, 'galaxy' by scheme 1 alone; 'megatron_lm', 'sequence_parallel',
-    'edgeshard' (a pipeline) and 'local' (the fastest device) are what it is compared with (section IV-A).
-    planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; left out, the planner decides.
-    tile_tokens: of the ring's tiles, left out the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all layers.
-    generate: new tokens to each request, 0 asks for hidden states.  warmup: unmeasured requests in front.
-    compare: how many answers are compared with the local model's.
+    'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
+    planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; by default the planner decides.
+    tile_tokens: size of the ring's tiles; by default the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all layers.
+    generate: new tokens for each request, 0 returns hidden states.  warmup: unmeasured requests before the measured ones.
+    compare: number of answers to compare with the local model's.
     """
 
     system: System = "galaxy_plus"
@@ -49,7 +49,7 @@ class InferenceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything that is known before a plan: task, tokens, the model's shape."""
+    """A job with everything known before planning: task, tokens, the model's shape."""
 
     job: Job
     options: InferenceOptions
@@ -65,7 +65,7 @@ class PreparedJob:
 
     @property
     def decoder_length(self) -> int | None:
-        """Return the tokens that the decoder reads besides the encoder's, None without one."""
+        """Return the tokens that the decoder reads in addition to the encoder's, None without a decoder."""
         return 1 if self.layout.has_decoder else None
 
     @property
@@ -75,7 +75,7 @@ class PreparedJob:
 
     @property
     def longest(self) -> int:
-        """Return the tokens that a device must have room for: the longest request's, and the new ones."""
+        """Return the tokens for which a device needs memory: the longest request's, and the new ones."""
         grows = 0 if self.layout.has_decoder else self.options.generate
         return max(self.test.lengths) + grows
 
@@ -85,12 +85,12 @@ class PreparedJob:
         return (length,) if self.decoder_length is None else (length, self.decoder_length)
 
     def request(self, number: int) -> Request:
-        """Return a request as the first device gets it."""
+        """Return a request in the form that the first device receives."""
         return request_of(self.test, number)
 
 
 def request_of(split: TokenizedSplit, number: int) -> Request:
-    """Return a sample as a request: without padding, since it is alone."""
+    """Return a sample as a request, without padding, because it is processed alone."""
     batch = collate(split, (number,), length=split.lengths[number])
     if split.start_id is None:
         return Request(length=split.lengths[number], ids=batch.input_ids)
@@ -98,7 +98,7 @@ def request_of(split: TokenizedSplit, number: int) -> Request:
 
 
 def require_known(job: Job) -> None:
-    """Raise ConfigError at once for an option, task or model that does not exist."""
+    """Raise ConfigError at once for an unknown option, task or model."""
     read_options(METHOD, InferenceOptions, job.options)
     if job.task not in TASKS:
         raise unknown_task(job.task)
@@ -108,7 +108,7 @@ def require_known(job: Job) -> None:
 def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task's test split and read the model's shape.
 
-    Raises ConfigError or MissingDataError; ConfigError for a family that cannot be cut, and for text of a model that writes none.
+    Raises ConfigError or MissingDataError; ConfigError for a family that cannot be split, and for text from a model that generates none.
     """
     options = read_options(METHOD, InferenceOptions, job.options)
     facts = model_facts(job.model)

@@ -40,13 +40,13 @@ BUDGET_S = 25.0
 def measure_host(
     layout: ModelLayout, source: WeightSource, *, longest: int, what: What, shares: Sequence[float] = SHARES, budget_s: float = BUDGET_S
 ) -> MeasuredInference:
-    """Return what one core of this host takes for each operation of each stack.
+    """Return the cost of each operation of each stack on one core of this host.
 
-    longest: tokens of the longest request.  shares: of a layer's units and columns that are timed.
+    longest: tokens of the longest request.  shares: fractions of a layer's units and columns to time.
     """
     tokens = (*(count for count in TOKENS if count < longest), longest)
     if what == "last":
-        tokens = (1, *tokens)  # a text grows token by token
+        tokens = (1, *tokens)  # a text grows by one token at a time
     first_bytes, last_bytes = layout.end_bytes
     return measure_inference(
         layout.name,
@@ -61,7 +61,7 @@ def measure_host(
 
 
 def sizes_of(layout: ModelLayout) -> list[StackSizes]:
-    """Return each stack's sizes as the profiler asks for them."""
+    """Return each stack's sizes in the form that the profiler needs."""
     return [
         StackSizes(
             shape=part.shape,
@@ -75,7 +75,7 @@ def sizes_of(layout: ModelLayout) -> list[StackSizes]:
 
 
 def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what: What) -> Makers:
-    """Return what to time of a stack: the operations of its first layer, on a device that has so many units or columns of it."""
+    """Return the operations to time in a stack: those of its first layer, on a device with so many of its units or columns."""
     part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
     numbers = {block.kind: block.number for block in layout.layer_blocks(layer)}
@@ -94,7 +94,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
         own = shard(units)
         with torch.inference_mode():
             projected = own.qkv(attention, hidden(tokens))
-        begin = partial(own.begin, tokens, target_length=tokens)  # what is made once for a request counts with it
+        begin = partial(own.begin, tokens, target_length=tokens)  # work done once for a request is included
         return begin, lambda run: own.attend(attention, (projected,), run)
 
     def cross_attend(tokens: int, units: int) -> Call:
@@ -155,7 +155,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostQuestion:
-    """What a profile of a host is of.  longest: tokens of a request.  what: what the head is asked for."""
+    """The parameters of a host profile.  longest: tokens of a request.  what: the head's output."""
 
     model: str
     facts: ModelFacts
@@ -164,19 +164,19 @@ class HostQuestion:
 
     @classmethod
     def of(cls, prepared: PreparedJob) -> HostQuestion:
-        """Return a job's."""
+        """Return the parameters for a job."""
         what: What = "last" if prepared.options.generate else "hidden"
         return cls(model=prepared.job.model, facts=prepared.facts, longest=prepared.longest, what=what)
 
 
 def host_profile(prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
-    """Return what each operation costs on one unslowed core of this host, measured now or kept from before."""
+    """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     return answer_of_host(HostQuestion.of(prepared), notify, refresh=refresh)
 
 
 def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> InferenceProfile:
     """Return host_profile's answer."""
-    # The name alone may be a folder in which another model lies by now.
+    # The name alone may be a folder that contains another model by now.
     key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
 
     def measure() -> MeasuredInference:
@@ -191,34 +191,34 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
 
 
 def measured_host(model: str, length: int, notify: Notify) -> InferenceProfile:
-    """Return the profile of a core of this host for requests of so many tokens, measured now or kept from before."""
+    """Return the profile of a core of this host for requests of so many tokens, measured now or stored earlier."""
     return answer_of_host(HostQuestion(model=model, facts=model_facts(model), longest=length, what="hidden"), notify, refresh=False)
 
 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
-    """Return the profile of an imagined core of so many FLOP/s, slower than this host's.
+    """Return the profile of an imaginary core of so many FLOP/s, slower than this host's.
 
-    With it a tiny model takes emulated devices as long as a large one would, and the host has little to do: to try out what the
-    portal does, and for tests; the times are then of no device that exists.
+    With it, a tiny model takes as long on emulated devices as a large one would, and the host computes little.  This is for tests and
+    for trying out the portal; the times belong to no real device.
     """
     device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
     return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
 
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:
-    """Return the costs by the devices' FLOP/s."""
+    """Return the costs computed from the devices' FLOP/s."""
     vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
     return analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary)
 
 
 def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
-    """Return a model's costs by the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
+    """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
     first_bytes, last_bytes = layout.end_bytes
     return analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
 
 
 def as_profile(inference: InferenceProfile, cluster: Cluster) -> Profile:
-    """Return the profile in the form that every method has: each layer's seconds on each device, whole, for sequences one by one."""
+    """Return the profile in the form that all methods use: seconds of each whole layer on each device, for one sequence at a time."""
     rows = tuple(_layers(inference, cluster, rank) for rank in range(inference.world_size))
     return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
 

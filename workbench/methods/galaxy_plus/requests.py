@@ -1,4 +1,4 @@
-"""What the devices are asked, what they answer, and the same answers by one process with the whole model."""
+"""Requests to the devices, their answers, and reference answers from one process with the whole model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What
 
 TOLERANCE = 1e-4
-"""An answer is right if no number of it is further from the local model's than this part of the largest."""
+"""Relative tolerance: an answer is correct if its largest deviation from the local model's is below this fraction of the largest value."""
 
 
 def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
-    """Return the final hidden states (1, t, d) of each request, of an encoder-decoder the decoder's (1, s, d)."""
+    """Return the final hidden states (1, t, d) of each request; for an encoder-decoder the decoder's (1, s, d)."""
     stack = load_stack(name)
     with torch.inference_mode():
         found = []
@@ -32,13 +32,13 @@ def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
 
 
 def is_right(found: Any, expected: Tensor) -> bool:
-    """Return whether an answer (an array) equals the local model's to float tolerance."""
+    """Return whether an answer (an array) equals the local model's within float tolerance."""
     wanted = expected.numpy()
     return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
-    """Return the likeliest next tokens of each request, one after the other, each by a forward pass of the whole text."""
+    """Return the most likely next tokens of each request (greedy), each from a forward pass of the whole text."""
     model: Any = load_model(name)
     has_decoder = model.config.is_encoder_decoder
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Ten
 
 
 def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
-    """Return the last token's logits; of a base model (tiny ones have no head) the word embedding stands in."""
+    """Return the last token's logits; a base model (tiny ones have no head) uses its word embedding instead."""
     outcome = model(input_ids=ids) if decoder_ids is None else model(input_ids=ids, decoder_input_ids=decoder_ids)
     if hasattr(outcome, "logits"):
         return outcome.logits[:, -1]
@@ -83,9 +83,9 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a device did for a request, in seconds of the device's monotonic clock.  output: on the plan's first device alone.
+    """A device's work on a request, in seconds of the device's monotonic clock.  output: only on the plan's first device.
 
-    start_s, end_s: of its own computing (equal on a device that computed nothing).
+    start_s, end_s: of its own computation (equal on a device that computed nothing).
     """
 
     output: Tensor | None
@@ -96,12 +96,12 @@ class Answer(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds for which this device computed."""
+        """Return the seconds during which this device computed."""
         return sum(span.end_s - span.start_s for span in self.spans if not span.op.is_communication)
 
 
 class Generated(NamedTuple):
-    """What a device did for a text.  tokens: the new ones, on the plan's first device alone.  prefill: the first step's answer.
+    """A device's work on a text.  tokens: the new ones, only on the plan's first device.  prefill: the first step's answer.
 
     token_s: seconds of every further token.
     """
@@ -113,7 +113,7 @@ class Generated(NamedTuple):
 
 
 def check_request(request: Request, layout: ModelLayout) -> None:
-    """Raise ConfigError for a request that the model cannot read, alike on every device: nobody waits for one that has refused."""
+    """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for another."""
     asked, text, targets = f"A request of {request.length} tokens was given to '{layout.name}'.", request.length, request.decoder_length
     if text < 1 or targets < 0:
         raise ConfigError(asked, "There is nothing to compute.", "Give at least one token.")
@@ -136,14 +136,14 @@ def check_request(request: Request, layout: ModelLayout) -> None:
 
 
 def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
-    """Return a picture's tokens, the class token among them, and the values of each."""
+    """Return a picture's tokens, including the class token, and the values of each."""
     config = layout.config
     grid = config.image_size // config.patch_size
     return grid * grid + 1, config.num_channels * config.patch_size**2
 
 
 def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
-    """Return sequences of random tokens, all of one length (of an encoder-decoder half as many go to the decoder).
+    """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder).
 
     Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is fixed.
     """

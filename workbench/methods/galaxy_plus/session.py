@@ -1,4 +1,4 @@
-"""What a rank holds while it answers requests: its group, its links, its pacing, its slices of the model (Galaxy+, section III-A)."""
+"""A rank's state while it answers requests: its group, links, pacing, and its slices of the model (Galaxy+, section III-A)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from workbench.runtime.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """What every rank is told.  host: the profile of one unslowed core, for pacing; None runs as fast as it can, and so do real devices."""
+    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at full speed."""
 
     model: str
     cluster: Cluster
@@ -50,13 +50,13 @@ class SessionSetup:
     timeout_s: float = 20.0
 
     def paced_by(self, context: RankContext) -> InferenceProfile | None:
-        """Return what the devices cost, by which they are slowed down; None if they are not."""
+        """Return the device costs used for pacing; None if devices are not slowed down."""
         return None if self.host is None or context.fidelity == "real" else scaled_to(self.host, self.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What a rank keeps for a plan.  shard: None on a device that the plan leaves out.  specs: what every device of the plan keeps."""
+    """A rank's weights for a plan.  shard: None on a device outside the plan.  specs: the weights of every device of the plan."""
 
     plan: InferencePlan
     shard: ModelShard | None
@@ -76,9 +76,9 @@ class Slices:
         self._source: WeightSource | None = None
 
     def read(self, spec: ShardSpec, old: ModelShard | None, *, release: bool = False) -> tuple[ModelShard, int]:
-        """Return what a specification asks for, and the bytes that were read for it.
+        """Return the slices of a specification, and the bytes read for them.
 
-        old: what is held now, of which as much as possible is kept; release: see reload_shard.
+        old: the current slices, of which as much as possible is reused; release: see reload_shard.
         """
         if self._source is None:
             self._source = open_weights(self._model, layout=self._layout)
@@ -87,13 +87,13 @@ class Slices:
             if old is not None:
                 shard = reload_shard(old, spec, source, release=release)
             else:
-                # Whoever becomes a plan's first device needs the token after which a second text begins.
+                # A plan's new first device needs the token that starts a decoder's text.
                 separator_id = load_tokenizer(self._model).separator_id if self._layout.family.has_token_types else None
                 shard = load_shard(self._layout, spec, source, separator_id=separator_id)
             return shard, source.bytes_read - before
         finally:
             if not (source.is_on_disk or self._model.startswith("tiny-")):
-                self.close()  # it holds the whole model
+                self.close()  # it contains the whole model
 
     def close(self) -> None:
         """Close the weights' source."""
@@ -105,7 +105,7 @@ class Slices:
 class InferenceSession:
     """One rank of a group that answers requests; a context manager.
 
-    devices[i]: which of the cluster's devices the group's rank i is (None: the same number), for the devices that a failure has left.
+    devices[i]: the cluster device of the group's rank i (None: the same number), for the devices that remain after a failure.
     pacer: of this device (None: one that slows an emulated device down).  programs: those made before.
     """
 
@@ -125,7 +125,7 @@ class InferenceSession:
         self.rank = context.rank
         self._peers = {device: number for number, device in enumerate(self.devices)}
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
-        # Shards of unequal size take unequal time to load: nobody must give up on the others meanwhile.
+        # Shards of unequal size take unequal time to load: the others must not time out meanwhile.
         self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
         self.layout = layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
@@ -156,7 +156,7 @@ class InferenceSession:
     def load(self, plan: InferencePlan, *, spare: Holding | None = None) -> Holding:
         """Return this rank's slices for a plan, read from disk.
 
-        spare: what is held now, of which as much as possible is kept.  All devices must agree on it.
+        spare: the current slices, of which as much as possible is reused.  All devices must agree on it.
         """
         held = None if spare is None else [spare.specs.get(rank) for rank in plan.ranks]
         specs = {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
@@ -166,7 +166,7 @@ class InferenceSession:
         return Holding(plan=plan, shard=shard, specs=specs)
 
     def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
-        """Return what runs a plan on a sequence of the request's length; made once for each length."""
+        """Return the prepared program of a plan for the request's length; made once for each length."""
         return self.programs.sequence(plan, request.lengths)
 
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
@@ -187,9 +187,9 @@ class InferenceSession:
             return self._run(prepared, handlers, ids)
 
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> Generated:
-        """Continue a text greedily by `num_tokens` tokens, every device keeping the keys and values of its own units.
+        """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
-        Raises ConfigError for a plan or a model that cannot.
+        Raises ConfigError for a plan or a model that cannot generate.
         """
         if holding.plan.paradigm == "sequence":
             raise ConfigError(
@@ -247,7 +247,7 @@ class InferenceSession:
             require_one_program(self.group, program)
 
     def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """Return the group of some devices; made by its members alone when it is first used."""
+        """Return the group of some devices; its members create it at the first use."""
         members = tuple(sorted(ranks))
         if members not in self._subgroups:
             numbers = [self._peers[rank] for rank in members]
@@ -270,9 +270,9 @@ _TAG = 1 << 30
 
 
 class ControlChannel:
-    """One rank's end.  Numbers between two ranks arrive in the order in which they were sent.
+    """One rank's end of the channel.  Numbers between two ranks arrive in the order in which they were sent.
 
-    peers: the group's number of each device.  Both raise DeviceLostError if the other device has gone.
+    peers: the group's number of each device.  Both methods raise DeviceLostError if the other device is gone.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, peers: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""One rank's whole run: it loads its slices and answers every request. This is what an engine is asked to call."""
+"""One rank's whole run: it loads its slices and answers every request.  An engine calls this."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TOLD_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
-    """All that an engine needs to know; the same on every rank, sent once.
+    """The job for an engine; the same on every rank, sent once.
 
-    requests: the sequences, answered in order.  warmup: how many of them are answered once more in front.  generate: new tokens each.
-    shown: the request that is kept span by span.  kept: how many answers the first device sends back, of the first requests.
+    requests: the sequences, answered in order.  warmup: how many of them are answered once before.  generate: new tokens for each.
+    shown: the request whose spans are kept.  kept: number of answers that the first device returns, of the first requests.
     """
 
     setup: SessionSetup
@@ -44,7 +44,7 @@ class RankJob:
 
 
 class RequestTrace(NamedTuple):
-    """One request on one rank, seconds of the device's monotonic clock.  busy_s: spent computing.  token_s: of each further token."""
+    """One request on one rank, in seconds of the device's monotonic clock.  busy_s: spent computing.  token_s: of each further token."""
 
     start_s: float
     end_s: float
@@ -55,7 +55,7 @@ class RequestTrace(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankServed:
-    """What an engine sends back.  outputs: answers to the first requests, as lists of numbers or as tensors; of the first device alone.
+    """An engine's results.  outputs: answers to the first requests, as lists of numbers or as tensors; only from the first device.
 
     spans, memory: of the shown request; token_spans, token_memory: of its second new token.
     """
@@ -90,7 +90,7 @@ def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
 
 
 def on_rank_zeros_clock(result: RankServed, offset_s: float) -> RankServed:
-    """Return the result with the moments of what is drawn moved by this rank's clock offset, so that ranks of several machines compare."""
+    """Return the result with every moment shifted by this rank's clock offset, so that ranks of several machines compare."""
 
     def later(samples: Sequence[MemorySample]) -> tuple[MemorySample, ...]:
         return tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in samples)
@@ -142,7 +142,7 @@ class _Run:
         return result
 
     def _goes_on(self) -> bool:
-        """Return whether another request follows: the first device looks whether the run is to end, and tells the others."""
+        """Return whether another request follows: the first device checks whether the run should end, and notifies the others."""
         session, ranks = self._session, self._job.plan.ranks
         if not self._is_first:
             return bool(session.control.listen(ranks[0], session.setup.timeout_s))
@@ -184,7 +184,7 @@ class _Run:
         self._tell_request(number, trace)
 
     def _tell_request(self, number: int, trace: RequestTrace) -> None:
-        """Tell of a request; not of all where they are many and short: telling costs time, too."""
+        """Report a request; if requests are many and short, only some of them, because reporting costs time."""
         now, count = time.monotonic(), len(self._job.requests)
         if now - self._told_s < TOLD_EVERY_S and number < count - 1:
             return

@@ -1,1 +1,1 @@
-"""RingAda: pipelined fine-tuning of serial adapters on a ring of devices whose data stay where they are."""
+"""RingAda: pipelined fine-tuning of serial adapters on a ring of devices that keep their data local."""

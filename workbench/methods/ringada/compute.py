@@ -1,4 +1,4 @@
-"""What one device of the ring computes: embedding, frozen and unfrozen layers, head; and its optimizer, layer by layer."""
+"""The computation of one ring device: embedding, frozen and unfrozen layers, head; and its optimizer, layer by layer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RingCompute:
             return self._run(hidden, attention_mask, layers)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
-        """Run unfrozen layers.  is_lowest: nothing below is trained, so that no gradient of their input is needed."""
+        """Run unfrozen layers.  is_lowest: no layer below is trained, so the gradient of their input is not needed."""
         source = None if is_lowest else hidden.detach().requires_grad_()
         return StageContext(source, self._run(hidden if source is None else source, attention_mask, layers))
 
     def backward(self, context: StageContext, gradient: Tensor) -> Tensor | None:
-        """Accumulate the adapters' gradients; return that of the layers' input, None of the lowest."""
+        """Accumulate the adapters' gradients; return the gradient of the layers' input, None for the lowest layers."""
         torch.autograd.backward(context.output, gradient)
         return None if context.hidden is None else context.hidden.grad
 
@@ -60,10 +60,10 @@ class RingCompute:
 
 
 class RingOptimizer:
-    """AdamW of a device's adapters, each with its own step count, for they begin at different times; and of the head.
+    """AdamW for a device's adapters, each with its own step count because they start at different times, and for the head.
 
-    updates: how often each layer is updated in the first rounds of a run.  keeps_head: whether the head is this device's after a round.
-    num_noted: of an adaptive policy, the run's rounds; history: what each has brought (see rounds.Policy), on all devices alike.
+    updates: number of updates of each layer in the first rounds of a run.  keeps_head: whether this device has the head after a round.
+    num_noted: number of rounds, for an adaptive policy.  history: each round's value (see rounds.Policy), the same on all devices.
     An Optimizer whose steps are rounds.
     """
 
@@ -94,7 +94,7 @@ class RingOptimizer:
         return sum(part.state_bytes for part in self._kept)
 
     def update(self, layers: Iterable[int], step: int) -> None:
-        """Update some layers' adapters in a mini-batch.  step: mini-batches before it in the whole run."""
+        """Update the adapters of some layers in a mini-batch.  step: mini-batches before it in the whole run."""
         for layer in layers:
             self._layers[layer].step(self._schedule(step))
 
@@ -108,19 +108,19 @@ class RingOptimizer:
         return torch.cat(self._head.state_vectors())
 
     def take_head(self, state: Tensor, step: int) -> None:
-        """Take over the head of another device, as it was after so many mini-batches."""
+        """Load the head of another device, as of after so many mini-batches."""
         for own, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
             own.copy_(given)
         self._head.set_num_steps(step)
 
     def take_all(self, mean: Tensor) -> None:
-        """Take over weights and moments, (values,)."""
+        """Load weights and moments, (values,)."""
         own = self.state_vectors()
         for vector, given in zip(own, mean.split([len(vector) for vector in own]), strict=True):
             vector.copy_(given)
 
     def state_vectors(self) -> tuple[Tensor, ...]:
-        """Return all that makes the next step (see Optimizer)."""
+        """Return all state that determines the next step (see Optimizer)."""
         own = tuple(vector for part in self._kept for vector in part.state_vectors())
         return own if self.history is None else (*own, self.history)
 
@@ -130,13 +130,13 @@ class RingOptimizer:
         return own if self.history is None else own | {"history": self.history}
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take over parameters and moments by name, and the rounds done (see Optimizer)."""
+        """Load parameters and moments by name, and the number of rounds done (see Optimizer)."""
         for name, mine in self.named_tensors().items():
             mine.copy_(tensors[name])
         self.set_num_steps(num_steps)
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Go on as after so many rounds (see Optimizer)."""
+        """Continue as after so many rounds (see Optimizer)."""
         self.num_steps = num_steps
         counts = self._updates(num_steps, [] if self.history is None else self.history.tolist())
         for layer, part in self._layers.items():

@@ -1,4 +1,4 @@
-"""What each operation kind of a round does on one device: the runtime's dispatch table."""
+"""The operations of a round on one device, by kind: the runtime's dispatch table."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from workbench.tasks.tokenize import Batch
 class RingHandlers:
     """One round's operations on one rank.
 
-    number: of the run's rounds.  by_loss: whether an adaptive policy goes by the loss, else by the gradients.
-    batches[m]: micro-batch m, of another initiator its attention mask alone.  iteration_of[m]: the mini-batch it belongs to.
+    number: of the round in the run.  by_loss: whether an adaptive policy uses the loss, otherwise the gradients.
+    batches[m]: micro-batch m; for another initiator's, only its attention mask.  iteration_of[m]: its mini-batch.
     totals[i]: samples of mini-batch i.  first_step: mini-batches before the round.  layers: of the whole model, for bytes.
-    prefix: what the frozen layers made before, None without a cache.  cached: micro-batches that begin from it.
-    noted: this rank's loss and squared gradients of the round, each of which is a mean over its mini-batches.
+    prefix: cached outputs of the frozen layers, None without a cache.  cached: micro-batches that start from it.
+    noted: this rank's loss and squared gradients of the round, each a mean over its mini-batches.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Profile serial adapters on this host: seconds and bytes of every layer, by the very calls that a run makes."""
+"""Profile serial adapters on this host: seconds and bytes of every layer, from the same calls as in a run."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def measure_layers(
 
 
 def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
-    """Return the costs of adapters by the catalogue as those of a ring: frozen layers apart, the lowest adapter's backward pass alone.
+    """Convert the catalogue's costs of adapters to a ring's: frozen layers separate, the lowest adapter's backward pass alone.
 
-    embedding_bytes: of the embedding, which the first layer has there.  A cached input is read at a device's storage rate.
+    embedding_bytes: of the embedding, which belongs to the first layer there.  A cached input is read at a device's storage rate.
     """
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
-        # Of an adapter's two products forward, three backward: its weights' gradients and its narrow activation's.
+        # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
         forward = layer.times[FORWARD]
         rate, lengths = device.storage_bytes_per_s, forward.sequence_lengths
@@ -94,10 +94,10 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
 
 
 class _Bench:
-    """Calls of one stage on made-up inputs of any size."""
+    """Calls of one stage on synthetic inputs of any size."""
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
-        stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are put into layers stay in them
+        stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
         self._stage, self._layers = stage, range(*span)
         self.model = TechniqueStage(stage.part(*span), config, has_head=True)
         self._compute = RingCompute(self.model, stage)
@@ -118,22 +118,22 @@ class _Bench:
         return lambda: self._compute.frozen(hidden, mask, self._layers)
 
     def keep(self, batch: int, length: int) -> Call:
-        """Return the writing of a layer's input to the cache."""
+        """Return the call that writes a layer's input to the cache."""
         prefix, layer, hidden = self._cached(batch, length)
         return lambda: prefix.keep(layer, range(batch), hidden)
 
     def load(self, batch: int, length: int) -> Call:
-        """Return its reading, from the page cache."""
+        """Return the call that reads it, from the page cache."""
         prefix, layer, _ = self._cached(batch, length)
         return lambda: prefix.read(layer, range(batch), length)
 
     def forward(self, batch: int, length: int) -> Call:
-        """Return the forward pass of unfrozen layers; what the backward pass needs is kept, as in a run."""
+        """Return the forward pass of unfrozen layers; it keeps the backward pass's data, as in a run."""
         hidden, mask = self._inputs(batch, length)
         return lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=False)
 
     def backward(self, batch: int, length: int) -> Call:
-        """Return the backward pass, its forward pass not counted."""
+        """Return the backward pass, without its forward pass."""
         return self._back(batch, length, is_lowest=False)
 
     def lowest(self, batch: int, length: int) -> Call:
@@ -157,7 +157,7 @@ class _Bench:
         self._optimizer.update_head(0)
 
     def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, parameters not counted: (per token, per sample)."""
+        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
         def kept(length: int) -> int:
             hidden, mask = self._inputs(batch, length)
@@ -177,7 +177,7 @@ class _Bench:
     def _cached(self, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
         hidden, _ = self._inputs(batch, length)
         crossing = Crossing(hidden_size=hidden.shape[2], target_length=hidden.shape[1] - length, num_encoder_layers=0)
-        # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
+        # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             prefix = PrefixCache(folder=Path(folder), lengths=(length,) * batch, crossing=crossing)
             prefix.keep(self._layers.start, range(batch), hidden)

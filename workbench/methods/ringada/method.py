@@ -1,4 +1,4 @@
-"""RingAda as a Method: what is particular to it."""
+"""RingAda as a Method: its specifics."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:
 
 
 def serve_rank(context: RankContext, address: str) -> None:
-    """Do one part of a run after the other, as the coordinator at `address` says."""
+    """Do the parts of a run that the coordinator at `address` commands."""
     serve_device(context, address, TrainingWorker(phases_on, context.dilation))
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
     prepared, refresh = asked
     return RingAda().host_layers(prepared, ignore, refresh=refresh)
 
 
 class RingAda(TrainingMethod[PreparedJob]):
-    """Serial adapters, unfrozen from the top, on a ring of devices each of which keeps its own data."""
+    """Serial adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
     name = "ringada"
     known = staticmethod(require_known)
@@ -61,11 +61,11 @@ class RingAda(TrainingMethod[PreparedJob]):
     keep = staticmethod(nothing)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist, and a split of the data that cannot be (see Method)."""
+        """Reject unknown names, and an impossible split of the data (see Method)."""
         check_rule(require_known(job).data, cluster.world_size)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return what layers depend on, and what measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         key: dict[str, Any] = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
         caches = prepared.options.cache
         key |= {"cache": True} if caches else {}
@@ -73,7 +73,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         return key, lambda max_length: measure(load_stack(prepared.job.model), prepared.config, max_length=max_length)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
-        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
         return from_adapters(super().catalogue(prepared, cluster), cluster, 4 * prepared.facts.embedding_parameters)
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
@@ -82,7 +82,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         return AnalyticTechnique("adapters", sizes)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later (see Method)."""
+        """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
             require_memory(prepared, profile, cluster, plan)

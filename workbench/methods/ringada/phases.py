@@ -1,4 +1,4 @@
-"""The one phase of a RingAda run: every epoch's rounds, the same on the driver, which simulates them, and on every device."""
+"""The single phase of a RingAda run: every epoch's rounds, the same in the driver's simulation and on every device."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from workbench.schedules.ringada import RingCosts, federated_round, ring_round
 from workbench.tasks.tokenize import collate
 
 USUALLY_IN_FLIGHT = 4
-"""Mini-batches, of a plan that does not say."""
+"""Default number of mini-batches in flight, for a plan without a value."""
 
 
 class Kept(NamedTuple):
-    """The caches on the devices' disks.  since: epoch and round from which on they were filled.  homes[l]: the rank that has layer l's."""
+    """The caches on the devices' disks.  since: epoch and round from which they were filled.  homes[l]: the rank with layer l's cache."""
 
     since: tuple[int, int]
     homes: tuple[int, ...]
@@ -45,10 +45,10 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RingRankJob(RankJob):
-    """All that a rank is told of a RingAda run.
+    """The description of a RingAda run for a rank.
 
     owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
-    kept: what the devices have on their disks when this job begins.
+    kept: the caches on the devices' disks when this job begins.
     """
 
     config: TechniqueConfig
@@ -65,18 +65,18 @@ class RingRankJob(RankJob):
 
     @property
     def missing(self) -> str:
-        """Return whose data no device has now (see RankJob)."""
+        """Describe whose data no device has now (see RankJob)."""
         names = {device.name for device in self.cluster.devices}
         away = [f"{len(own)} training samples of {name}" for name, own in self.owned.items() if name not in names]
         return f"Gone while it is away: {', '.join(away)}" if away else ""
 
     def handed_on(self, job: Self) -> Self:
-        """Return the job of fewer devices: nobody else has the data of one that is away (see RankJob)."""
+        """Return the job of fewer devices: the data of an absent device is unavailable (see RankJob)."""
         return replace(job, owned=self.owned)
 
     @property
     def start(self) -> int:
-        """Return the number of the first round that is done."""
+        """Return the number of the first round to do."""
         return self.start_epoch * self.rounds.rounds_per_epoch + self.start_step
 
     @property
@@ -90,9 +90,9 @@ class RingRankJob(RankJob):
         return min((first for first, _ in self.plan.later if first > self.start), default=math.inf)
 
     def going_on(self, former: Self) -> Self:
-        """Return this job, which begins with the caches that the devices of a former one have filled (see RankJob)."""
+        """Return this job, starting with the caches that the devices of a former job have filled (see RankJob)."""
         is_empty = former.kept is None and self.start == former.start
-        if not self.options.cache or is_empty or self.policy.is_adaptive:  # of which the devices alone know what is frozen
+        if not self.options.cache or is_empty or self.policy.is_adaptive:  # only the devices know which layers are frozen
             return self
         since = former.kept.since if former.kept else (former.start_epoch, former.start_step)
         return replace(self, kept=Kept(since, ring_homes(former.present.stages)))
@@ -111,7 +111,7 @@ class RingRankJob(RankJob):
 
     @property
     def changes_s(self) -> float:
-        """Return the seconds of all such moves (see RankJob)."""
+        """Return the seconds of all these moves (see RankJob)."""
         pairs = pairwise(self.plan.assignments)
         return sum(self.change_s(former, stages, first) for (_, former), (first, stages) in pairs)
 
@@ -165,7 +165,7 @@ class RingRankJob(RankJob):
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
     def costs(self, shape: RoundShape) -> RingCosts:
-        """Return what a round's operations cost."""
+        """Return the costs of a round's operations."""
         return RingCosts(
             self.profile,
             self.cluster,
@@ -184,12 +184,12 @@ class RingRankJob(RankJob):
 
 
 def crossing(facts: ModelFacts) -> Crossing:
-    """Return what a hidden state is."""
+    """Return the shape of a hidden state that crosses between stages."""
     return Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH)
 
 
 def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
-    """Return the bytes that each device keeps besides its layers: embedding, and head with gradient and moments."""
+    """Return the bytes of each device besides its layers: embedding, and head with gradient and moments."""
     return 4 * (facts.embedding_parameters + 4 * _head_parameters(config))
 
 
@@ -200,7 +200,7 @@ def _head_parameters(config: TechniqueConfig) -> int:
 class RingPhase(StagePhase[RingRankJob]):
     """A block of layers with their adapters, embedding and head.
 
-    Of an adaptive policy, each round has the depth for which those before it ask.
+    With an adaptive policy, the earlier rounds determine each round's depth.
     """
 
     def __init__(self, session: RankSession[RingRankJob], phase: Phase, result: RankResult) -> None:
@@ -212,7 +212,7 @@ class RingPhase(StagePhase[RingRankJob]):
         return self.rank_job.program(self._adapted(shape))
 
     def _adapted(self, shape: RoundShape) -> RoundShape:
-        """Return the next round as it is now."""
+        """Return the next round with its current depth."""
         if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
             return shape
         return shape.from_layer(self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1])
@@ -227,7 +227,7 @@ class RingPhase(StagePhase[RingRankJob]):
             first = backbone
             if stage.start > 0:
                 first = rank_job.load_backbone(0, 1)
-                first.layers.clear()  # of all devices but the first, the embedding alone
+                first.layers.clear()  # on all devices but the first, only the embedding
             model = TechniqueStage(backbone.part(stage.start, stage.stop), rank_job.config, has_head=True)
             self.compute = RingCompute(model, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
@@ -253,7 +253,7 @@ class RingPhase(StagePhase[RingRankJob]):
         rank_job, iterations, sizes = self.rank_job, self._adapted(planned.shape).iterations, planned.shape.sizes
         if self._prefix is not None:
             self._prefix.forget_above(iterations[0].first_unfrozen)
-        self.optimizer.num_steps = planned.number + 1  # when the round is done; one that fails is kept nowhere
+        self.optimizer.num_steps = planned.number + 1  # counts only once the round is done; the state of a failed round is not saved
         spans = [range(start, start + one.num_micro_batches) for start, one in zip(planned.starts, iterations, strict=True)]
         return RingHandlers(
             rank=self.session.rank,
@@ -274,7 +274,7 @@ class RingPhase(StagePhase[RingRankJob]):
         ).table()
 
     def release(self) -> None:
-        """Give memory and disk back (see RankPhase)."""
+        """Free memory and disk (see RankPhase)."""
         if self._prefix is not None:
             self.result.nbytes["activation cache"] = self._prefix.nbytes
             self._prefix.forget_above(-1)

@@ -1,4 +1,4 @@
-"""Plan a job: blocks and ring order, by the depths that its rounds have."""
+"""Plan a job: blocks and ring order, from the depths of its rounds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from workbench.tasks.device_split import split_samples
 
 _IN_FLIGHT = (1, 2, 4, 8)
 _MOST_SEGMENTS = 16
-"""Times at which layers may be moved: planning takes a second or two."""
+"""Maximum number of times at which layers may be moved: planning takes a second or two."""
 
 
 def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
-    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for a rule that cannot be or a device without data."""
+    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for an impossible rule or a device without data."""
     owned = split_samples(prepared.task.train, cluster.world_size, prepared.options.data, prepared.job.seed)
     return {device.name: prepared.train.rows_of(own) for device, own in zip(cluster.devices, owned, strict=True)}
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
-    """Return what every rank is told of a run under a plan."""
+    """Return the description of a run under a plan, for every rank."""
     return RingRankJob(
         job=prepared.job,
         cluster=cluster,
@@ -48,7 +48,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
 
 
 def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingPricer:
-    """Return what prices a ring for some rounds; None: all."""
+    """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
     job, policy, num_rounds = prepared.job, prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
     asked = range(num_rounds) if rounds is None else rounds
@@ -68,12 +68,12 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: ra
 
 
 def _filled(prepared: PreparedJob, num_rounds: int) -> int:
-    """Return the rounds before the caches are full: after an epoch each sample has passed."""
+    """Return the number of rounds before the caches are full: after an epoch each sample has passed."""
     return num_rounds // prepared.job.epochs if prepared.options.cache else num_rounds
 
 
 def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple[Segment, ...]:
-    """Return the run's rounds, cut where a layer more is trained, and where the caches are full; of a deep model where several more are."""
+    """Return the run's rounds, divided where one more layer is trained (several for a deep model) and where the caches are full."""
     policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
     lowest = [policy.first_unfrozen(number, per_round * number) for number in range(num_rounds)]
@@ -100,10 +100,10 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the blocks, the ring order and how many mini-batches are in flight.
+    """Return the blocks, the ring order and the number of mini-batches in flight.
 
-    Blocks and order follow the unfreezing where that pays, moves included, in the simulated run too.  Raises PlanError if nothing fits,
-    ConfigError for a split of the data that cannot be.
+    Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError if nothing fits,
+    ConfigError for an impossible split of the data.
     """
     job = prepared.job
     if prepared.options.federated:
@@ -121,9 +121,9 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def with_in_flight(run: RingRankJob) -> Plan:
-    """Return a run's plan with the fewest mini-batches in flight that are within 1 % of the least time, of those that memory has room for.
+    """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest time.
 
-    Time and memory are simulated, of the first, the middle and the last round.
+    Time and memory are simulated for the first, the middle and the last round.
     """
     found: dict[int, float] = {}
     rounds = run.rounds
@@ -139,7 +139,7 @@ def with_in_flight(run: RingRankJob) -> Plan:
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
-    """Return a run's seconds by one round of each segment, and those of moving layers."""
+    """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
     predictor, per_round = Predictor(run.phases()[0]), len(run.rounds.initiators) * run.options.local_iterations
     middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
     return sum(count * predictor.seconds(run.rounds.round(number)) for count, number in middle) + run.changes_s

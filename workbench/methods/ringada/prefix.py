@@ -1,7 +1,7 @@
-"""The activation cache of a ring's frozen layers: what PAC+ keeps for its side network, layer by layer, until the layer is trained.
+"""The activation cache of a ring's frozen layers: PAC+'s cache, layer by layer, until the layer is trained.
 
-A sample's hidden state in front of a layer never changes while all layers below are frozen: the backbone runs without dropout.  Each
-device keeps those in front of its own frozen layers, so that the lowest trained layer finds its input, however deep it lies by then.
+A sample's hidden state in front of a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each
+device caches those in front of its own frozen layers, so the input of the lowest trained layer is always available.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workbench.schedules.plan_costs import Crossing
 class PrefixCache:
     """The hidden states in front of some layers, on the disk.
 
-    lengths: tokens of every sample.  lowest: below it no layer is ever trained.
+    lengths: tokens of every sample.  lowest: no layer below it is ever trained.
     """
 
     folder: Path
@@ -35,7 +35,7 @@ class PrefixCache:
     _caches: dict[int, ActivationCache] = field(default_factory=dict)
 
     def keep(self, layer: int, samples: Sequence[int], hidden: Tensor) -> None:
-        """Keep the input (n, t, d) of a layer, of a decoder's (n, t + s, d).  Raises CacheError if the disk is full."""
+        """Store the input (n, t, d) of a layer, (n, t + s, d) for a decoder.  Raises CacheError if the disk is full."""
         if layer < self.lowest:
             return
         if layer not in self._caches:
@@ -45,11 +45,11 @@ class PrefixCache:
         self._caches[layer].write_batch(samples, hidden.split([tokens, beside], dim=1) if beside else [hidden])
 
     def read(self, layer: int, samples: Sequence[int], padded_length: int) -> Tensor:
-        """Return the input of a layer, as it was kept, zero where it is padded."""
+        """Return the stored input of a layer, with zeros in the padding."""
         return torch.cat(self._caches[layer].batch(samples, padded_length), dim=1)
 
     def take_over(self, moving: Sequence[tuple[int, int, int]], rank: int, run: Run, cluster: Cluster) -> None:
-        """Go on with what the devices of a ring have kept, once their layers lie otherwise; all ranks do it at once.
+        """Continue with a ring's caches after layers have moved; all ranks do it at once.
 
         moving: (layer, the rank that has its inputs, the rank that needs them).
         """
@@ -86,7 +86,7 @@ class PrefixCache:
         )
 
     def forget_above(self, layer: int) -> None:
-        """Delete what lies in front of higher layers, which are no longer behind frozen ones alone."""
+        """Delete the inputs of higher layers, which no longer follow only frozen layers."""
         for above in [one for one in self._caches if one > layer]:
             self._caches.pop(above).remove()
 

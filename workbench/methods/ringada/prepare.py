@@ -1,4 +1,4 @@
-"""Find a job's model and data, and settle RingAda's options."""
+"""Find a job's model and data, and validate RingAda's options."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class RingAdaOptions:
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
     'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
-    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices keep what their frozen
-    layers made of each sample on their disks, and later rounds skip these layers (ours).  replan: whether layers may be moved between
-    rounds as more of them are trained; they are where it pays, moves included.
-    federated: no ring but federated averaging: each device trains all adapters of a whole model on its own data, and after each round
-    all take the mean (a baseline that the paper leaves out).
+    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache the outputs of their
+    frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether layers may be moved between rounds as more
+    of them are trained; they are moved where it pays, moves included.
+    federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data, and after each round
+    all devices average them (a baseline that the paper leaves out).
     """
 
     bottleneck: Width = 64
@@ -56,7 +56,7 @@ class RingAdaOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A RingAda job with everything that is known before a plan."""
+    """A RingAda job with everything known before planning."""
 
     options: RingAdaOptions
 
@@ -66,7 +66,7 @@ class PreparedJob(PreparedTechnique):
 
     @property
     def policy(self) -> Policy:
-        """Return when adapters are unfrozen."""
+        """Return the unfreezing policy."""
         options = self.options
         return Policy(
             num_layers=self.facts.num_layers,
@@ -79,7 +79,7 @@ class PreparedJob(PreparedTechnique):
 
 
 def require_known(job: Job) -> RingAdaOptions:
-    """Return the options.  Raises ConfigError at once for an option, task or model that does not exist."""
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model."""
     options = read_options("ringada", RingAdaOptions, job.options)
     if options.federated and options.cache:
         asked = "The option cache of ringada was asked for with federated averaging."

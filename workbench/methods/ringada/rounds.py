@@ -1,7 +1,7 @@
-"""Whose data a round takes, and what it trains: initiators, mini-batches, the unfreezing policy (RingAda, Algorithm 1).
+"""The data and the trained layers of each round: initiators, mini-batches, the unfreezing policy (RingAda, Algorithm 1).
 
-An epoch has as many rounds as take about as many mini-batches as the training split holds.  Each device goes through its own samples
-again and again, in an order of its own; one that is away leaves its turns out, and its samples with them.
+An epoch has enough rounds to process about as many mini-batches as the training split has.  Each device iterates over its own samples
+repeatedly, in its own order; an absent device skips its turns, and so its samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
 class RoundShape(StepShape):
     """A round: parts are micro-batches, counted through its mini-batches.
 
-    cached: those whose frozen layers are skipped.  since: the round from which on layers lie as they do in this one (see Plan.later).
+    cached: those whose frozen layers are skipped.  since: the round from which layers have this placement (see Plan.later).
     """
 
     iterations: tuple[Iteration, ...]
@@ -47,11 +47,11 @@ class Round(PlannedStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When adapters are unfrozen, from the top, as a learning-rate scheduler would do it.
+    """When adapters are unfrozen, from the top, like a learning rate scheduler.
 
-    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more when `patience`
-    rounds have not brought the mean loss, or the norm of the trained adapters' gradients, `threshold` below its lowest since the last
-    unfreezing.  What these do is not known before the run: they are planned and simulated as if they were 'steps'.
+    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more when in `patience`
+    rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold` below its lowest since the last
+    unfreezing.  Their course is not known before the run: they are planned and simulated as if they were 'steps'.
     """
 
     num_layers: int
@@ -63,7 +63,7 @@ class Policy:
 
     @property
     def is_adaptive(self) -> bool:
-        """Return whether it goes by what the rounds before brought."""
+        """Return whether it depends on the results of earlier rounds."""
         return self.unfreezing in ("plateau", "gradient_norm")
 
     def first_unfrozen(self, round_number: int, step: int) -> int:
@@ -72,7 +72,7 @@ class Policy:
         return self._above(self.num_layers if self.unfreezing == "all" else passed)
 
     def adapted(self, brought: Sequence[float]) -> tuple[int, ...]:
-        """Return the lowest trained layer of each round of an adaptive policy, of the next one too.  brought: by round, loss or norm."""
+        """Return the lowest trained layer of each round of an adaptive policy, and of the next one.  brought: loss or norm by round."""
         passed, lowest, waited = 0, float("inf"), 0
         found = [self._above(0)]
         for value in brought:
@@ -96,8 +96,8 @@ class Rounds:
 
     lengths: tokens of every training sample.  owned: the samples of each device of the whole cluster, by its name.
     names: the devices that take part, in ring order of ranks (ranks by place).  initiators: their ranks in the order of a round.
-    cached_from: the epoch and the round in it before which the devices' caches were empty; None without a cache.
-    changes: the rounds from which on layers lie otherwise.
+    cached_from: the epoch and its round before which the devices' caches were empty; None without a cache.
+    changes: the rounds at which the placement of layers changes.
     """
 
     lengths: tuple[int, ...]
@@ -116,12 +116,12 @@ class Rounds:
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Return the rounds of an epoch, the same whichever devices are away."""
+        """Return the rounds of an epoch, independent of absent devices."""
         return rounds_per_epoch(len(self.lengths), self.batch_size * self.steps_per_round)
 
     @property
     def steps_per_round(self) -> int:
-        """Return the mini-batches by which steps are numbered from round to round: those of a round in which no device is away."""
+        """Return the mini-batches of a round with all devices present, by which steps are numbered."""
         return len(self.owned) * self.local_iterations
 
     @property
@@ -157,7 +157,7 @@ class Rounds:
         return Round(samples=planned.samples, shape=shape, number=number, starts=tuple(starts))
 
     def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:
-        """Return how often each layer's adapter has been updated after so many rounds of these devices.  brought: see Policy.adapted."""
+        """Return how often each layer's adapter was updated after so many rounds of these devices.  brought: see Policy.adapted."""
         counts, policy = dict.fromkeys(range(self.policy.num_layers), 0), self.policy
         adapted = policy.adapted(brought[:num_rounds]) if policy.is_adaptive else None
         for number in range(num_rounds):
@@ -175,7 +175,7 @@ class Rounds:
 
     @cached_property
     def _passed(self) -> dict[int, int]:
-        """Return the round in which each sample first passes the frozen layers and is kept."""
+        """Return the round in which each sample first passes the frozen layers and is cached."""
         found: dict[int, int] = {}
         if self.cached_from is None:
             return found
@@ -200,15 +200,15 @@ class Rounds:
 
 
 def rounds_per_epoch(num_samples: int, samples_per_round: int) -> int:
-    """Return in how many rounds about as many samples are trained on as there are."""
+    """Return the number of rounds that train on about as many samples as there are."""
     return max(1, round(num_samples / samples_per_round))
 
 
 def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
-    """Return the ranks in the order in which a round's initiators follow each other (section IV-B, 3).
+    """Return the ranks in the order of a round's initiators (section IV-B, 3).
 
-    It begins with the ring's first device.  Next is the device with the best channel to the present one of those that were not it yet;
-    of equal channels the next on the ring.
+    It begins with the ring's first device.  Each next initiator is the remaining device with the best channel to the current one;
+    among equal channels, the next on the ring.
     """
     ring = [rank for stage in plan.stages for rank in stage.ranks]
     order, left = [ring[0]], ring[1:]
@@ -220,7 +220,7 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
 
 
 def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
-    """Return a split as a device knows it: of other devices' samples their lengths alone, no token and no label."""
+    """Return a split as a device sees it: other devices' samples have only their lengths, no token and no label."""
     mine = set(own)
 
     def hidden(sample: int) -> tuple[int | bytes, ...]:

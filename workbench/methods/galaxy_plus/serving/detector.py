@@ -1,4 +1,4 @@
-"""Find the device that is repeatedly slower than the others in the same work, by what each reports while it computes (Galaxy+, III-E1)."""
+"""Find a device that is repeatedly slower than the others in the same work, from its reports during computation (Galaxy+, III-E1)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BlockSeconds = Mapping[int, Mapping[int, float]]
 
 
 class Verdict(NamedTuple):
-    """One report of a device against the others.  slowness: median over blocks.  is_slow: most of its blocks were slow."""
+    """A device's report compared with the others.  slowness: median over blocks.  is_slow: most of its blocks were slow."""
 
     slowness: float
     is_slow: bool
 
 
 def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return each block's mean seconds over a device's reports of a period, each of which may be of some blocks only."""
+    """Return each block's mean seconds over a device's reports of a period; a report may cover only some blocks."""
     found: dict[int, list[float]] = defaultdict(list)
     for report in reports:
         for block, seconds in report.items():
@@ -36,9 +36,9 @@ def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) -> dict[int, Verdict]:
     """Compare the devices block by block.
 
-    Each block's seconds are divided by what the plan expects of the device (unequal devices with unequal shares become comparable),
-    then by the median of that quotient over the other devices in the same block: what slows all of them down, or an error
-    of the cost model that they share, makes no straggler.  A device alone is compared with nobody, and gets 1.
+    Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal shares comparable,
+    then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a shared error
+    of the cost model, makes no straggler.  A single device gets 1.
     """
     quotients: dict[int, dict[int, float]] = defaultdict(dict)
     for rank, blocks in measured.items():
@@ -66,7 +66,7 @@ class StragglerDetector:
         self._last: dict[int, deque[Verdict]] = {}
 
     def add(self, verdicts: Mapping[int, Verdict]) -> None:
-        """Take one report of every device."""
+        """Add one report of every device."""
         for rank, verdict in verdicts.items():
             self._last.setdefault(rank, deque(maxlen=self._settings.window)).append(verdict)
 
@@ -87,15 +87,15 @@ class StragglerDetector:
         return len(last) == self._settings.repeats and all(verdict.slowness <= slowness for verdict in last)
 
     def forget(self) -> None:
-        """Forget all reports: after a change of the plan they say nothing."""
+        """Forget all reports, because they are invalid after a change of the plan."""
         self._last.clear()
 
 
 class ReportingPacer(Pacer):
-    """A pacer that adds up the seconds of every operation by block, and tells them once a period has passed and when asked to.
+    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on request.
 
-    Operations come as the executor hands them over: partial(handler, operation, contents).  By what a busy host was late is not an
-    emulated device's doing, and is left out.
+    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded, because the
+    emulated device does not cause them.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class ReportingPacer(Pacer):
             seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
             self._blocks[block] = self._blocks.get(block, 0.0) + seconds
             if done.end_s - self._told_s > self._every_s:
-                self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: those before are whole
+                self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
         return done
 
     def tell(self, before: int | None = None) -> None:
-        """Tell what has been added up since the last time.  before: of the blocks before this one; None: of all."""
+        """Send the sums since the last call.  before: only blocks before this one; None: all."""
         ready = {block: seconds for block, seconds in self._blocks.items() if before is None or block < before}
         if ready:
             self._blocks = {block: seconds for block, seconds in self._blocks.items() if block not in ready}
@@ -133,5 +133,5 @@ class ReportingPacer(Pacer):
             self._tell(ready)
 
     def forget(self) -> None:
-        """Forget what a request that failed has left."""
+        """Discard the sums of a failed request."""
         self._blocks = {}

@@ -23,25 +23,25 @@ from workbench.runtime.engines import EngineCluster
 SOAK_MODEL = "tiny-bert-2"
 SOAK_LENGTH = 16
 SOAK_FLOPS_PER_S = 4e7
-"""Of an imagined core: a request then takes four devices about 15 ms, of which the host computes little."""
+"""Speed of an imaginary core: a request takes four devices about 15 ms, and the host computes little."""
 FAULT_EVERY_S = 15.0
 REQUESTS_PER_S = 30.0
-"""A guess at what comes of it, by which faults are spread over the stream."""
+"""A guess at the resulting request rate, by which faults are spread over the stream."""
 SETTINGS = ReschedulingSettings(report_every_s=0.2, silence_s=5.0, request_timeout_s=10.0, calm_s=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakResult:
-    """report: of the stream.  left_behind: what was there after the engines had ended and not before: processes, run folders."""
+    """report: of the stream.  left_behind: processes and run folders that exist after the engines have ended and did not exist before."""
 
     report: ServingReport
     left_behind: tuple[str, ...]
 
     @property
     def growth(self) -> float:
-        """Return how much the resident memory of all processes together grew from the first fifth of the time to the last, as a share.
+        """Return the relative growth of all processes' resident memory from the first fifth of the time to the last.
 
-        Devices that are being started again count with what they have then, so medians are compared.
+        A restarting device counts with its current memory, so medians are compared.
         """
         totals = [sum(by_process) for _, by_process in self.report.memory if all(by_process)]
         fifth = max(1, len(totals) // 5)
@@ -79,7 +79,7 @@ def soak(
     on_request: Callable[[ServedRequest], None] = lambda request: None,
     is_over: Callable[[float], bool] = lambda now_s: False,
 ) -> SoakResult:
-    """Serve a tiny model with faults at random (or those given), and see what is left when all is over.  See `serve`."""
+    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  See `serve`."""
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
@@ -102,7 +102,7 @@ def soak(
 
 
 def _traces() -> set[str]:
-    """Return what runs of this process may leave: its descendants, run folders that name it, and network interfaces."""
+    """Return what runs of this process may leave behind: its descendants, run folders that name it, and network interfaces."""
     found = {f"process {process.pid}: {' '.join(process.cmdline())[:80]}" for process in _descendants()}
     folders = Path(tempfile.gettempdir()).glob("workbench-run-*")
     mine = [folder for folder in folders if f'"pid": {os.getpid()}' in _text(folder / "owner.json")]
@@ -149,7 +149,7 @@ class LoadSpike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpikeResult:
-    """reports: by variant.  best_per_s: answers per second of the best plan without the loaded device, obtained as the reports were."""
+    """reports: by variant.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports."""
 
     spike: LoadSpike
     reports: dict[str, ServingReport]
@@ -184,9 +184,9 @@ def load_spike_executed(
     length: int,
     notify: Callable[[str], None] = lambda line: None,
 ) -> LoadSpikeResult:
-    """Return the experiment executed on emulated devices, and beside it what the best plan without the loaded device reaches.
+    """Run the experiment on emulated devices, and for comparison the best plan without the loaded device.
 
-    That plan is served by the same engines, right after.
+    The same engines serve that plan right after.
     """
 
     def served(name: str, reaction: Reaction, faults: tuple[Fault, ...], until_s: float, **plan: object) -> ServingReport:
@@ -211,5 +211,5 @@ def load_spike_executed(
 
 
 def cut(report: ServingReport) -> ServingReport:
-    """Return the report with the stream as long as it came to be: the service was ended by time."""
+    """Return the report with the stream cut at the number of requests answered: the service ended at a time limit."""
     return replace(report, stream=replace(report.stream, num_requests=max(1, len(report.requests))), num_lost=0)

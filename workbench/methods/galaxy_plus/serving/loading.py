@@ -1,4 +1,4 @@
-"""What a device must read from its disk for a new plan: every device keeps the whole model there (Galaxy+, section III-E2)."""
+"""The bytes that a device must read from its disk for a new plan; every device stores the whole model (Galaxy+, section III-E2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile, proportion
 
 
 def bytes_to_read(old: InferencePlan | None, new: InferencePlan, profile: InferenceProfile, rank: int) -> int:
-    """Return the bytes that a device reads to go from one plan to another: what it holds already is kept."""
+    """Return the bytes that a device reads to switch plans: weights in memory are reused."""
     before, after = _layers(old, profile, rank), _layers(new, profile, rank)
     if not before:
         before = [(0, 0, 0)] * len(after)

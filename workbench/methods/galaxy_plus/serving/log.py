@@ -1,4 +1,4 @@
-"""What happens while a stream is served: plans, events, answers, and what each device did over time; in the end a ServingReport."""
+"""The log of a service: plans, events, answers, and each device's state over time; it ends as a ServingReport."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Busy(NamedTuple):
 
 
 class Samples:
-    """Collects while the service runs; `over` cuts it into equal steps of time."""
+    """Collects samples while the service runs; `over` divides them into equal time steps."""
 
     def __init__(self, world_size: int) -> None:
         self._busy: list[list[Busy]] = [[] for _ in range(world_size)]
@@ -27,15 +27,15 @@ class Samples:
         self._slowness: list[list[tuple[float, float]]] = [[] for _ in range(world_size)]
 
     def busy(self, rank: int, busy: Busy) -> None:
-        """Take what a device computed for one request."""
+        """Record a device's computation for one request."""
         self._busy[rank].append(busy)
 
     def load(self, rank: int, time_s: float, share: float) -> None:
-        """Note that something else has taken a share of the device from time_s on."""
+        """Record that another load takes a share of the device from time_s on."""
         self._loads[rank].append((time_s, share))
 
     def slowness(self, rank: int, time_s: float, value: float) -> None:
-        """Note how slow the portal found the device at time_s."""
+        """Record the portal's measured slowdown of the device at time_s."""
         self._slowness[rank].append((time_s, value))
 
     def over(self, step_s: float, end_s: float) -> tuple[DeviceSample, ...]:
@@ -57,7 +57,7 @@ class Samples:
 
 
 def _spread(own: Sequence[Busy], step_s: float, num_steps: int) -> list[float]:
-    """Return the busy seconds in each step; within its interval a device is taken to be busy evenly."""
+    """Return the busy seconds in each step; a device is assumed to be busy evenly within its interval."""
     found = [0.0] * num_steps
     for start_s, end_s, busy_s in own:
         first, last = max(0, int(start_s / step_s)), min(num_steps - 1, int(end_s / step_s))
@@ -73,7 +73,7 @@ def _last(values: Sequence[tuple[float, float]], start_s: float, end_s: float) -
 
 
 def _mean(values: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Return the mean over [start_s, end_s) of something that keeps its last value."""
+    """Return the mean over [start_s, end_s) of a quantity that keeps its last value."""
     total = 0.0
     for index, (time_s, value) in enumerate(values):
         until_s = values[index + 1][0] if index + 1 < len(values) else end_s
@@ -86,7 +86,7 @@ Watcher = Callable[[ServingEvent], None]
 
 @dataclass(slots=True, kw_only=True)
 class ServingLog:
-    """watch: takes every event.  arrivals_s: of the requests; empty: each arrives when the one before was answered."""
+    """watch: called with every event.  arrivals_s: of the requests; empty: each arrives when the one before was answered."""
 
     arrivals_s: tuple[float, ...] = ()
     plans: list[InferencePlan] = field(default_factory=list)
@@ -98,11 +98,11 @@ class ServingLog:
 
     @property
     def end_s(self) -> float:
-        """Return when the last answer was there."""
+        """Return the time of the last answer."""
         return self.requests[-1].end_s if self.requests else 0.0
 
     def report(self, samples: Samples, *, stream: StreamSettings, rescheduling: ReschedulingSettings, **settings: Any) -> ServingReport:
-        """Return the report of a service that is over."""
+        """Return the report of a finished service."""
         return ServingReport(
             stream=stream,
             rescheduling=rescheduling,
@@ -120,16 +120,16 @@ class ServingLog:
         return self.arrivals_s[len(self.requests)] if self.arrivals_s else self.end_s
 
     def attempted(self, start_s: float) -> None:
-        """Take note that the next request is being answered since start_s."""
+        """Record that the next request is being answered since start_s."""
         self.num_attempts += 1
         self.first_s = start_s if self.first_s is None else self.first_s
 
     def repeated(self, now_s: float, plan: int) -> None:
-        """Note that the attempt under way has failed."""
+        """Record that the current attempt has failed."""
         self.add(now_s, "repeated", before=plan, value=len(self.requests))
 
     def answered(self, end_s: float, *, tokens: int, plan: int, is_right: bool | None = None) -> ServedRequest:
-        """Note the answer to the request that was attempted last, and return it."""
+        """Record the answer to the last attempted request, and return it."""
         assert self.first_s is not None
         request = ServedRequest(
             number=len(self.requests),
@@ -146,7 +146,7 @@ class ServingLog:
         return request
 
     def plan(self, made: InferencePlan) -> int:
-        """Return the plan's index: of an equal one (but for its price), or a new one."""
+        """Return the plan's index: of an equal plan (apart from its cost), or a new one."""
         for index, plan in enumerate(self.plans):
             if _parts(plan) == _parts(made):
                 return index
@@ -156,7 +156,7 @@ class ServingLog:
     def add(
         self, time_s: float, kind: EventKind, rank: int = -1, *, before: int = -1, after: int = -1, value: float = 0.0, detail: str = ""
     ) -> None:
-        """Note an event."""
+        """Record an event."""
         event = ServingEvent(
             time_s=time_s, kind=kind, rank=rank, plan_before=before, plan_after=after, value=round(value, 6), detail=detail
         )
@@ -166,6 +166,6 @@ class ServingLog:
 
 
 def _parts(plan: InferencePlan) -> InferencePlan:
-    """Return a plan without its price, and its shares without the last digits."""
+    """Return a plan without its cost, with rounded shares."""
     shares = tuple(round(share, 9) for share in plan.shares)
     return replace(plan, method="", shares=shares, group_tokens=0, merge_tokens=0, length=0, predicted_s=0.0, notes=())

@@ -1,4 +1,4 @@
-"""Galaxy+'s answers to the coordinator while a stream is served: who serves by which plan, what is loaded, what is repeated (III-E)."""
+"""Galaxy+'s coordinator policy for a stream: which devices serve under which plan, weight loading, repeated requests (III-E)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RequestSeconds(NamedTuple):
 
 @dataclass(kw_only=True)
 class ServingPolicy:
-    """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was let in.
+    """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was admitted.
 
-    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's to them.
-    room: bytes that each device has for weights.  answered: takes every answer.
-    memory: of the devices, and last of this process.  read_memory: reads it, None of the dead.
-    is_over: asked at every turn, with the seconds of the service, whether to end before all were answered.
+    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's answers.
+    room: bytes that each device has for weights.  answered: called with every answer.
+    memory: of the devices, and last of this process.  read_memory: reads it, None for lost devices.
+    is_over: called at every turn with the service's seconds; returns whether to end early.
     """
 
     fleet: Fleet
@@ -77,11 +77,11 @@ class ServingPolicy:
     _loaded: dict[int, dict[int, Loaded]] = field(default_factory=lambda: defaultdict(dict))  # by plan and rank
     _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
     _reported_s: float = 0.0
-    _since_s: float | None = None  # when this attempt of the next request began, if a device has ended it and the first has not
+    _since_s: float | None = None  # start of the next request's current attempt, if a device has finished it before the first device
 
     @property
     def step(self) -> int:
-        """Return how many requests were answered."""
+        """Return the number of answered requests."""
         return len(self.log.requests)
 
     @property
@@ -90,11 +90,11 @@ class ServingPolicy:
         return 0.0 if self._begin_s is None else self.fleet.now_s() - self._begin_s
 
     def faults_s(self) -> float:
-        """Return the seconds by which faults are due: none is before the service begins."""
+        """Return the seconds on the faults' clock: no fault is due before the service begins."""
         return -1.0 if self._begin_s is None else self.now_s
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the requests that are left as a job of the wanted plan's devices (see Policy)."""
+        """Return the remaining requests as a job of the wanted plan's devices (see Policy)."""
         index = self.rescheduler.wanted
         plan = self.log.plans[index] if index >= 0 else None
         if plan is None or not set(plan.ranks) <= set(ready):
@@ -121,7 +121,7 @@ class ServingPolicy:
         return {rank: shard_spec(plan, position, self.layout.stacks, held=held) for position, rank in enumerate(plan.ranks)}
 
     def _is_tight(self, plan: InferencePlan) -> bool:
-        """Return whether a device that serves has no room for this plan's weights beside those that it holds."""
+        """Return whether a serving device lacks memory for this plan's weights in addition to its current ones."""
         serving, specs = set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks), self._specs(plan)
         for rank in serving.intersection(plan.ranks, self._held):
             held = self._held[rank]
@@ -130,16 +130,16 @@ class ServingPolicy:
         return False
 
     def begun(self, generation: Generation) -> Generation:
-        """Return it as it is: `generation` knows all that it goes on from (see Policy)."""
+        """Return it unchanged: `generation` has everything that it needs (see Policy)."""
         self._reports.clear()
         return generation
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether another plan is wanted by now."""
+        """Return whether another plan is wanted now."""
         return self.rescheduler.wanted not in (-1, generation.job.index)
 
     def turn(self) -> bool:
-        """Probe devices that are left out, sample memory, hand in the reports of a period; return whether the service goes on."""
+        """Probe the excluded devices, sample memory, submit the reports of a period; return whether the service continues."""
         now_s = self.now_s
         if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
             resident = (0 if reading is None else reading.rss_bytes for reading in self.read_memory())
@@ -151,7 +151,7 @@ class ServingPolicy:
             is_due = now_s - self._reported_s > self.settings.report_every_s
             if is_due and plan is not None and set(self._reports).issuperset(_computing(plan)):
                 self._reported_s = now_s
-                # In the middle of a request some devices are a block ahead: what not all have reported is compared among those that have.
+                # In the middle of a request some devices are a block ahead: a block is compared among the devices that have reported it.
                 measured = {rank: means(reports) for rank, reports in self._reports.items()}
                 self._reports.clear()
                 self.rescheduler.report(now_s, self.rescheduler.current, measured)
@@ -159,14 +159,14 @@ class ServingPolicy:
                     self.samples.slowness(rank, now_s, self.rescheduler.slowness(rank))
         return not self.is_over(now_s)
 
-    # What the devices say, and what befalls them.
+    # Messages from the devices, and faults.
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
-        """Take what a device did for a request; of the plan's first device this is the answer."""
+        """Record a device's work on a request; from the plan's first device this is the answer."""
         served: Served = done.content
         begin_s = self._begin_s
         if begin_s is None:
-            return  # faster here than the first device's word that the service has begun
+            return  # arrived before the first device's message that the service has begun
         self.samples.busy(rank, Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
         self.late_s += served.late_s
         self.paced_s += served.paced_s
@@ -182,7 +182,7 @@ class ServingPolicy:
         self.answered(self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found))
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Take another word of a device."""
+        """Handle another message of a device."""
         match event:
             case BlockReport():
                 if event.plan == self.rescheduler.current:
@@ -210,11 +210,11 @@ class ServingPolicy:
                 "Give it more memory, or leave it out.",
             )
         if loaded.error:
-            self.fleet.end(rank, loaded.error)  # the others go on without it
+            self.fleet.end(rank, loaded.error)  # the others continue without it
             return
         found = self._loaded[loaded.plan]
         if rank in found or loaded.plan == self.rescheduler.current:
-            return  # a device says it again when it begins to serve
+            return  # a device reports it again when it begins to serve
         found[rank] = loaded
         if set(self.log.plans[loaded.plan].ranks) <= set(found):
             before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
@@ -222,7 +222,7 @@ class ServingPolicy:
             self.log.add(self.now_s, "loaded", before=before, after=loaded.plan, value=seconds, detail=f"{nbytes} bytes")
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Repeat the request that was under way when a device was lost."""
+        """Repeat the request that was in service when a device was lost."""
         if not lost and all(ended.end != "lost" for ended in parts.values()):
             wanted = self.rescheduler.wanted
             if wanted not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[wanted]):
@@ -242,7 +242,7 @@ class ServingPolicy:
             )
 
     def shown(self, rank: int, state: str) -> None:
-        """Take that a device is lost or back."""
+        """Record that a device is lost or back."""
         if state == "lost":
             self._held.pop(rank, None)
             for found in self._loaded.values():
@@ -253,7 +253,7 @@ class ServingPolicy:
             self.rescheduler.revived(self.now_s, rank)
 
     def injected(self, fault: Fault, begins: bool) -> None:
-        """Note a fault; a device that comes back is noted when it is there."""
+        """Record a fault; a returning device is recorded when it is present."""
         rank, now_s = fault.rank, self.now_s
         if fault.kind == "slow":
             factor = self.fleet.faults.factor(rank)
@@ -264,6 +264,6 @@ class ServingPolicy:
 
 
 def _computing(plan: InferencePlan) -> set[int]:
-    """Return the devices of a plan that have something to compute, and so to report."""
+    """Return the devices of a plan that compute something, and so must report."""
     parts = [part for part in (plan.units, plan.columns, plan.shares, plan.layers) if part]
     return {rank for position, rank in enumerate(plan.ranks) if any(part[position] for part in parts)}

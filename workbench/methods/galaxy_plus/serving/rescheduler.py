@@ -1,7 +1,7 @@
-"""The portal's decisions: who is left out, who is taken back, which plan is wanted (Galaxy+, section III-E).
+"""The portal's decisions: which device is excluded or readmitted, and which plan is wanted (Galaxy+, section III-E).
 
-Pure: it is told what happened and when, and says what is wanted; the simulation drives it in virtual time, the portal of
-emulated devices in real time.
+It is pure: events and times in, decisions out.  The simulation drives it in virtual time, the portal of emulated devices in
+real time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Planner = Callable[[tuple[int, ...], Mapping[int, float]], InferencePlan]
 
 
 class BlockTimes(NamedTuple):
-    """What one request costs.  seconds: from its arrival at the first device to its answer.  blocks: computation by rank and block."""
+    """The cost of one request.  seconds: from its arrival at the first device to its answer.  blocks: computation by rank and block."""
 
     seconds: float
     blocks: BlockSeconds
 
 
 Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
-"""(plan, slow-downs by rank) -> what a request costs then."""
+"""(plan, slow-downs by rank) -> the cost of a request."""
 
 
 @dataclass(slots=True)
 class _Device:
-    """is_alive: its process answers.  is_in: plans may use it.  slow_down: at which plans take it.  wait_s: between its probes."""
+    """is_alive: its process answers.  is_in: plans may use it.  slow_down: the value that plans use.  wait_s: between its probes."""
 
     is_alive: bool = True
     is_in: bool = True
@@ -48,9 +48,9 @@ class _Device:
 
 
 class Rescheduler:
-    """current: index of the plan that serves, -1 if none can (since a device of the last one was lost).
+    """current: index of the serving plan, -1 if none can serve (since one of its devices was lost).
 
-    wanted: of the one that should, -1 while none fits.
+    wanted: index of the plan that should serve, -1 while none fits.
     """
 
     def __init__(self, settings: ReschedulingSettings, world_size: int, planner: Planner, times: Times, log: ServingLog) -> None:
@@ -58,13 +58,13 @@ class Rescheduler:
         self._settings, self._planner, self._times, self._log = settings, planner, times, log
         self._devices = [_Device(wait_s=settings.probe_every_s) for _ in range(world_size)]
         self._detector = StragglerDetector(settings)
-        self._slow_downs: dict[int, dict[int, float]] = {}  # by plan: at what it takes its devices
+        self._slow_downs: dict[int, dict[int, float]] = {}  # by plan: the slow-downs assumed for its devices
         self.wanted = self._made(planner(tuple(range(world_size)), {}))
         self.current = -1
 
     @property
     def plan(self) -> InferencePlan | None:
-        """Return the plan that serves now."""
+        """Return the serving plan."""
         return self._log.plans[self.current] if self.current >= 0 else None
 
     @property
@@ -73,25 +73,25 @@ class Rescheduler:
         return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive)
 
     def slowness(self, rank: int) -> float:
-        """Return how slow a device was by its last reports, against the others and its share."""
+        """Return a device's slowness by its last reports, relative to the others and to its share."""
         return self._detector.slowness(rank)
 
     def switched(self, now_s: float, plan: int) -> None:
-        """Take note that requests are served under a plan from now on."""
+        """Record that requests are served under a plan from now on."""
         self._log.add(now_s, "switched", before=self.current, after=plan)
         self.current = plan
         self._detector.forget()
 
     def paused(self, now_s: float) -> None:
-        """Take note that nothing is served until the wanted plan is loaded."""
+        """Record that nothing is served until the wanted plan is loaded."""
         self._log.add(now_s, "paused", before=self.current, after=self.wanted)
         self.current = -1
 
     def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
-        """Take the devices' reports of the last period, and decide.  Reports under another than the current plan are ignored."""
+        """Process the devices' reports of the last period, and decide.  Reports under another than the current plan are ignored."""
         if plan != self.current or plan < 0:
             return
-        # While another plan is being loaded the old one's stragglers are known already, but not necessarily all of them.
+        # While another plan is loading, the old plan's stragglers are known already, but perhaps not all of them.
         expected = self._times(self._log.plans[plan], self._slow_downs[plan]).blocks
         self._detector.add(compare(measured, expected, self._settings.slow_factor))
         for rank in self._detector.stragglers():
@@ -104,11 +104,11 @@ class Rescheduler:
                 device.is_reported = device.is_kept = False
 
     def due_probes(self, now_s: float) -> tuple[int, ...]:
-        """Return the devices left out that should be probed now; each is named once per wait."""
+        """Return the excluded devices that should be probed now; each is returned once per wait."""
         due = []
         for rank, device in enumerate(self._devices):
             if device.is_alive and not device.is_in and device.next_probe_s <= now_s:
-                device.next_probe_s = math.inf  # until the result is there
+                device.next_probe_s = math.inf  # until the result arrives
                 due.append(rank)
         return tuple(due)
 
@@ -117,7 +117,7 @@ class Rescheduler:
         return min((device.next_probe_s for device in self._devices if device.is_alive and not device.is_in), default=math.inf)
 
     def probed(self, now_s: float, rank: int, slowness: float) -> None:
-        """Take the result of a probe: seconds over what is expected of the device at its own speed."""
+        """Process the result of a probe: measured seconds over the expected seconds at the device's full speed."""
         device = self._devices[rank]
         if not device.is_alive or device.is_in:
             return
@@ -129,7 +129,7 @@ class Rescheduler:
             self._take_back(now_s, rank)
 
     def lost(self, now_s: float, rank: int) -> None:
-        """Take note that a device's process has ended or answers no more."""
+        """Record that a device's process has ended or stopped answering."""
         device = self._devices[rank]
         if not device.is_alive:
             return
@@ -138,11 +138,11 @@ class Rescheduler:
         self._back_off(now_s, device)
         self._log.add(now_s, "lost", rank, before=self.current)
         if self.plan is not None and rank in self.plan.ranks:
-            self.current = -1  # should it come back, its weights are gone
+            self.current = -1  # if it comes back, its weights are gone
         self._plan_again(now_s)
 
     def revived(self, now_s: float, rank: int) -> None:
-        """Take note that a lost device's process runs again: it is probed before it is taken back, unless no plan fits without it."""
+        """Record that a lost device's process runs again: it is probed before it is readmitted, unless no plan fits without it."""
         device = self._devices[rank]
         if device.is_alive:
             return
@@ -171,7 +171,7 @@ class Rescheduler:
             choices = [choice for choice in choices if choice[0] < present_s * (1 - settings.min_gain)]
         if not choices:
             self._keep(now_s, rank, slowness)
-            self._detector.forget()  # looked at again after as many reports
+            self._detector.forget()  # checked again after as many reports
             return
         _, what, plan = min(choices, key=lambda choice: choice[0])
         if what == "excluded" or rank not in plan.ranks:
@@ -199,7 +199,7 @@ class Rescheduler:
         return [(self._times(plan, slow_downs).seconds, what, plan)]
 
     def _look_for_recovery(self, now_s: float, rank: int, device: _Device) -> None:
-        """Give a device with a smaller share its old share again, or a larger one, when it has been faster than that for a while."""
+        """Give a device with a reduced share its old share back, or a larger one, once it has been faster for a while."""
         faster = max(self._settings.recovered_factor / device.slow_down, 1 / self._settings.slow_factor)
         if now_s < device.next_probe_s or not self._detector.has_been_below(rank, min(faster, 1.0)):
             return
@@ -225,7 +225,7 @@ class Rescheduler:
         device.good_probes = 0
 
     def _plan_again(self, now_s: float) -> None:
-        """Plan for the devices that are in; if they are too few, for all that are alive, stragglers too."""
+        """Plan for the admitted devices; if they are too few, for all that are alive, including stragglers."""
         for ranks in (self._usable(), self.alive):
             if ranks:
                 try:

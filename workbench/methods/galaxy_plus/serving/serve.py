@@ -1,4 +1,4 @@
-"""Serve a stream of requests on emulated devices, whatever happens to them, with a plan for the devices that are left (section III-E)."""
+"""Serve a stream of requests on emulated devices, and re-plan for the remaining devices after faults (section III-E)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def planner_of(
     is_priced: bool = True,
     left_out: Collection[int] = (),
 ) -> Planner:
-    """Return the planner for some of the cluster's devices, each as slow as it was found to be.
+    """Return the planner for some of the cluster's devices with their measured slow-downs.
 
-    lengths: tokens in each stack.  first: the plan of all devices at their own speed; another method's is planned again by its own planner.
+    lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its own planner.
     is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
     """
     everybody = frozenset(range(cluster.world_size))
@@ -75,7 +75,7 @@ def planner_of(
 
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
-    """Return what a request costs by simulation of the plan's schedule; each plan and state of the devices is simulated once."""
+    """Return the cost of a request by simulation of the plan's schedule; each plan and device state is simulated once."""
     known: dict[tuple[InferencePlan, tuple[tuple[int, float], ...]], BlockTimes] = {}
 
     def times(plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
@@ -103,7 +103,7 @@ def _simulated(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster,
 DEFAULT_LENGTH = 64
 CALIBRATING_REQUESTS = 16
 RESTARTS = 3
-"""A device that dies by itself is started again so often."""
+"""Maximum number of restarts of a device that ends by itself."""
 
 
 def serve(
@@ -121,14 +121,14 @@ def serve(
     on_event: Callable[[ServingEvent], None] | None = None,
     on_request: Callable[[ServedRequest], None] = lambda request: None,
 ) -> ServingReport:
-    """Return what serving the stream was like.  Every answer is compared with the local model's.
+    """Serve the stream and return its report.  Every answer is compared with the local model's.
 
-    host: the profile of one unslowed core (one device), by which the emulated devices are paced and planned for.
+    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices.
     Requests are random tokens, stream.length of them each.
-    faults: a schedule may be added to while requests are served, by is_over.
-    first_plan: for all devices; without one our planner's.  left_out: devices that no plan may use.
-    is_over: asked (with the seconds of the service) whether to end before all were answered.
-    Engines are left running, as they were.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
+    faults: is_over may add to the schedule while requests are served.
+    first_plan: for all devices; by default our planner's.  left_out: devices that no plan may use.
+    is_over: called with the service's seconds; returns whether to end early.
+    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
     """
     settings = rescheduling or ReschedulingSettings()
     schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
@@ -182,7 +182,7 @@ def serve(
         coordinator = Coordinator(
             fleet=fleet,
             policy=policy,
-            say=lambda text: None,  # the report's events say it
+            say=lambda text: None,  # the report's events contain it
             show=policy.shown,
             turn=policy.turn,
             injected=policy.injected,
@@ -193,7 +193,7 @@ def serve(
         except DeviceLostError:
             if rescheduler.wanted >= 0:
                 raise
-            # No plan can ever fit again: the requests that are left are lost.
+            # No plan can ever fit again: the remaining requests are lost.
     overrun_share = policy.late_s / policy.paced_s if policy.paced_s else 0.0
     notes = () if faults is schedule else never_begun(schedule.faults, cluster, log.end_s)  # a schedule's times are guesses
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
@@ -225,7 +225,7 @@ def calibrate(
     stream: StreamSettings,
     first_plan: InferencePlan | None = None,
 ) -> None:
-    """Set the engines' dilation so that this machine keeps pace, by some requests that nobody counts."""
+    """Set the engines' dilation so that this machine keeps pace, from some unmeasured requests."""
     short = replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)
 
     def late_share(dilation: float) -> float:

@@ -1,4 +1,4 @@
-"""A service in virtual time: an agenda of arrivals, answers, reports, loads, probes and faults, with the portal's own decisions."""
+"""A service in virtual time: arrivals, answers, reports, loads, probes and faults as events, with the portal's real decisions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from workbench.runtime.virtual_devices import Agenda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedWorld:
-    """What virtual devices do beside computing.  noise: standard deviation of the logarithm of a reported block time.
+    """Properties of virtual devices besides compute.  noise: standard deviation of the logarithm of a reported block time.
 
-    notice_s: until the portal knows that a process has ended.  restart_s: until a killed device's new process answers.
-    join_s: of forming a group again.  probe_s: of one layer's work.  until_s: the service ends then, answered or not.
+    notice_s: until the portal detects that a process has ended.  restart_s: until a killed device's new process answers.
+    join_s: to form a group again.  probe_s: of one layer's work.  until_s: the service ends then, answered or not.
     """
 
     noise: float = 0.0
@@ -49,7 +49,7 @@ def simulate_serving(
     faults: Sequence[Fault] = (),
     world: SimulatedWorld | None = None,
 ) -> ServingReport:
-    """Return what serving the stream would be like.
+    """Return the simulated report of serving the stream.
 
     planner, times: see service.planner_of and service.simulated_times.  Weights are read at Device.storage_bytes_per_s.
     Raises PlanError if no plan fits the whole cluster.
@@ -73,9 +73,9 @@ def simulate_serving(
 
 @dataclass(slots=True)
 class _Attempt:
-    """The request in service.  done: the part of its work that is done; since_s: the time up to which that is reckoned.
+    """The request in service.  done: the finished fraction of its work, as of time since_s.
 
-    num_reported: blocks that the devices have reported, which they do in the middle of a long request, too.
+    num_reported: blocks that the devices have reported, which they also do in the middle of a long request.
     """
 
     plan: int
@@ -87,7 +87,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _VirtualPortal:
-    """One service; used once.  What came of it is in the log."""
+    """One service; used once.  The log has its results."""
 
     profile: InferenceProfile
     cluster: Cluster
@@ -109,12 +109,12 @@ class _VirtualPortal:
     _down: set[int] = field(default_factory=set)
     _loading: int = -1
     _ready: int = -1
-    _held: dict[int, int] = field(default_factory=dict)  # by rank: the plan whose weights it has
+    _held: dict[int, int] = field(default_factory=dict)  # by rank: the plan whose weights it has loaded
     _served: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
     _probes_s: float = 0.0
 
     def run(self) -> None:
-        """Serve until every request was answered, nothing can happen any more, or the time is over."""
+        """Serve until every request was answered, no event is left, or the time is over."""
         self._draws = random.Random(self.world.seed)
         self._injected = FaultSchedule(self.faults)
         self._portal = Rescheduler(self.settings, self.cluster.world_size, self.planner, self.times, self.log)
@@ -142,14 +142,14 @@ class _VirtualPortal:
     # Requests
 
     def _serve_next(self) -> None:
-        """Begin the next request, under the newest plan that is loaded; or say when to look again."""
+        """Begin the next request under the newest loaded plan, or schedule the next attempt."""
         if self._attempt is not None:
             return
         if self._ready == self._portal.wanted != self._portal.current:
             self._switch()
         plan = self._portal.plan
         if plan is None or not self._down.isdisjoint(plan.ranks):
-            return  # what mends that calls again; of a device that is down the portal may not know yet
+            return  # the event that repairs this calls again; the portal may not know yet that a device is down
         if len(self.log.requests) == self.stream.num_requests:
             return
         if self.log.arrival_s > self.now_s:
@@ -173,7 +173,7 @@ class _VirtualPortal:
         self._agenda.at(self.now_s + (1 - attempt.done) * whole_s, lambda: self._answer(ticket))
 
     def _advance(self) -> None:
-        """Reckon what the devices have done up to now, at the speed that they had."""
+        """Update the work done by the devices up to now, at their speed so far."""
         attempt = self._attempt
         if attempt is None:
             return
@@ -201,7 +201,7 @@ class _VirtualPortal:
         self._serve_next()
 
     def _repeat(self) -> None:
-        """Put the request in service back: a device of its plan has gone."""
+        """Put the request in service back: a device of its plan was lost."""
         attempt = self._attempt
         if attempt is not None:
             self._advance()
@@ -218,7 +218,7 @@ class _VirtualPortal:
             self._portal.report(self.now_s, self._portal.current, measured)
         for rank in range(self.cluster.world_size):
             self.samples.slowness(rank, self.now_s, self._portal.slowness(rank))
-        if self._agenda or self._attempt is not None:  # else nothing can happen any more
+        if self._agenda or self._attempt is not None:  # otherwise no event can follow
             self._agenda.at(self.now_s + self.settings.report_every_s, self._report)
 
     def _probe(self) -> None:
@@ -236,7 +236,7 @@ class _VirtualPortal:
             self._portal.probed(self.now_s, rank, slowness)
 
     def _load(self) -> None:
-        """Begin to read the wanted plan's weights, if that is not under way; serving goes on meanwhile."""
+        """Begin to read the wanted plan's weights, unless that is in progress; serving continues meanwhile."""
         wanted = self._portal.wanted
         if wanted in (-1, self._portal.current, self._loading, self._ready):
             return
@@ -286,12 +286,12 @@ class _VirtualPortal:
         if self._attempt is not None and rank in self.log.plans[self._attempt.plan].ranks:
             self._repeat()
         self._held.pop(rank, None)
-        self._loading = self._ready = -1  # a plan half loaded may count on the device
+        self._loading = self._ready = -1  # a half-loaded plan may depend on the device
         self._portal.lost(self.now_s, rank)
         self._serve_next()
 
     def _revive(self, rank: int) -> None:
-        if rank in self._portal.alive:  # its end was not noticed yet
+        if rank in self._portal.alive:  # its end was not detected yet
             self._lost(rank)
         self._down.discard(rank)
         self.log.add(self.now_s, "revived", rank)

@@ -1,4 +1,4 @@
-"""A device's side of the service: it loads a plan's slices, answers requests with the plan's others, reports and probes (on an engine)."""
+"""The device side of the service: load a plan's slices, answer requests together, report and probe (on an engine)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 
 WARM_UP = -1
-"""Number of the requests before the first that counts: a process does much for the first time then."""
+"""Number of the requests before the first measured one: a process does much work for the first time then."""
 _WARM_UPS = 2
-_PROBE_ROUNDS = 8  # one of a small model's is too short for a sleep to hit
-_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # words of the plan's first device to the others, instead of a request's number
+_PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
+_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # codes that the plan's first device sends instead of a request's number
 _WORD_EVERY_S = 1.0
 
 
@@ -38,9 +38,9 @@ _WORD_EVERY_S = 1.0
 class ServiceJob:
     """A generation's job: answer the requests from number `first_step` on under a plan.
 
-    index: of the plan in the report.  specs: what every device of the plan keeps.  requests: served in turn.  arrivals_s: in seconds of the
-    service; empty: each arrives when the one before was answered.  begin_s: of the service, on the devices' clock; None: it begins once the
-    devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
+    index: of the plan in the report.  specs: the weights of every device of the plan.  requests: served in turn.  arrivals_s: in seconds of
+    the service; empty: each arrives when the one before was answered.  begin_s: of the service, on the devices' clock; None: it begins once
+    the devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
     """
 
     index: int
@@ -56,7 +56,7 @@ class ServiceJob:
 
 
 class Loaded(NamedTuple):
-    """The slices of a plan are there.  read_bytes: from the disk; error: why they are not."""
+    """A plan's slices are loaded.  read_bytes: from the disk; error: why loading failed."""
 
     plan: int
     seconds: float
@@ -79,10 +79,10 @@ class BlockReport(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What a device did for a request.  output: on the plan's first device (numpy).
+    """A device's work on a request.  output: on the plan's first device (numpy).
 
-    since_s, until_s: of the request on this device; start_s, end_s: of its computing, of which it computed busy_s; all on the devices'
-    clock.  late_s, paced_s: of the pacer, in this request.
+    since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of computing; all on the
+    devices' clock.  late_s, paced_s: of the pacer, in this request.
     """
 
     output: Any
@@ -96,21 +96,21 @@ class Served(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A request was not answered, by this device's own fault."""
+    """A request failed because of this device."""
 
     number: int
     error: str
 
 
 class UnderWay(NamedTuple):
-    """A device's part of a generation that ended: the request that it was answering, and since when."""
+    """A device's state when a generation ended: its current request, and since when."""
 
     number: int
     since_s: float
 
 
 def serve_worker(context: RankContext, setup: tuple[SessionSetup, float, str]) -> None:
-    """Answer requests as the coordinator says.  setup: of sessions; seconds between two reports; where commands come from."""
+    """Answer requests as the coordinator commands.  setup: of sessions; seconds between two reports; the commands' address."""
     session, report_every_s, address = setup
     serve_device(context, address, ServingWorker(context, session, report_every_s))
 
@@ -132,7 +132,7 @@ class ServingWorker:
         self._is_serving = False
         self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context))
         self._fastest_probe_s: float | None = None
-        self._reported = WARM_UP, -1  # the request under way, and its plan
+        self._reported = WARM_UP, -1  # the current request, and its plan
         self._pacer = ReportingPacer(float(self._is_paced), every_s=report_every_s, tell=self._report, dilation=context.dilation)
 
     def __enter__(self) -> ServingWorker:
@@ -146,11 +146,11 @@ class ServingWorker:
     # Weights.
 
     def prepare(self, job: ServiceJob, place: int) -> None:
-        """Load the slices of a job's plan; those of the plan that is being served stay."""
+        """Load the slices of a job's plan; those of the serving plan stay."""
         self._load(job)
 
     def _load(self, job: ServiceJob) -> Holding | None:
-        """Return what this device keeps for a job's plan, read if it is not there yet; None if it cannot be."""
+        """Return this device's slices for a job's plan, read if necessary; None if that fails."""
         spec, now_s = job.specs[self._context.rank], self._context.now_s
         with self._loading:
             found = self._holdings.get(job.index)
@@ -162,7 +162,7 @@ class ServingWorker:
                 if not self._is_serving:
                     self._holdings.clear()
                 shard, read_bytes = self._slices.read(spec, self._newest, release=not self._is_serving)
-            except Exception as error:  # of whatever kind: the coordinator waits for a word
+            except Exception as error:  # of any kind: the coordinator waits for a message
                 self._context.publish(Loaded(job.index, now_s() - begin_s, 0, f"{type(error).__name__}: {error}"))
                 return None
             if self._is_paced and self._context.device.storage_bytes_per_s:
@@ -226,7 +226,7 @@ class ServingWorker:
         return "finished", None
 
     def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
-        """Wait for a request, tell the plan's other devices that it is answered next, and return its number; or what is done instead."""
+        """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for another action."""
         arrival_s = begin_s + job.arrivals_s[number] if job.arrivals_s else 0.0
         told_s = self._context.now_s()
         while True:
@@ -244,7 +244,7 @@ class ServingWorker:
             time.sleep(min(0.01, arrival_s - now_s) * self._context.dilation)
 
     def _follow(self, session: InferenceSession, job: ServiceJob) -> int:
-        """Return the first device's word: the number of the request that is answered next, or what is done instead."""
+        """Receive the first device's message: the number of the next request, or a code for another action."""
         while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)) == _WAITS:
             pass
         return word
