@@ -1,4 +1,4 @@
-"""Plan -> Schedule: the orders of the five papers and their baselines, lowering passes, checks."""
+"""Build a Schedule from a Plan: the schedules of the five papers and their baselines, lowering passes, checks."""
 
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe

@@ -14,7 +14,7 @@ from workbench.schedules.pieces import enclosing_world
 def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
     """Return one step from the cache: LOAD, SF, SB on each rank that has samples; ALLREDUCE (if several ranks) and STEP on all.
 
-    batch_sizes: each share's samples, in the order of stage.shares.  LOAD writes the tap that the backbone would have written.
+    batch_sizes: each share's samples, in the order of stage.shares.  LOAD writes the same tap as the backbone's forward pass.
     """
     if len(batch_sizes) != len(stage.shares) or min(batch_sizes) < 0 or sum(batch_sizes) == 0:
         raise ScheduleError(
@@ -45,8 +45,8 @@ def redistribution(transfers: Iterable[tuple[int, int, int]], world_size: int) -
     """Return the SENDs and RECVs that move items of the cache: (source, destination, index) moves the value cache:_.index.
 
     index: the number of an item, such as one stage's taps of some samples; a destination gets an index once.
-    Each rank turns from destination to destination, beginning with the rank after it, so that at any time all senders have different
-    receivers and every link is busy; it receives in the mirrored order.  A transfer to oneself is none.
+    Each rank goes through the destinations in turn, starting with the rank after it.  At any time all senders have different receivers,
+    and every link is busy.  A rank receives in the mirrored order.  A transfer from a rank to itself is left out.
     """
     queues: dict[tuple[int, int], list[Value]] = {}
     for source, destination, index in transfers:
@@ -71,9 +71,9 @@ def redistribution(transfers: Iterable[tuple[int, int, int]], world_size: int) -
 
 
 def adapter_broadcast(stages: Sequence[Stage], ranks: Sequence[int], *, world_size: int | None = None) -> Schedule:
-    """Return the BROADCASTs that bring every stage's adapters to all of `ranks`, one per stage, in the stages' order.
+    """Return the BROADCASTs that send every stage's adapters to all of `ranks`, one per stage, in the stages' order.
 
-    The root is the first rank of the stage's group; the others of the group hold its replica and take no part.  The root reads
+    The root is the first rank of the stage's group; the others of the group have its replica and take no part.  The root reads
     adapter:s._.root; member r writes adapter:s._.r.  Afterwards each of `ranks` has every stage's adapter.
     """
     world_size = enclosing_world((*ranks, *(rank for stage in stages for rank in stage.ranks)), world_size)

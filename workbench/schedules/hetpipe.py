@@ -1,22 +1,23 @@
 """HetPipe: pipelines inside virtual workers, asynchronous data parallelism between them (Park et al., USENIX ATC 2020; PAC+, section VI-A).
 
-A virtual worker runs mini-batches through its pipeline without a flush: every mini-batch updates the weights of a stage as soon as its
-backward is done there (STEP), and is run backward with the weights that it was run forward with.  N_m mini-batches are a wave.  Wave
-synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its layers' shards, which add
-the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank takes the global weights and adds its own
-updates that they lack (PULL), if those of the last PULL lack more than s_global mini-batches (VirtualWorkers.waves_needed).  So a faster
-virtual worker is at most D + 1 waves ahead, and until then nobody waits; after the last wave everybody pulls.
+A virtual worker runs mini-batches through its pipeline without a flush.  Every mini-batch updates the weights of a stage as soon as its
+backward pass there is finished (STEP).  Its backward pass uses the same weights as its forward pass.  N_m mini-batches are a wave.
+Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its layers' shards, which
+add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank may replace its weights by the global
+weights plus those of its own updates that the global weights lack (PULL).  It does so if its last PULL lacks more than s_global
+mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most D + 1 waves ahead, and nobody waits until then.
+After the last wave every rank pulls.
 
-Stages are numbered through all virtual workers (the second one's begin where the first one's end), mini-batches through the data: number p
-of virtual worker v is batch p V + v.  MERGE runs on a stream of its own, "server", and is listed just before its rank's own PULL of it: so
-late that a server that runs its list from top to bottom does not wait for others before it must.
+Stages are numbered through all virtual workers (the second worker's begin where the first's end), mini-batches through the data: number p
+of virtual worker v is batch p V + v.  MERGE runs on a separate stream, "server".  It is listed just before its rank's own PULL of it.
+This is late enough that a server running its list from top to bottom does not wait for others earlier than it must.
 Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous_1f1b; push:k.c.v the sum of virtual worker v's updates of
 shard k in wave c; global:k._.c the shard's global weights after c waves.
 
 Confidant: asynchronous 1F1B with weight stashing (section 2.3, Fig. 2; PipeDream, Narayanan et al., 2019).
-Every batch updates the weights as soon as its backward is done, and nobody waits for a flush.  F reads weight:s._.v, the newest
-version v then; B of the same batch reads the same version, however many updates came between.  STEP makes version v + 1 of stage s
-from the newest.  How many versions a stage stashes is stated nowhere: it follows from the values' lifetimes (N - i - 1 extra ones on
+Every batch updates the weights as soon as its backward pass is finished, without a flush.  F reads weight:s._.v, the newest version v
+at that time.  B of the same batch reads the same version, even if updates came between.  STEP makes version v + 1 of stage s from the
+newest.  The number of versions that a stage stashes is not set anywhere: it follows from the values' lifetimes (N - i - 1 extra ones on
 stage i of N, as in the paper's M_pipe).
 Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
 """
@@ -40,7 +41,7 @@ def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None =
 
 
 def mini_batches(workers: VirtualWorkers, count: int, *, world_size: int | None = None) -> Schedule:
-    """Return the first `count` mini-batches of every virtual worker, whole waves if there are several."""
+    """Return the first `count` mini-batches of every virtual worker; whole waves if there are several workers."""
     world_size = enclosing_world(workers.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
     inputs: list[tuple[Value, ...]] = [()] * world_size
@@ -60,7 +61,7 @@ def mini_batches(workers: VirtualWorkers, count: int, *, world_size: int | None 
 
 
 def in_flight_order(num_stages: int, stage: int, in_flight: int, num_mini_batches: int) -> list[Slot]:
-    """Return 1F1B's order with at most `in_flight` mini-batches in the pipeline: a stage forwards fewer before its first backward."""
+    """Return 1F1B's order with at most `in_flight` mini-batches in the pipeline: a stage runs fewer forwards before its first backward."""
     warmup = min(num_stages - stage, in_flight, num_mini_batches) - 1
     slots: list[Slot] = [(FORWARD, p) for p in range(warmup)]
     for p in range(num_mini_batches - warmup):
@@ -69,7 +70,7 @@ def in_flight_order(num_stages: int, stage: int, in_flight: int, num_mini_batche
 
 
 class _Listing:
-    """The operations of one rank, as they are listed."""
+    """The operations of one rank, while its list is built."""
 
     def __init__(
         self, workers: VirtualWorkers, worker: int, first_stage: int, index: int, rank: int, shards: list[tuple[int, Shard]]
@@ -81,7 +82,7 @@ class _Listing:
         self._listed: list[Op] = []
 
     def mini_batches(self, count: int) -> tuple[Op, ...]:
-        """Return the operations of some mini-batches, then a PULL of the last wave."""
+        """Return the operations of `count` mini-batches, then a PULL of the last wave."""
         size = self._workers.in_flight
         version_of: dict[int, int] = {}
         pulled = 0
@@ -102,13 +103,13 @@ class _Listing:
         return tuple(self._listed)
 
     def inputs(self, count: int) -> tuple[Value, ...]:
-        """Return the first weights, the shards that this rank serves, and its mini-batches."""
+        """Return the initial weights, the shards that this rank serves, and its mini-batches."""
         tokens = (Value("tokens", NONE, self._batch(p)) for p in range(count))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
         return (Value("weight", self._stage, NONE, 0), *served, *tokens)
 
     def outputs(self, count: int) -> tuple[Value, ...]:
-        """Return the losses, on the last stage, and the last weights."""
+        """Return the losses (on the last stage) and the final weights."""
         batches = range(count if self._index == self._num_stages - 1 else 0)
         return (*(Value("loss", self._stage, self._batch(p)) for p in batches), self._weight())
 

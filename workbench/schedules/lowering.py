@@ -1,4 +1,4 @@
-"""Lowering passes: from a schedule that only computes to a complete one, with one generic rule each; and a dry run that names a fault."""
+"""Lowering passes, which complete a compute-only schedule by one generic rule each, and a dry run that names faults."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SUMMED = "gsum"
 def insert_transfers(schedule: Schedule) -> Schedule:
     """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank has.
 
-    The SEND comes right after the write on the rank that computes the value (the lowest, if several do; at the very start, if it is
-    an input there).  The RECV comes right before the first read, or earlier where a value that is sent later on the same channel is
-    read earlier, so that both sides of a channel have one order.  A value that nobody has is left for `check` to name.
+    The SEND comes right after the write on the rank that computes the value: the lowest rank, if several do; at the very start, if it is
+    an input there.  The RECV comes right before the first read, or earlier if a value sent later on the same channel is read earlier:
+    both sides of a channel have the same order.  A value that no rank has is left for `check` to report.
     """
     missing: list[tuple[Value, int, int]] = []  # (value, destination, index of the first read)
     for rank, ops in enumerate(schedule.ops):
@@ -42,7 +42,7 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     for source, index, value, destination, _ in transfers:
         sends[source].setdefault(index, []).append(send(value, source, destination))
     receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    earliest: dict[tuple[int, int], int] = {}  # of each channel: where its next RECV stands
+    earliest: dict[tuple[int, int], int] = {}  # for each channel: the position of its next RECV
     for source, _, value, destination, first_read in reversed(transfers):
         place = min(first_read, earliest.get((source, destination), first_read))
         earliest[source, destination] = place
@@ -62,10 +62,10 @@ def insert_transfers(schedule: Schedule) -> Schedule:
 
 
 def insert_allreduce(schedule: Schedule) -> Schedule:
-    """Return the schedule with an ALLREDUCE before each STEP that several ranks make alike (same stage, micro-batch and part).
+    """Return the schedule with an ALLREDUCE before each STEP that several ranks have in common (same stage, micro-batch and part).
 
-    Those ranks are replicas, if any of them accumulates a gradient: the ALLREDUCE reads the tokens `gacc` that the STEP would have
-    read (none on a rank that had no samples), and the STEP reads the sum `gsum` instead.
+    Those ranks are replicas if any of them accumulates a gradient.  The ALLREDUCE reads the tokens `gacc` that the STEP would have read
+    (none on a rank without samples), and the STEP reads the sum `gsum` instead.
     """
     groups: dict[Op, list[int]] = {}
     accumulating: set[Op] = set()
@@ -96,7 +96,7 @@ def _label(op: Op) -> Op:
 
 
 def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int]]:
-    """Return (rank, index of the write) that others get a value from: the lowest rank that computes it, else has it as an input (-1)."""
+    """Return the (rank, index of the write) that sends a value: the lowest rank that computes it, or else has it as an input (-1)."""
     homes: dict[Value, tuple[int, int]] = {}
     for rank, ops in enumerate(schedule.ops):
         for index, op in enumerate(ops):

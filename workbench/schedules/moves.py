@@ -1,4 +1,4 @@
-"""Move a state between devices: from whoever holds a tensor to whoever needs it, as programs of SENDs and RECVs."""
+"""Move training state between devices by programs of SENDs and RECVs, from ranks that have a tensor to ranks that need it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One round of a move.  chunks[i]: what the value state:_.i consists of, which travels as bytes."""
+    """One round of a move.  chunks[i]: the pieces that make up the value state:_.i, which is sent as bytes."""
 
     program: Program
     chunks: tuple[tuple[Piece, ...], ...]
@@ -44,11 +44,12 @@ def moves(
     chunk_bytes: int = CHUNK_BYTES,
     round_bytes: int = ROUND_BYTES,
 ) -> tuple[Move, ...]:
-    """Return the rounds that bring each tensor to all ranks that want it, none if every rank has what it wants.
+    """Return the rounds that bring each tensor to all ranks that want it; no rounds if every rank has its tensors already.
 
-    wanted, held: the homes afterwards and now.  specs: of every tensor in `wanted`.  Of several holders, and of ranks that got a chunk
-    earlier, the one that delivers first sends it (greedy, by the links of the cluster), so no link does what an idle one could.
-    Raises StateError if nobody holds a tensor, ConfigError for a rank outside of the cluster.
+    wanted, held: the homes after the move and now.  specs: of every tensor in `wanted`.  If several ranks have a chunk, including ranks
+    that received it earlier, the one that delivers first sends it (greedy, by the links of the cluster).  So no link is busy with a
+    transfer that an idle link could do.
+    Raises StateError if no rank has a tensor, ConfigError for a rank outside the cluster.
     """
     for name, ranks in (*wanted.items(), *held.items()):
         outside = [rank for rank in ranks if not 0 <= rank < cluster.world_size]
@@ -65,7 +66,7 @@ def moves(
     chunks = []
     for (holders, receivers), names in bundles.items():
         own = tuple(_cut(names, specs, chunk_bytes))
-        # Bundles progress in proportion, so that all links are busy to the end.
+        # Bundles progress in proportion, so that all links are busy until the end.
         chunks += [((number + 1) / len(own), _Chunk(pieces, holders, receivers)) for number, pieces in enumerate(own)]
     chunks.sort(key=lambda pair: pair[0])
     return tuple(_round(turn, cluster) for turn in _rounds([chunk for _, chunk in chunks], round_bytes))
@@ -97,7 +98,7 @@ class MoveCosts:
         return Spec((self.chunk_bytes[value.microbatch],), "uint8") if value.name == "state" else TOKEN
 
     def resident_bytes(self, rank: int) -> int:
-        """Return 0: what stays is not counted here."""
+        """Return 0: memory in use throughout is not counted here."""
         return 0
 
 
@@ -119,7 +120,7 @@ def _cut(names: Sequence[str], specs: Mapping[str, Spec], chunk_bytes: int) -> I
 
 
 def _rounds(chunks: Sequence[_Chunk], round_bytes: int) -> Iterator[list[_Chunk]]:
-    """Deal chunks to rounds in which no rank holds much more than round_bytes."""
+    """Distribute chunks to rounds in which no rank has much more than round_bytes."""
     turn: list[_Chunk] = []
     load: dict[int, float] = {}
     for chunk in chunks:
@@ -151,7 +152,7 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
 
 
 def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """Return (chunk, source, destination) in the order in which they start: the one that can start first, of these the rarest chunk."""
+    """Return (chunk, source, destination) in start order: first the transfer that can start first, on a tie the rarest chunk."""
     egress_s, ingress_s = [0.0] * cluster.world_size, [0.0] * cluster.world_size
     present_s = [dict.fromkeys(chunk.holders, 0.0) for chunk in chunks]
     pending: dict[int, list[int]] = {}

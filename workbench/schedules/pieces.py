@@ -1,4 +1,4 @@
-"""How a micro-batch crosses a stage boundary: the pieces between the union of both groups' cut points (PAC+, section V-A)."""
+"""Divide a micro-batch into pieces at a stage boundary, by the cut points of both stages' groups (PAC+, section V-A)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.core.schedule import Value
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples [first, end) of a micro-batch, which `source` of one stage hands to `destination` of the next."""
+    """Samples [first, end) of a micro-batch, which rank `source` of one stage sends to rank `destination` of the next."""
 
     index: int
     first: int
@@ -24,7 +24,7 @@ class Piece:
 
 
 class Portion(NamedTuple):
-    """What one rank of a stage does with a micro-batch: its samples, and the pieces it takes from and gives to its neighbours."""
+    """One rank's part of a micro-batch in a stage: its samples, and the pieces that it receives and sends."""
 
     rank: int
     num_samples: int
@@ -52,7 +52,7 @@ def boundary_pieces(stage_a: Stage, stage_b: Stage, size: int) -> tuple[Piece, .
 
 @dataclass(frozen=True, kw_only=True)
 class StepLayout:
-    """Which samples of a mini-batch each rank computes, and in which pieces they cross from stage to stage.
+    """The samples of a mini-batch on each rank, and the pieces in which they cross from stage to stage.
 
     sizes[m]: samples of micro-batch m.  lengths[m]: its padded sequence length in tokens.
     """
@@ -64,7 +64,7 @@ class StepLayout:
 
     @property
     def num_samples(self) -> int:
-        """Return the samples of the mini-batch."""
+        """Return the number of samples of the mini-batch."""
         return sum(self.sizes)
 
     def samples(self, rank: int, microbatch: int) -> tuple[int, int]:
@@ -83,12 +83,12 @@ class StepLayout:
         return self._pieces[key]
 
     def piece(self, value: Value) -> Piece:
-        """Return the samples that a piece of an activation or of a gradient covers."""
+        """Return the samples in a piece of an activation or of a gradient."""
         return self.pieces(boundary_of(value), value.microbatch)[value.part]
 
 
 def boundary_of(value: Value) -> int:
-    """Return the stage behind which an activation (act, side) or a gradient (grad, sgrad) crosses."""
+    """Return the stage whose output boundary an activation (act, side) or a gradient (grad, sgrad) crosses."""
     return value.stage - 1 if value.name in ("grad", "sgrad") else value.stage
 
 
@@ -114,7 +114,7 @@ def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
 
 
 def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[int, ...]) -> int:
-    """Return the number of ranks of a plan's schedule.  Raises ScheduleError for a plan or sizes that make none."""
+    """Return the number of ranks of a plan's schedule.  Raises ScheduleError for an invalid plan or invalid sizes."""
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     if not ranks:
         raise ScheduleError("A pipeline schedule was asked for.", "The plan has no stages.", "Give it at least one.")
@@ -131,7 +131,7 @@ def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[i
 
 
 def enclosing_world(ranks: Iterable[int], world_size: int | None) -> int:
-    """Return the world size that was asked for, or the least that holds these ranks.  Raises ScheduleError if it does not hold them."""
+    """Return the requested world size, or the smallest that contains these ranks.  Raises ScheduleError if it does not contain them."""
     named = sorted(ranks)
     least = named[-1] + 1 if named else 0
     if named and (named[0] < 0 or (world_size is not None and world_size < least)):

@@ -41,7 +41,7 @@ def gpipe_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slo
 
 
 def one_f_one_b_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
-    """Return warm-up forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """Return warm-up forwards, then one forward and one backward in turn, then the remaining backwards."""
     warmup = min(num_stages - stage - 1, num_micro_batches)
     slots = [(FORWARD, m) for m in range(warmup)]
     for m in range(num_micro_batches - warmup):

@@ -1,4 +1,4 @@
-"""Prices of the schedules that are built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A, 'Profiling')."""
+"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A, 'Profiling')."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SIDE_KINDS = ("SF", "SB")
 DIVIDED = frozenset({BEGIN, *PARTS, "JOIN", "MLP", END})
 CROSSING_INSIDE = frozenset({"hidden", "heads", "mid", "cols", "ghidden", "gheads", "gpart", "gmid", "gcols"})
 CONTEXTS_INSIDE = frozenset({"bctx", "hctx", "jctx", "cctx", "lctx"})
-"""Values between the operations of a divided layer: as large as the layer's output, or contexts."""
+"""Values between the operations of a divided layer: either as large as the layer's output, or contexts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What crosses the boundary behind a stage for a token: a hidden state in `dtype`, and a side network's in float32 (width 0: none).
+    """The message per token at a stage boundary: a hidden state in `dtype`, and a side network's in float32 (width 0: none).
 
-    num_encoder_layers, target_length: of an encoder-decoder, where the encoder's output goes on next to the decoder's states.
+    num_encoder_layers, target_length: of an encoder-decoder, which sends the encoder's output together with the decoder's states.
     """
 
     hidden_size: int
@@ -37,17 +37,17 @@ class Crossing:
     target_length: int = 0
 
     def tokens(self, layers: int, length: int) -> int:
-        """Return the tokens of a hidden state that `layers` layers have computed."""
+        """Return the number of tokens of a hidden state after `layers` layers."""
         in_decoder = self.num_encoder_layers is not None and layers > self.num_encoder_layers
         return length + self.target_length * in_decoder
 
 
 class PlanCosts:
-    """Costs of hybrid_1f1b, gpipe, one_f_one_b and others that `pipeline.assemble` makes: a core.costs.Costs.
+    """Costs of hybrid_1f1b, gpipe, one_f_one_b and other schedules of `pipeline.assemble`: a core.costs.Costs.
 
     sizes[m], lengths[m]: samples and tokens of micro-batch m.  shared_bytes[p]: the float32 gradient of parameter p that stages share
-    (backpropagation.py).  crossing: None where a model is only priced; its messages' bytes are the profile's then.
-    With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's, the rest.
+    (backpropagation.py).  crossing: None if the model is only simulated; the message sizes then come from the profile.
+    With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's with the rest.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlanCosts:
         self._has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
 
     def layers(self, rank: int) -> tuple[LayerProfile, ...]:
-        """Return the layers that a rank holds; none if the plan leaves it idle."""
+        """Return the layers on a rank; none if the plan does not use it."""
         index = self._plan.stage_of(rank)
         if index is None:
             return ()
@@ -87,7 +87,7 @@ class PlanCosts:
         if op.kind == STEP:
             return sum(layer.seconds(STEP, 1, 1) for layer in self.layers(rank))
         if op.microbatch == NONE:
-            return 0.0  # it only copies
+            return 0.0  # only a copy
         first, end = self.layout.samples(rank, op.microbatch)
         length = self.layout.lengths[op.microbatch]
         return sum(layer.seconds(op.kind, end - first, length) for layer in self.layers(rank))
@@ -130,14 +130,14 @@ def trainable_bytes(layers: Sequence[LayerProfile]) -> int:
 
 
 def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
-    """Return what some layers keep on a device throughout: parameters, gradients, optimizer state."""
+    """Return the bytes that layers need on a device throughout: parameters, gradients, optimizer state."""
     trainable = trainable_bytes(layers)
     frozen = sum(layer.frozen_bytes for layer in layers)
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
 
 
 class StashingCosts:
-    """Costs of asynchronous_1f1b by a plan: a core.costs.Costs.  of_plan: sizes[m] and lengths[m] are those of mini-batch m.
+    """Costs of asynchronous_1f1b by a plan: a core.costs.Costs.  of_plan: its sizes[m] and lengths[m] are those of mini-batch m.
 
     Weights are values, because a stage keeps the versions that are in flight.
     """
@@ -159,15 +159,15 @@ class StashingCosts:
         return opaque(trainable_bytes(self._of_plan.layers(rank)))
 
     def resident_bytes(self, rank: int) -> int:
-        """Return frozen parameters, gradients and optimizer state in bytes; the weights come as values."""
+        """Return frozen parameters, gradients and optimizer state in bytes; the weights are counted as values."""
         return self._of_plan.resident_bytes(rank) - trainable_bytes(self._of_plan.layers(rank))
 
 
 class DividedCosts:
-    """Costs of a pipeline by divide_layers, one rank to a stage: a core.costs.Costs.
+    """Costs of a pipeline by divide_layers, with one rank per stage: a core.costs.Costs.
 
-    whole: of the schedule before it was divided.  of_plan: its layers and sizes.  divisions: by rank.
-    A stage's contexts count with END's, as those of a whole stage do with F's.
+    whole: of the schedule before the division.  of_plan: its layers and sizes.  divisions: by rank.
+    A stage's contexts are counted at END, as those of an undivided stage are at F.
     """
 
     def __init__(self, whole: Costs, of_plan: PlanCosts, divisions: Mapping[int, Division]) -> None:
@@ -183,7 +183,7 @@ class DividedCosts:
         size = layout.sizes[op.microbatch], layout.lengths[op.microbatch]
         if kind in PARTS:
             return division.part_s(layers[0], kind, direction, op.part, *size)
-        # Layers are alike: what the first and the last take beyond the others is the embedding's and the head's.
+        # All layers are equal: extra seconds of the first and the last layer belong to the embedding and the head.
         rests = [division.rest_s(layer, direction, *size) for layer in layers]
         if kind in (BEGIN, END):
             return rests[0 if kind == BEGIN else -1] - min(rests)
@@ -196,14 +196,14 @@ class DividedCosts:
         return TOKEN if value.name in CONTEXTS_INSIDE else self._whole.spec(value)
 
     def resident_bytes(self, rank: int) -> int:
-        """Return what the whole schedule's ranks keep."""
+        """Return the bytes that the undivided schedule's ranks need throughout."""
         return self._whole.resident_bytes(rank)
 
 
 class VirtualWorkerCosts:
     """Costs of hetpipe: a core.costs.Costs.
 
-    PULL and MERGE go over the parameters once, as the optimizer does, and cost as much; PUSH hands on what STEP has summed.
+    PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has made.
     Weights are values, because a stage keeps the versions that are in flight.
     """
 
@@ -214,7 +214,7 @@ class VirtualWorkerCosts:
         self._number_of = {stage.ranks[0]: number for number, (_, stage) in enumerate(self._stages)}
 
     def layers(self, number: int) -> tuple[LayerProfile, ...]:
-        """Return the layers of a stage, counted through all virtual workers."""
+        """Return the layers of a stage; stages are numbered through all virtual workers."""
         stage = self._stages[number][1]
         return self._profile.layers[stage.ranks[0]][stage.start : stage.stop]
 
@@ -232,7 +232,7 @@ class VirtualWorkerCosts:
         return sum(layer.seconds(op.kind, samples, self._length) for layer in self.layers(op.stage))
 
     def spec(self, value: Value) -> Spec:
-        """Return a value's bytes (see Costs); a profile knows no shapes."""
+        """Return a value's bytes (see Costs); a profile has no shapes."""
         if value.name in ("push", "global"):
             return opaque(trainable_bytes(self._shard(value.stage)))
         if value.name == "weight":
@@ -247,7 +247,7 @@ class VirtualWorkerCosts:
         return opaque(self.layers(value.stage - 1)[-1].gradient_bytes(samples, self._length))
 
     def resident_bytes(self, rank: int) -> int:
-        """Return frozen parameters, gradients and optimizer state in bytes; the weights come as values."""
+        """Return frozen parameters, gradients and optimizer state in bytes; the weights are counted as values."""
         if rank not in self._number_of:
             return 0
         layers = self.layers(self._number_of[rank])

@@ -1,4 +1,4 @@
-"""The published schedules by name, each built from a few whole numbers: to print, simulate and draw without a model."""
+"""The published schedules by name, each built from a few integers: to print, simulate and draw without a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A schedule that a paper describes.  sizes: the numbers that it is built from, each with its default."""
+    """A schedule described in a paper.  sizes: the integers that it is built from, each with its default."""
 
     paper: str
     sizes: Sizes
@@ -41,9 +41,9 @@ class Published:
 
 
 def build_published(name: str, given: Sizes) -> Schedule:
-    """Return a schedule by its name in PUBLISHED, complete with its transfers.  given: sizes other than the defaults.
+    """Return a schedule by its name in PUBLISHED, complete with its transfers.  given: sizes that differ from the defaults.
 
-    Raises ScheduleError for a name or size that does not exist, and for a size out of range.
+    Raises ScheduleError for an unknown name or size, and for a size out of range.
     """
     if name not in PUBLISHED:
         asked, found = f"The schedule '{name}' was asked for.", f"There are {', '.join(PUBLISHED)}."
@@ -65,7 +65,7 @@ def build_published(name: str, given: Sizes) -> Schedule:
 
 
 def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_batch_size: int = 1) -> Plan:
-    """Return a plan of one layer a stage, with one sample of a micro-batch on each of a stage's ranks."""
+    """Return a plan with one layer per stage, and one sample of a micro-batch on each of a stage's ranks."""
     stages = tuple(
         Stage(
             start=number,
@@ -78,7 +78,7 @@ def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_bat
 
 
 def _groups(sizes: Sizes, into: str) -> int:
-    """Return into how many equal groups of `into` ranks all ranks fall."""
+    """Return the number of equal groups of `into` ranks."""
     ranks, size = sizes["ranks"], sizes[into]
     if ranks % size:
         asked = f"{ranks} ranks in groups of {size} were asked for."
@@ -127,7 +127,7 @@ def _cached(sizes: Sizes) -> Schedule:
 
 
 def _spread(whole: int, count: int) -> list[int]:
-    """Return `whole` as `count` whole numbers that are as equal as can be."""
+    """Split `whole` into `count` integers that are as equal as possible."""
     return [whole // count + (place < whole % count) for place in range(count)]
 
 

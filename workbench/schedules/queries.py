@@ -1,11 +1,11 @@
-"""P-RGE: forward-only fine-tuning with q queries, that is 2q forward parts and as many scalars (section 3, Algorithm 1 and 2).
+"""P-RGE: forward-only fine-tuning with q queries, that is 2q forward parts and 2q scalars (section 3, Algorithm 1 and 2).
 
 Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted.  Operations: F of one part, STEP.
 Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a scalar;
-update:_._.r the matrix after it.  Noise is no value: both F and STEP make it from the query's seed.
-There is no context, and between ranks travel only scalars: every rank makes the same step from all 2q of them.
-Parts may share a pass (outer and inner loop): a group of parts goes by the number of its first, and so does the vector of its losses.
-A chain of stages hands on act:s.0.j, the hidden states of the group j behind stage s.
+update:_._.r the matrix after the step.  Noise is not a value: both F and STEP generate it from the query's seed.
+There is no context.  Ranks exchange only scalars: every rank makes the same step from all 2q of them.
+Parts may share a pass (outer and inner loop).  A group of parts has the number of its first part, and so has the vector of its losses.
+In a chain of stages, stage s sends act:s.0.j, its hidden states of group j, to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.schedules.pieces import enclosing_world
 def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Schedule:
     """Return one step of sum(share.queries) queries divided among the shares' ranks, without its transfers.
 
-    A rank takes consecutive queries, both parts of each.  Raises ScheduleError if there is no query.
+    A rank gets consecutive queries, with both parts of each.  Raises ScheduleError if there is no query.
     """
     num_queries = sum(share.queries for share in shares)
     if num_queries == 0:
@@ -41,9 +41,9 @@ def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, .
 
 
 def staged_query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
-    """Return one step whose parts go in groups through the stages, without its transfers.
+    """Return one step whose parts pass through the stages in groups, without its transfers.
 
-    groups: disjoint, of all parts; each lies within one share of every stage, whose shares take consecutive queries.
+    groups: disjoint, covering all parts.  Each lies within one share of every stage; a stage's shares have consecutive queries.
     With one stage and groups of one part this is `query_step`.  Raises ScheduleError for groups that do not fit the shares.
     """
     world_size = enclosing_world((rank for stage in stages for rank in stage.ranks), world_size)

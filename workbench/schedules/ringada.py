@@ -1,18 +1,18 @@
-"""RingAda's round: forward around the ring, backward stopped at the terminator, the head handed on (RingAda, section IV-B, Algorithm 1).
+"""RingAda's round: forward around the ring, backward up to the terminator, the head passed on (RingAda, section IV-B, Algorithm 1).
 
-Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps what their
-backward pass needs.  H scores the micro-batch at the initiator, loss and gradient at once.  B goes back through a stage's unfrozen layers.
-LOAD takes from the terminator's cache what the frozen layers made of a micro-batch before; then it has neither E nor P.
-STEP updates a stage's adapters and HSTEP the head.  TAKE puts the head back where the round began.  For a policy that goes by what a
-round brought, NOTE tells the round's first device of a stage's part in it, TELL sums up and HEAR takes the sum, at the end of the round.
-In a round of federated averaging each device is a ring of its own; then ALLREDUCE sums what all have trained and MEAN takes it over.
+Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps the context
+for their backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of a stage's unfrozen layers.
+LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.
+STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a policy depends on
+the results of a round, then at its end NOTE sends a stage's results to the round's first device, TELL sums them and HEAR receives the sum.
+In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes them the average.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
 between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
 gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
-iteration i; free:_.i what lets a later mini-batch in; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum;
-mean:_._ what devices have trained, averaged.
+iteration i; free:_.i lets a later mini-batch start; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum;
+mean:_._ the average of the devices' trained weights.
 
-F reads the weights of the iteration before, so no weight is stale and none has a second version.  P reads no weights: frozen layers
+F reads the weights of the previous iteration, so no weight is stale and only one version exists.  P reads no trained weights: frozen layers
 take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
 """
 
@@ -46,7 +46,7 @@ Seconds = Callable[[int, Op], float]
 
 
 class Iteration(NamedTuple):
-    """One mini-batch.  initiator: the rank whose data it is.  first_unfrozen: the lowest layer that it trains, L - Dep^r from 0."""
+    """One mini-batch.  initiator: the rank that has its data.  first_unfrozen: the lowest layer that it trains, L - Dep^r from 0."""
 
     initiator: int
     first_unfrozen: int
@@ -54,7 +54,7 @@ class Iteration(NamedTuple):
 
 
 def terminator(plan: Plan, first_unfrozen: int) -> int:
-    """Return the stage at which the backward pass ends: that of the lowest unfrozen adapter.
+    """Return the stage at which the backward pass ends: the stage of the lowest unfrozen adapter.
 
     Section IV-B: the device u with 1(beta(u) <= N_TM - Dep^r + 1 <= epsilon(u)) > 0, blocks counted from 1.
     """
@@ -79,9 +79,9 @@ def ring_round(
 ) -> Schedule:
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
-    in_flight: a mini-batch is embedded once the one so many before it has updated the head.  seconds: what the operations about take; on
-    each rank they stand in the order in which a device that takes the oldest mini-batch's work first would do them.
-    is_noted: whether each device hears at the end what the round has brought.  cached: micro-batches whose frozen layers are skipped.
+    in_flight: a mini-batch is embedded after the mini-batch in_flight places before it has updated the head.  seconds: approximate times of
+    the operations.  Each rank lists its operations in the order in which a device that always prefers the oldest mini-batch would run them.
+    is_noted: whether each device receives the results of the round at its end.  cached: micro-batches whose frozen layers are skipped.
     Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
     """
     tasks = _tasks(plan, iterations, in_flight, cached)
@@ -100,9 +100,9 @@ def ring_round(
 def federated_round(
     plan: Plan, iterations: Sequence[Iteration], seconds: Seconds, *, in_flight: int, world_size: int | None = None
 ) -> Schedule:
-    """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the mean.
+    """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the average.
 
-    iterations: those of a rank follow each other.  For the rest see ring_round.
+    iterations: those of one rank are consecutive.  Other arguments: see ring_round.
     """
     [whole] = plan.stages
     tasks: list[_Task] = []
@@ -177,7 +177,7 @@ def _tasks(
 
 
 def _notes(plan: Plan, tasks: Sequence[_Task], first: int, at: int) -> list[_Task]:
-    """Return what tells every device of the ring what the round has brought.  first: the device that sums up.  at: behind all else."""
+    """Return the operations that report a round's results to every device.  first: the device that sums them.  at: after all others."""
     found, notes, told = list[_Task](), list[Value](), Value("told")
     for s, stage in enumerate(plan.stages):
         [rank] = stage.ranks
@@ -191,7 +191,7 @@ def _notes(plan: Plan, tasks: Sequence[_Task], first: int, at: int) -> list[_Tas
 
 @paused_collector()
 def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tuple[tuple[Op, ...], ...]:
-    """Return each rank's operations in the order of a replay in which a free rank takes, of what it could do, the most urgent."""
+    """Return each rank's operations in the order of a simulation in which a free rank takes the most urgent operation that is ready."""
     writer = {value: number for number, task in enumerate(tasks) for value in task.op.writes}
     waits = [len(task.op.reads) for task in tasks]
     readers: dict[Value, list[int]] = {}
@@ -202,7 +202,7 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tupl
     ready: list[list[tuple[tuple[int, int, int], int]]] = [[] for _ in range(world_size)]
     is_free = [True] * world_size
     listed: list[list[Op]] = [[] for _ in range(world_size)]
-    events: list[tuple[float, int, int]] = []  # (when, 0 an operation can be done or 1 it is done, task)
+    events: list[tuple[float, int, int]] = []  # (time, 0 an operation becomes ready or 1 it ends, task)
     for number, count in enumerate(waits):
         if not count:
             heappush(events, (0.0, 0, number))
@@ -239,7 +239,7 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tupl
 class RingCosts:
     """Costs of ring_round: a core.costs.Costs.
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m of the round.  crossing: what a boundary's hidden state is.
+    sizes[m], lengths[m]: samples and tokens of micro-batch m of the round.  crossing: the hidden state at a stage boundary.
     head_values: float32 numbers of the head and its moments.  beside_bytes: of embedding and head, of which each device has a copy.
     Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
     """
@@ -259,7 +259,7 @@ class RingCosts:
         return [at for at, one in enumerate(self.iterations) for _ in range(one.num_micro_batches)]
 
     def layers(self, op: Op) -> range:
-        """Return the layers that P, F, B or STEP runs."""
+        """Return the layers that P, F, B or STEP computes."""
         at = op.microbatch if op.kind == STEP else self._iteration_of[op.microbatch]
         return layers_of(self.plan, op, self.iterations[at].first_unfrozen)
 
@@ -309,7 +309,7 @@ class RingCosts:
             layers = self.iterations[self._iteration_of[m]].first_unfrozen
         tokens = self.crossing.tokens(layers, self.lengths[m])
         if done == len(self.plan.stages) and tokens != self.lengths[m]:
-            tokens = self.crossing.target_length  # the head reads the decoder's states alone
+            tokens = self.crossing.target_length  # the head reads only the decoder's states
         return Spec((self.sizes[m], tokens, self.crossing.hidden_size))
 
     def resident_bytes(self, rank: int) -> int:
@@ -322,7 +322,7 @@ class RingCosts:
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:
-    """Return the layers that P, F, B or STEP runs of a mini-batch that trains the layers from `first_unfrozen` on."""
+    """Return the layers that P, F, B or STEP computes for a mini-batch that trains the layers from `first_unfrozen` on."""
     stage = plan.stages[op.stage]
     if op.kind == PREFIX:
         return range(stage.start, min(stage.stop, first_unfrozen))

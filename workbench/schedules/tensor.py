@@ -1,15 +1,16 @@
 """Galaxy+: ring all-gather and reduce-scatter in tiles, overlapped with the GEMMs at the ends of a block (section III-D, Fig. 9 and 10).
 
-Rank i holds tile i of the sequence and its own columns of the weights.  Operations: GEMM on one tile (part = tile), ADD the ReduceSum of
+Rank i has tile i of the sequence and its own columns of the weights.  Operations: GEMM on one tile (part = tile), ADD the ReduceSum of
 a tile; tile-sized SEND and RECV between neighbours of the ring.
 Values: tile:l._.j a tile of the block's input; out:l._.j the rank's columns of GEMM1 on tile j; product:l._.j the rank's term of GEMM2 on
 tile j; partial:l.k.j the sum of k + 1 ranks' terms of tile j.
 
 Confidant: the attention heads of a layer divided among the processors of one device (section 3.3).
-Processor j is a compute stream of the rank: "compute", "compute1", "compute2", ...  Operations, with the layer as stage and the processor
-as part: ATTN attention of the processor's heads, MLP joins them and finishes the layer (on the first processor); MLPB and ATTNB backward.
-With columns of the feed-forward part divided too (ours): JOIN joins the heads, COLS is a processor's columns, and MLP joins those.
-In a pipeline (divide_layers) BEGIN is what stands in front of a stage's layers, such as an embedding, and END what stands behind them.
+Processor j is a compute stream of the rank: "compute", "compute1", "compute2", ...  Operations have the layer as stage and the processor
+as part: ATTN attention of the processor's heads; MLP joins them and finishes the layer (on the first processor); MLPB and ATTNB backward.
+If the columns of the feed-forward part are divided too (our extension): JOIN joins the heads, COLS computes a processor's columns, and MLP
+joins those.
+In a pipeline (divide_layers) BEGIN is the part before a stage's layers, such as an embedding, and END the part after them.
 Values: hidden:l.m the input of layer l; heads:l.m.j a processor's heads, hctx:l.m.j their context, lctx:l.m the rest's;
 ghidden:l.m the gradient with respect to the top's output, gheads:l.m.j to a processor's heads; gpart:l.m and gpart:l.m.j the terms of the
 gradient with respect to layer l's input (past the attention, and through each processor).  mid, cols, jctx, cctx, gmid and gcols are
@@ -33,7 +34,7 @@ BEGIN, END = "BEGIN", "END"
 def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:
     """Return AllGather and GEMM1 of a block on a ring (Eq. 11 and 12), complete with its transfers.
 
-    overlapped: in step k rank i multiplies tile i - k while it sends that tile on.  Otherwise every GEMM waits for all tiles.
+    overlapped: in step k rank i multiplies tile i - k while it forwards that tile.  Otherwise every GEMM waits for all tiles.
     With tile GEMMs of g and tile sends of s <= g seconds it takes N g overlapped, and (N - 1) s + N g otherwise.
     """
     _require_ring(num_ranks)
@@ -62,7 +63,7 @@ def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = Tr
 def ring_gemm_reducescatter(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:
     """Return GEMM2 and ReduceScatter of a block on a ring (Eq. 13 to 15), complete with its transfers.
 
-    overlapped: in step k rank i multiplies tile i - 1 - k while the sum of step k - 1 is under way, then adds the sum that arrives.
+    overlapped: in step k rank i multiplies tile i - 1 - k during the transfer of step k - 1's sum, then adds the sum that arrives.
     Otherwise the ring begins after the last GEMM.  Rank i ends with the sum of tile i.
     """
     _require_ring(num_ranks)
@@ -116,11 +117,11 @@ def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1, back
 
 
 def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Division]) -> Schedule:
-    """Return a pipeline's schedule in which some ranks compute their stage layer by layer, each divided over the rank's processors.
+    """Return a pipeline's schedule in which some ranks compute their stage layer by layer, each layer divided over the rank's processors.
 
-    schedule: without its transfers, one rank to a stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END, each B becomes
-    ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so that all processors work on one mini-batch at a time,
-    with one version of the weights.
+    schedule: without its transfers, with one rank per stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END.  Each B
+    becomes ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so all processors work on one mini-batch at a time, with
+    one version of the weights.
     """
     ops = list(schedule.ops)
     for rank, division in divisions.items():
@@ -131,7 +132,7 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
 
 
 def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
-    """Return the operations in place of one of a stage."""
+    """Return the operations that replace one operation of a stage."""
     m, at, kept = op.microbatch, (op.stage, op.microbatch, NONE), Value("bctx", op.stage, op.microbatch)
     heads, columns = division.processors("ATTN"), division.processors("COLS")
     if op.kind == "F":
@@ -150,7 +151,7 @@ def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
 
 
 def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int], *, keeps: bool = True) -> list[Op]:
-    """Return a layer forward.  heads, columns: the processors that have a part of them.  keeps: what the backward pass needs."""
+    """Return a layer's forward pass.  heads, columns: the processors that have a part of them.  keeps: keep the context for backward."""
 
     def kept(name: str, part: int = NONE) -> tuple[Value, ...]:
         return (Value(name, layer, m, part),) if keeps else ()
@@ -170,19 +171,19 @@ def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int], *
             for part, value in zip(columns, partial, strict=True)
         ]
         hidden = middle
-    # The residual connection reads the block's input once more.
+    # The residual connection reads the block's input again.
     return [*ops, Op("MLP", layer, m, NONE, (hidden, *partial), (after, *kept("lctx")))]
 
 
 def _backward(
     layer: int, m: int, heads: Sequence[int], columns: Sequence[int], above: tuple[Value, ...]
 ) -> tuple[list[Op], tuple[Value, ...]]:
-    """Return a layer backward, and the terms whose sum is the gradient with respect to its input.  above: those of its output."""
+    """Return a layer's backward pass, and the terms of the gradient with respect to its input.  above: the terms of its output's."""
 
     def parts(name: str, of: Sequence[int]) -> tuple[Value, ...]:
         return tuple(Value(name, layer, m, part) for part in of)
 
-    # On the residual connection the gradient goes past the parts, into the sum that is read below.
+    # On the residual connection the gradient bypasses the parts and enters the sum that is read below.
     past, given = Value("gpart", layer, m), parts("gheads", heads)
     ops = []
     if columns:

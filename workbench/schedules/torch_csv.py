@@ -1,10 +1,10 @@
-"""Read pipeline schedules in torch's text form: a CSV with one row a rank and one operation a cell, such as 0F0, 2B1, 1I3, 1W3.
+"""Read pipeline schedules in torch's text format: a CSV with one row per rank and one operation per cell, such as 0F0, 2B1, 1I3, 1W3.
 
-`torch.distributed.pipelining` writes and reads this form (`_dump_csv`, `_load_csv`).  A cell is STAGE KIND MICRO-BATCH.  Kinds: F forward,
-B backward, I the part of B that computes the gradient with respect to the stage's input, W the part that computes the gradients of its
-weights (zero bubble; Qi et al., 2024).  An empty cell is a bubble.  (0F4;3B1)OVERLAP_F_B stands for its operations in this order.
-Which rank has which stage follows from the rows, so interleaved and V placements need no option.  The cells of the lowered form (SEND_F,
-RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) are passed over: `insert_transfers` adds transfers by its own rule.
+`torch.distributed.pipelining` writes and reads this format (`_dump_csv`, `_load_csv`).  A cell is STAGE KIND MICRO-BATCH.  Kinds: F
+forward, B backward, I the part of B that computes the gradient with respect to the stage's input, W the part that computes the gradients
+of its weights (zero bubble; Qi et al., 2024).  An empty cell is a bubble.  (0F4;3B1)OVERLAP_F_B stands for its operations in this order.
+The rows decide which rank has which stage, so interleaved and V placements need no option.  The cells of the lowered format (SEND_F,
+RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) are ignored: `insert_transfers` adds transfers by its own rule.
 Values: as in pipeline, and wctx:s.m.r, the part of the context that W still needs after I.
 """
 
@@ -35,8 +35,8 @@ _Place = tuple[int, int]  # (row, column), both from 1
 def read_torch_csv(text: str) -> Schedule:
     """Return the schedule of a mini-batch, complete with its transfers; each stage ends with a STEP if it has a backward.
 
-    With 1F1B's or GPipe's rows it equals one_f_one_b's or gpipe's.  Raises ScheduleError naming row and column of a malformed cell, of an
-    operation that is there twice, and of one whose counterpart is missing.  Whether the order can run is for `check` to say.
+    With 1F1B's or GPipe's rows it equals one_f_one_b's or gpipe's.  Raises ScheduleError naming row and column of a malformed cell, of a
+    repeated operation, and of one whose counterpart is missing.  `check` decides whether the order can run.
     """
     rows: list[list[_Cell]] = []
     places: dict[_Cell, _Place] = {}
@@ -68,7 +68,7 @@ def _table(text: str) -> list[list[str]]:
 
 
 def _cells(word: str, place: _Place) -> list[_Cell]:
-    """Return the computations of one cell of the table."""
+    """Return the computations in one cell of the table."""
     overlapped = _OVERLAP.fullmatch(word)
     cells = []
     for part in overlapped.group(1).split(";") if overlapped else [word]:
@@ -81,7 +81,7 @@ def _cells(word: str, place: _Place) -> list[_Cell]:
 
 
 def _require_counterparts(places: dict[_Cell, _Place]) -> None:
-    """Raise ScheduleError for an operation that waits for one that is in no row."""
+    """Raise ScheduleError for an operation that waits for an operation missing from all rows."""
     last = max(cell.stage for cell in places)
     trains = any(cell.kind != "F" for cell in places)
     for cell, place in places.items():

@@ -1,3 +1,3 @@
-"""Schedule x Costs -> Timeline: replay in virtual time, memory from liveness."""
+"""Simulate a Schedule with Costs in virtual time; return a Timeline, with memory from the values' lifetimes."""
 
 from workbench.simulator.simulate import live_counts, simulate

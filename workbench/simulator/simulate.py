@@ -1,11 +1,12 @@
-"""Replay a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
+"""Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
-An interface is full duplex, one transfer out and one in at a time, first ready first served; ties go by rank and list order.
+An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first; ties go by rank
+and list order.
 
-Memory over time from liveness: resident bytes, plus each value from the start of its write to the end of its last read.
-A value counts from the start of the operation that writes it, because its buffer must be there while it is being written; a received
-one from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that nobody reads until it is written.
-What a STEP (or another of UPDATES) writes counts from its end: it updates in place, and where somebody still needs the old weights,
+Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its last read.
+A value counts from the start of the operation that writes it, because its buffer must exist while it is written; a received value counts
+from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is never read until it is written.
+The output of a STEP (or another of UPDATES) counts from its end, because it updates in place; if the old weights are still needed,
 both count from then on.
 """
 
@@ -23,19 +24,19 @@ from workbench.core.timeline import MemorySample, Span, Timeline
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
-    """Return each rank's bytes in use: samples at the times where they change.  The spans may be simulated or measured."""
+    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated or measured."""
     steps = _steps(schedule, spans, lambda value: costs.spec(value).nbytes)
     return tuple(_accumulate(steps[rank], costs.resident_bytes(rank)) for rank in range(schedule.world_size))
 
 
 def live_counts(schedule: Schedule, spans: Sequence[Span], name: str) -> tuple[int, ...]:
-    """Return for each rank the most values of that name alive at once: contexts in flight, weight versions, tiles."""
+    """Return for each rank the peak number of live values of that name: contexts in flight, weight versions, tiles."""
     steps = _steps(schedule, spans, lambda value: int(value.name == name))
     return tuple(max(sample.nbytes for sample in _accumulate(steps[rank], 0)) for rank in range(schedule.world_size))
 
 
 def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], int]) -> list[list[tuple[float, int]]]:
-    """Return for each rank (time_s, bytes gained or lost), unordered."""
+    """Return for each rank (time_s, bytes allocated or freed), unordered."""
     slots: list[dict[Value, int]] = [{} for _ in range(schedule.world_size)]  # of each value that has bytes
     sizes: list[int] = []
     births_s: list[float] = []
@@ -72,7 +73,7 @@ def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], 
 
 
 def _accumulate(changes: list[tuple[float, int]], resident_bytes: int) -> tuple[MemorySample, ...]:
-    """Return the running sum, one sample per time; what ends at a time makes room for what begins then."""
+    """Return the running sum, one sample per time; frees at a time come before allocations at the same time."""
     samples = []
     changes.sort()
     at_s, total = 0.0, resident_bytes
@@ -87,11 +88,11 @@ def _accumulate(changes: list[tuple[float, int]], resident_bytes: int) -> tuple[
 
 @paused_collector()
 def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timeline:
-    """Return what happens when the program runs, in seconds from 0.
+    """Simulate a program and return its timeline, in seconds from 0.
 
     Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source, its SEND) and
-    occupies the sender's egress and the receiver's ingress; of those that wait for an interface, the one that was ready first goes
-    first, and of those ready at the same instant the one whose SEND comes first by (rank, index in that rank's list).
+    occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface, the one that was ready first goes
+    first; of those ready at the same instant, the one whose SEND comes first by (rank, index in that rank's list).
     A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
     memory: also compute the bytes in use over time.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
@@ -132,7 +133,7 @@ def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
                 spans.append(Span(place_rank, member_op, now_s, now_s + duration_s, nbytes))
             heappush(ending, (now_s + duration_s, activity))
         released.clear()
-        # Everything that happens at one instant is known before a network interface is given away.
+        # Handle all events of one instant before assigning a network interface.
         for activity in () if ending and ending[0][0] == now_s else interfaces.grant():
             (source, index), (destination, other_index) = members[activity]
             op = ops[source][index]
@@ -176,9 +177,9 @@ def _checked(seconds: float, rank: int, op: Op) -> float:
 
 
 def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
-    """Return the bytes that leave the rank.
+    """Return the bytes that a rank sends in a collective.
 
-    The tensor is what the operation writes (of a REDUCESCATTER and of a BROADCAST's root: what it reads).
+    The tensor is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
     """
     whole = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
     nbytes = sum(costs.spec(value).nbytes for value in whole)
@@ -191,8 +192,8 @@ _Waiting = tuple[float, int, int, int, int]  # (when it became ready, source, in
 class Interfaces:
     """Every rank's egress and ingress, and the transfers that wait for them.
 
-    A waiting transfer is kept at one interface that is busy, so that an interface that becomes free has only its own queue to look
-    through, and each look starts a transfer or moves it to the interface that blocks it.
+    A waiting transfer is queued at one busy interface.  An interface that becomes free checks only its own queue.  Each check starts a
+    transfer or moves it to the interface that blocks it.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -202,11 +203,11 @@ class Interfaces:
         self._freed: list[int] = []
 
     def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
-        """Queue a transfer that is ready.  index: where its SEND stands in the source's list."""
+        """Queue a transfer that is ready.  index: the position of its SEND in the source's list."""
         heappush(self._candidates, (ready_s, source, index, destination, transfer))
 
     def release(self, source: int, destination: int) -> None:
-        """Free the two interfaces that a transfer had."""
+        """Free the two interfaces of a transfer."""
         for interface in (2 * source, 2 * destination + 1):
             self._busy[interface] = False
             self._freed.append(interface)
@@ -215,7 +216,7 @@ class Interfaces:
         """Return the transfers that start now, and occupy their interfaces."""
         granted: list[int] = []
         candidates, queues, busy = self._candidates, self._queues, self._busy
-        # One candidate of each freed interface at a time: the rest of its queue stays put if that one starts.
+        # Check one candidate of each freed interface at a time: if it starts, the rest of its queue stays in place.
         for interface in self._freed:
             if queues[interface] and not busy[interface]:
                 heappush(candidates, heappop(queues[interface]))
@@ -232,7 +233,7 @@ class Interfaces:
                 busy[egress] = busy[ingress] = True
                 granted.append(transfer)
                 continue
-            # It went to the queue of the interface that blocks it; the interface it came from may serve the next one.
+            # It moved to the queue of the interface that blocks it; the interface it left may serve the next one.
             for interface in (egress, ingress):
                 if queues[interface] and not busy[interface]:
                     heappush(candidates, heappop(queues[interface]))

@@ -1,15 +1,15 @@
-"""Single-shot inference on several devices: Galaxy+'s two schemes, its baselines, and one more token behind a cache.
+"""Single-shot inference on several devices: Galaxy+'s two schemes, its baselines, and one more token with a key-value cache.
 
 Operations (stage: block number; part: first tile; microbatch: step of the ring) and values (the same indices):
 
 - EMB on the first position reads ids, writes emb of every tile; ENTER reads emb, writes hid and at the tile's owner res.
 - QKV, CQ, UP read hid tiles and write one value for all of them: qkv, q, act.  CKV reads all mem tiles, writes kv.
-- ATT reads all qkv, CATT q and kv; they write ctx of each of their tiles.  OUT, COUT (from ctx), DOWN (from act) write a product of
-  each of their tiles: prod, or sum of step 0 where the ring's sum begins.  ADD reads prod and the sum that came, writes the next sum.
-- CONN reads its terms and, last, res; it writes hid and res in front of the next block; mem behind an encoder, hid alone at the end.
+- ATT reads all qkv, CATT q and kv; they write ctx of each of their tiles.  OUT, COUT (from ctx), DOWN (from act) write a product for
+  each of their tiles: prod, or sum of step 0 where the ring's sum begins.  ADD reads prod and the received sum, writes the next sum.
+- CONN reads its terms and, last, res; it writes hid and res for the next block; mem after an encoder, only hid at the end.
 - HEAD on the first position reads all hid tiles, writes out.
-- 'sequence': QKV writes q and kv, and kv goes round.  'tensor': ALLREDUCE makes sum of prod; BROADCAST makes wide of emb.
-  'pipeline': LAYER (stage: layer) makes lay of the layer behind from lay.
+- 'sequence': QKV writes q and kv, and kv goes around the ring.  'tensor': ALLREDUCE makes sum from prod; BROADCAST makes wide from emb.
+  'pipeline': LAYER (stage: layer) makes lay of the next layer from lay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workbench.schedules.inference.tuning import InferencePrices, choose_tiles, 
 def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
     """Return the schedule of one sequence by the plan's paradigm, complete with its transfers.
 
-    world_size: of the cluster; ranks that the plan leaves out have no operations.
+    world_size: of the cluster; ranks that the plan does not use have no operations.
     """
     builders = {
         "hybrid": hybrid_inference,

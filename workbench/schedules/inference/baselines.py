@@ -1,4 +1,4 @@
-"""The paradigms that Galaxy+ is compared with: Megatron-LM, sequence parallelism, and a pipeline (EdgeShard; Local on one device)."""
+"""The baselines of Galaxy+: Megatron-LM, sequence parallelism, and a pipeline (EdgeShard; Local on one device)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LEAVE = {"attention": "OUT", "cross": "COUT", "feed_forward": "DOWN"}
 
 
 def tensor_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return Megatron-LM's order: every position has the whole sequence, and the products of a block are summed everywhere behind it.
+    """Return Megatron-LM's schedule: every position has the whole sequence, and all positions sum the products after each block.
 
-    By a ring all-reduce; of one token each position sends its product to all others.
+    The sum is a ring all-reduce; for a single token each position sends its product to all others.
     """
     builder = Builder(layout)
     stacks = [len(layout.stacks) - 1] if layout.is_decoding else range(len(layout.stacks))
@@ -88,7 +88,7 @@ def _sum(builder: Builder, block: Block) -> None:
 
 
 def sequence_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return sequence parallelism: every position has all weights and its own tokens; keys and values go round the ring in each layer."""
+    """Return sequence parallelism: each position has all weights and its own tokens; keys and values go around the ring in each layer."""
     return _Sequence(layout).build(world_size)
 
 
@@ -170,7 +170,7 @@ class _Sequence(Builder):
             self.send(Value(name, number, NONE, tile.number), tile.position, path[0])
 
     def _relay(self, name: str, number: int, tiles: tuple[Tile, ...]) -> None:
-        """Send on what comes; each position in the order of its arrival."""
+        """Forward received values; each position forwards in order of arrival."""
         receivers = self.layout.tiles[self.layout.blocks[number].stack]
         steps = []
         for tile in tiles:
@@ -181,9 +181,9 @@ class _Sequence(Builder):
 
 
 def pipeline_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return a pipeline of whole layers with one sequence in it: one device after the other (EdgeShard); Local with one position.
+    """Return a pipeline of whole layers with one sequence: one device after the other (EdgeShard); Local with one position.
 
-    Values: lay:l the residual stream in front of layer l, mem the encoder's output.  Decoding runs the decoder's layers only.
+    Values: lay:l the residual stream before layer l, mem the encoder's output.  Decoding runs only the decoder's layers.
     """
     builder = Builder(layout)
     plan, num_layers = layout.plan, sum(shape.num_layers for shape in layout.stacks)

@@ -1,4 +1,4 @@
-"""Putting an inference schedule together: operations by position, sends where they belong, receives by one rule."""
+"""Build an inference schedule: operations by position, sends in their place, receives inserted by one rule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workbench.schedules.inference.layout import InferenceLayout
 
 @lru_cache(maxsize=4096)
 def after(positions: tuple[int, ...], first: int, direction: int, num_positions: int) -> tuple[int, ...]:
-    """Return the positions other than `first` in the order in which the ring meets them from there on (direction +1 or -1)."""
+    """Return the positions other than `first` in the order in which the ring visits them from there (direction +1 or -1)."""
     others = [position for position in positions if position != first]
     return tuple(sorted(others, key=lambda position: (position - first) * direction % num_positions))
 
 
 class Builder:
-    """The lists of operations of every position, and what a schedule must name at its ends."""
+    """The operation lists of all positions, and the schedule's inputs and outputs."""
 
     def __init__(self, layout: InferenceLayout) -> None:
         self.layout = layout
@@ -47,7 +47,7 @@ class Builder:
             self.lists[position].append(Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective"))
 
     def send(self, value: Value, source: int, destination: int) -> None:
-        """Append the sending half of a transfer between two positions."""
+        """Append the SEND of a transfer between two positions."""
         ranks = self.layout.plan.ranks
         self.lists[source].append(send(value, ranks[source], ranks[destination]))
 
@@ -65,7 +65,7 @@ class Builder:
         self._outputs[0].append(out)
 
     def schedule(self, world_size: int | None) -> Schedule:
-        """Return the schedule over ranks, complete with its receives; ranks that the plan leaves out have no operations."""
+        """Return the schedule over ranks, complete with its receives; ranks that the plan does not use have no operations."""
         ranks = self.layout.plan.ranks
         size = max(ranks) + 1 if world_size is None else world_size
         if max(ranks) >= size:
@@ -81,8 +81,8 @@ class Builder:
 
 @paused_collector()
 def insert_receives(schedule: Schedule) -> Schedule:
-    """Return the schedule with the RECV of every SEND: before the first operation that reads the value, or earlier where a value that
-    comes later on the same channel is read earlier, so that both sides of a channel have one order.
+    """Return the schedule with the RECV of every SEND.  It comes before the first operation that reads the value, or earlier if a later
+    value of the same channel is read earlier, so that both sides of a channel have the same order.
     """
     first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
     for rank, ops in enumerate(schedule.ops):
@@ -92,7 +92,7 @@ def insert_receives(schedule: Schedule) -> Schedule:
                 reads.setdefault(value, index)
     receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
     for rank, ops in enumerate(schedule.ops):
-        earliest: dict[int, int] = {}  # by destination: where the next RECV of the channel stands
+        earliest: dict[int, int] = {}  # by destination: the position of the channel's next RECV
         for op in reversed(ops):
             if op.kind != SEND:
                 continue

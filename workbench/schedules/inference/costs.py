@@ -1,4 +1,4 @@
-"""Prices of the inference schedules: seconds by profile and cluster, bytes by shape (Galaxy+ section III-C, Eq. 5 to 8)."""
+"""Costs of the inference schedules: seconds by profile and cluster, bytes by shape (Galaxy+ section III-C, Eq. 5 to 8)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
 from workbench.schedules.inference.layout import Block, InferenceLayout
 
 MESSAGE_S = 1e-4
-"""What a message costs beside latency and bytes: about 0.1 ms with gloo on Linux, measured."""
+"""Overhead per message, in addition to latency and transfer time: about 0.1 ms with gloo on Linux, measured."""
 
 _FLOATS = {2: "float16", 4: "float32"}
 _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
@@ -20,8 +20,8 @@ _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
 class InferenceCosts:
     """Costs of the schedules of this package: a core.costs.Costs.
 
-    message_s: of every message beside its link's time.  Values that stay on their device (queries, keys, contexts, activations of the
-    feed-forward network) are not counted one by one: the profile's working bytes stand for them.
+    message_s: overhead of every message, in addition to its link's time.  Values that stay on their device (queries, keys, contexts,
+    activations of the feed-forward network) are not counted one by one: the profile's working bytes cover them.
     """
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, layout: InferenceLayout, *, message_s: float = MESSAGE_S) -> None:
@@ -79,7 +79,7 @@ class InferenceCosts:
         return self._hidden(len(layout.stacks) - 1, layout.lengths[-1]) if name == "out" else TOKEN
 
     def _tokens(self, stack: int, part: int) -> int:
-        """Return the tokens of a tile; of a stack that is not divided into tiles: all."""
+        """Return the tokens of a tile; all tokens for a stack that is not divided into tiles."""
         tiles = self._layout.tiles[stack]
         return tiles[part].tokens if tiles else self._layout.lengths[stack]
 
@@ -87,7 +87,7 @@ class InferenceCosts:
         return self._wide(stack, tokens, self._layout.stacks[stack].hidden_bytes)
 
     def _wide(self, stack: int, tokens: int, bytes_per_token: int) -> Spec:
-        """Return the spec of a sequence of one; opaque where the profile's bytes are of no dtype."""
+        """Return the spec of a batch of one sequence; opaque if the profile's bytes match no dtype."""
         shape = self._layout.stacks[stack]
         item = shape.hidden_bytes // shape.hidden_size if shape.hidden_size else 0
         if item * shape.hidden_size != shape.hidden_bytes or item not in _FLOATS:

@@ -1,12 +1,12 @@
 """Galaxy+: hybrid model parallelism of schemes 1 and 2 with a ring of tiles between the blocks (sections III-B and III-D, Fig. 6 to 10).
 
-A split block begins with a ring all-gather of the hidden tiles and ends with a ring reduce-scatter of the sums, whose last term is added
-at the tile's owner, which then does the connection.  With overlap every tile is multiplied when it has come, and sent on meanwhile
-(Fig. 9); the products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  Where the second matrix works
-token by token as the first does (feed-forward, cross-attention) it follows on each tile at once, so that both rings run side by side.
-In scheme 2 the owner takes its tiles through the feed-forward block one by one, and each starts on its way round as soon as it can.
-The sums are added on a stream of their own, as a library of collectives does: the ring need not wait behind a long product.
-Positions without a part of a block's weights do not stand in its ring; those without tokens own no tile.
+A split block begins with a ring all-gather of the hidden tiles and ends with a ring reduce-scatter of the sums.  The tile's owner adds
+the last term and then computes the connection.  With overlap every tile is multiplied when it arrives, and forwarded meanwhile (Fig. 9).
+The products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  If the second matrix works token by
+token like the first (feed-forward, cross-attention), it follows on each tile at once, so both rings run at the same time.
+In scheme 2 the owner runs its tiles through the feed-forward block one by one, and each starts on the ring as soon as it can.
+The sums are added on a separate stream, as in a library of collectives, so the ring does not wait for a long product.
+Positions without a part of a block's weights are not in its ring; positions without tokens own no tile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Group = tuple[Tile, ...]
 
 
 class _Kinds(NamedTuple):
-    """A block's operation on what comes, the value that it writes, and the block's last operation."""
+    """A block's operation on received tiles, the value that it writes, and the block's last operation."""
 
     enter: str
     entered: str
@@ -34,7 +34,7 @@ _KINDS = {"attention": _Kinds("QKV", "qkv", "OUT"), "cross": _Kinds("CQ", "q", "
 
 
 def hybrid_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one sequence, complete with its transfers.  What operations and values mean: inference/__init__.py."""
+    """Return the schedule of one sequence, complete with its transfers.  Operations and values: see inference/__init__.py."""
     builder = _Hybrid(layout)
     for stack, (first, end) in enumerate(zip(layout.first_blocks, layout.first_blocks[1:], strict=False)):
         if stack:
@@ -49,7 +49,7 @@ def hybrid_inference(layout: InferenceLayout, world_size: int | None = None) -> 
 
 
 class _Hybrid(Builder):
-    """Writes the lists block by block; they depend on the layout alone."""
+    """Writes the operation lists block by block, from the layout alone."""
 
     def __init__(self, layout: InferenceLayout) -> None:
         super().__init__(layout)
@@ -59,7 +59,7 @@ class _Hybrid(Builder):
         self._chains: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
 
     def embed_tiles(self, stack: int) -> None:
-        """Embed a stack's tokens on the first position; the tiles go down the ring to all who compute."""
+        """Embed a stack's tokens on the first position; the tiles go around the ring to all positions that compute."""
         block, tiles = self.layout.blocks[self.layout.first_blocks[stack]], self.layout.tiles[stack]
         self.embed(stack, [_value("emb", block.number, tile) for tile in tiles])
         for tile in tiles:
@@ -68,14 +68,14 @@ class _Hybrid(Builder):
                 self.send(_value("emb", block.number, tile), 0, path[0])
 
     def relay_memory(self, block: Block) -> None:
-        """Send the encoder's output round to all who compute cross-attention; block: the decoder's first."""
+        """Send the encoder's output around the ring to all that compute cross-attention; block: the decoder's first."""
         for position in range(self.layout.num_positions):
             for tile, following in self._arriving(block.stack - 1, self._memory_path, position):
                 if following is not None:
                     self.send(_value("mem", block.number, tile), position, following)
 
     def split_block(self, block: Block, position: int) -> None:
-        """Append a position's part of a block whose weights are cut, and the connection of its own tiles."""
+        """Append a position's part of a block with split weights, and the connection of its own tiles."""
         layout = self.layout
         tiles, own = layout.tiles[block.stack], self._own[block.stack][position]
         is_member, is_first = position in layout.members(block), block.number in layout.first_blocks
@@ -91,7 +91,7 @@ class _Hybrid(Builder):
         for group in groups:
             self._multiply(block, position, group)
         for group in self._merged(self._grouped([tile for tile, _ in arriving])):
-            for tile in (tile for tile in nexts if tile in group):  # as they come
+            for tile in (tile for tile in nexts if tile in group):  # in order of arrival
                 following = nexts[tile]
                 if following is not None:
                     self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
@@ -116,15 +116,15 @@ class _Hybrid(Builder):
                 self._leave(block, position, own, groups)
             following_block = layout.blocks[block.number + 1] if block.number + 1 < layout.end else block
             if following_block.kind == "cross":
-                self._memory_keys(following_block, position)  # fills the time in which the last sums are under way
+                self._memory_keys(following_block, position)  # fills the time while the last sums are sent
         self._connect_all(block, position)
 
-    # Where tiles and sums go.
+    # Routes of tiles and sums.
 
     def _path(self, block: Block, tile: Tile) -> tuple[int, ...]:
-        """Return the positions that a tile of the block's input visits, in order, without the one where it starts."""
+        """Return the positions that a tile of the block's input visits, in order, without its first position."""
         layout = self.layout
-        if block.number in layout.first_blocks:  # from where it was embedded
+        if block.number in layout.first_blocks:  # from the position that embedded it
             return after(tuple(sorted({*layout.members(block), tile.position})), 0, 1, layout.num_positions)
         return after(layout.members(block), tile.position, tile.direction, layout.num_positions)
 
@@ -134,7 +134,7 @@ class _Hybrid(Builder):
         return after(self.layout.members(cross), tile.position, tile.direction, self.layout.num_positions)
 
     def _chain(self, block: Block, tile: Tile) -> tuple[int, ...]:
-        """Return the positions whose products make a tile's sum, in order; its owner's last."""
+        """Return the positions whose products add up to a tile's sum, in order; the owner's is last."""
         key = (block.stack, block.kind, tile.position, tile.direction)
         if key not in self._chains:
             members = self.layout.members(block)
@@ -145,7 +145,7 @@ class _Hybrid(Builder):
     def _arriving(
         self, stack: int, path_of: Callable[[Tile], tuple[int, ...]], position: int, *, keep_order: bool = False
     ) -> list[tuple[Tile, int | None]]:
-        """Return a stack's tiles that come to a position, in ring order, and where each goes next."""
+        """Return the tiles of a stack that reach a position, in ring order, each with its next position."""
         found = []
         for tile in self.layout.tiles[stack]:
             path = path_of(tile)
@@ -159,7 +159,7 @@ class _Hybrid(Builder):
     def _in_sum_order(self, block: Block, position: int, tiles: Sequence[Tile]) -> list[Tile]:
         """Return tiles in the order in which the ring needs this position's products.
 
-        Where the owners go on by themselves, everybody's first pieces come first, so that they can begin on these.
+        If the owners continue piece by piece, the first pieces of all owners come first, so that all can start on these.
         """
         firsts = self._firsts[block.stack]
 
@@ -169,7 +169,7 @@ class _Hybrid(Builder):
 
         return sorted(tiles, key=order)
 
-    # What happens at one position.
+    # Operations at one position.
 
     def _enter_stack(self, block: Block, position: int, tile: Tile) -> None:
         names = ("hid", "res") if tile.position == position else ("hid",)
@@ -192,7 +192,7 @@ class _Hybrid(Builder):
         self.add(position, "CKV", block.number, 0, memory, [Value("kv", block.number, NONE, 0)])
 
     def _leave(self, block: Block, position: int, group: Group, groups: Sequence[Group]) -> None:
-        """Append the second half of a block on some tiles, and what the ring does with their products here."""
+        """Append the second half of a block on some tiles, and the ring's operations on their products here."""
         number, first = block.number, group[0].number
         kinds = _KINDS[block.kind]
         if block.kind == "feed_forward":
@@ -218,7 +218,7 @@ class _Hybrid(Builder):
             self.send(total, position, chain[step + 1] if step + 1 < len(chain) else tile.position)
 
     def _product(self, block: Block, position: int, tile: Tile) -> Value:
-        """Return the name of a position's term: the first one in the ring is already a sum."""
+        """Return the name of a position's term: the first term in the ring is already a sum."""
         is_first = tile.position != position and self._chain(block, tile)[0] == position
         return _value("sum", block.number, tile, 0) if is_first else _value("prod", block.number, tile)
 
@@ -241,7 +241,7 @@ class _Hybrid(Builder):
         self._connect(block, position, tile, terms)
 
     def _grouped(self, tiles: Sequence[Tile]) -> list[Group]:
-        """Return the tiles in the same order, neighbouring pieces of one owner together up to the plan's group_tokens."""
+        """Return the tiles in the same order, with neighbouring pieces of one owner joined up to the plan's group_tokens."""
         groups: list[Group] = []
         for tile in tiles:
             last = groups[-1] if groups else ()
@@ -253,9 +253,9 @@ class _Hybrid(Builder):
         return groups
 
     def _merged(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups in the same order, those that follow each other and are neighbours together up to the plan's merge_tokens.
+        """Return the groups in the same order; consecutive groups that are neighbours are joined, up to the plan's merge_tokens.
 
-        A product of few tokens takes longer than its part of one of many; what is waited for has mostly come while the last one ran.
+        A product of few tokens takes longer than its share of a product of many.  Usually the next tiles have arrived while the last ran.
         """
         merged: list[Group] = []
         for group in groups:
@@ -277,7 +277,7 @@ class _Hybrid(Builder):
             self._connect(block, position, tile, [product])
 
     def _connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> None:
-        """Append the connection of an own tile behind a block, and send the tile on its way."""
+        """Append the connection of an own tile after a block, and send the tile to the next position."""
         layout, number = self.layout, block.number + 1
         reads = [*terms, _value("res", block.number, tile)]
         if number not in layout.first_blocks:

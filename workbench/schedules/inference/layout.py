@@ -1,7 +1,7 @@
-"""What an inference schedule's indices mean: blocks counted through the model, tiles of the sequence, shares of every position.
+"""The meaning of an inference schedule's indices: blocks counted through the model, tiles of the sequence, shares of every position.
 
-Galaxy+ section III-B: a layer is attention, in a decoder that looks at an encoder cross-attention, and feed-forward network; what lies
-between two blocks (bias of the output matrix, residual, norms) is the connection of the block before it.
+Galaxy+ section III-B: a layer consists of attention, cross-attention (in a decoder with an encoder), and feed-forward network.  The
+operations between two blocks (bias of the output matrix, residual, norms) are the connection of the first of the two.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from workbench.core.schedule import Op
 BlockKind = Literal["attention", "cross", "feed_forward"]
 
 BY_READS = frozenset({"QKV", "CQ", "UP", "ENTER", "CKV"})
-"""Kinds whose tokens are those of the tiles that they read; of the others, of the tiles that they write."""
+"""Kinds that work on the tokens of the tiles they read; all other kinds work on the tokens of the tiles they write."""
 
 
 class Block(NamedTuple):
-    """One block of the model.  number: counted through all stacks.  layer: too.  is_split: its weights are cut, not its tokens."""
+    """One block of the model.  number, layer: counted through all stacks.  is_split: its weights are split, not its tokens."""
 
     number: int
     layer: int
@@ -49,10 +49,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceLayout:
-    """A plan on a sequence (two for an encoder-decoder).
+    """A plan applied to a sequence (two sequences for an encoder-decoder).
 
     lengths[stack]: tokens.  past: tokens in the key-value cache before this step (decoding).  is_decoding: one token by scheme 1
-    everywhere; memory_length: tokens of the encoder's output that it looks at.
+    everywhere; memory_length: tokens of the encoder's output that it attends to.
     """
 
     plan: InferencePlan
@@ -75,7 +75,7 @@ class InferenceLayout:
 
     @classmethod
     def decode(cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0) -> InferenceLayout:
-        """Return the layout of one more token behind `past` tokens; of an encoder-decoder only the decoder takes part."""
+        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder takes part."""
         asked = f"The token behind {past} others by '{plan.method}' was asked for."
         if plan.paradigm == "sequence" or past < 0:
             found = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
@@ -91,7 +91,7 @@ class InferenceLayout:
 
     @property
     def is_hybrid(self) -> bool:
-        """Return whether tiles go round the ring (Galaxy, Galaxy+)."""
+        """Return whether tiles go around the ring (Galaxy, Galaxy+)."""
         return self.plan.paradigm == "hybrid" and not self.is_decoding
 
     @property
@@ -101,7 +101,7 @@ class InferenceLayout:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Return the blocks of all stacks in order; those of an encoder also when only the decoder runs."""
+        """Return the blocks of all stacks in order, including an encoder's if only the decoder runs."""
         blocks: list[Block] = []
         layer = 0
         for stack, shape in enumerate(self.stacks):
@@ -129,7 +129,7 @@ class InferenceLayout:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Return each stack's attention units by position; all of them everywhere if the weights are not cut."""
+        """Return each stack's attention units by position; all units on each position if the weights are not split."""
         return self._shares(0)
 
     @cached_property
@@ -138,7 +138,7 @@ class InferenceLayout:
         return self._shares(1)
 
     def stack_of(self, number: int) -> int:
-        """Return the stack of a block; of the number behind a stack's last block, as `hid` and `mem` have it, that stack's or the next."""
+        """Return the stack of a block.  The number after a stack's last block (see `hid`, `mem`) belongs to that stack or the next."""
         return self.blocks[min(number, self.end - 1)].stack
 
     def members(self, block: Block) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class InferenceLayout:
         return self.columns[block.stack][position] if block.is_split else shape.columns
 
     def span(self, op: Op) -> tuple[int, int]:
-        """Return the tokens [start, stop) that a compute operation works on, past ones counted; of ATT and CATT its queries."""
+        """Return the tokens [start, stop) that a compute operation works on, past ones included; for ATT and CATT its queries."""
         if op.kind in ("EMB", "LAYER", "HEAD"):
             stack = self._stack_of_op(op)
             return self.past, self.past + self.lengths[stack]
@@ -188,7 +188,7 @@ class InferenceLayout:
             largest = self.plan.tile_tokens if is_cut and self.plan.tile_tokens else tokens
             pieces = -(-tokens // largest) if tokens else 0
             if is_cut and self.plan.both_ways and tokens > 1:
-                pieces = min(pieces + pieces % 2, tokens)  # as many one way as the other
+                pieces = min(pieces + pieces % 2, tokens)  # as many in one direction as in the other
             for piece in range(pieces):
                 start, stop = at + piece * tokens // pieces, at + (piece + 1) * tokens // pieces
                 tiles.append(Tile(len(tiles), position, start, stop, -1 if is_cut and self.plan.both_ways and piece % 2 else 1))
@@ -203,7 +203,7 @@ class InferenceLayout:
 
 
 def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackShape]) -> None:
-    """Raise ScheduleError if the plan lacks what its paradigm needs."""
+    """Raise ScheduleError if the plan lacks a field that its paradigm needs."""
     needed = {
         "hybrid": ("units", "columns", "shares", "schemes"),
         "tensor": ("units", "columns"),

@@ -1,10 +1,9 @@
-"""The simulated time of a plan, and its last touches: how large its tiles are, which way they go, and small shifts between devices.
+"""Simulate the time of a plan and tune it: the size of its tiles, their direction on the ring, and small shifts between devices.
 
-A planner's formulas know nothing of the order of tiles in a ring: which device waits for whom is seen only in the simulation.
-
-InferencePrices simulates a few layers.  Layers of one scheme that follow each other soon take equal times, or every second one does (a
-schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on), so a run of many is
-simulated as a few and its last two steps are repeated.
+A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
+InferencePrices simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one does.  (A
+schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on.)  So a long run of
+layers is simulated as a short one, and its last two steps are repeated.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.layout import InferenceLayout
 
 WORTH = 4.0
-"""A message should be under way so many times as long as it costs beside its bytes: 48 KB at 1000 Mbit/s and 0.1 ms."""
+"""Minimum ratio of transfer time to per-message overhead: 48 KB at 1000 Mbit/s and 0.1 ms."""
 
 GAIN = 0.998
-"""Of the time so far, what a change must stay below: simulated times are not exact to a thousandth."""
+"""Accept a change only if it shortens the time by this factor: simulated times are not exact to a thousandth."""
 
 TRIES = 60
 
@@ -44,8 +43,8 @@ def choose_tiles(
 ) -> InferencePlan:
     """Return the plan with the tile size and the direction of the ring that take the least time.
 
-    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`); of equal prices the fewest messages
-    win, which is also what an emulation or a device with a slow processor prefers.
+    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
+    an emulation or a device with a slow processor prefers these too.
     """
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
         return replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
@@ -65,7 +64,7 @@ def choose_tiles(
                 if seconds < GAIN * best_s:
                     found, best_s = tried, seconds
     ordered = sorted(plan.tokens(length), reverse=True)
-    for merged in range(2, plan.num_positions):  # the own tile does not wait
+    for merged in range(2, plan.num_positions):  # the own tile is there from the start
         tried = replace(found, merge_tokens=sum(ordered[:merged]))
         seconds = price(tried)
         if seconds < GAIN * best_s:
@@ -74,13 +73,13 @@ def choose_tiles(
 
 
 def smallest_tile(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int], *, message_s: float = MESSAGE_S) -> int:
-    """Return the fewest tokens whose message is under way WORTH times as long as it costs beside its bytes, on the fastest link in use."""
+    """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in use."""
     fastest = max(cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
     return max(1, round(WORTH * message_s * fastest / profile.stacks[0].hidden_bytes))
 
 
 def tile_options(length: int) -> tuple[int, ...]:
-    """Return the tile sizes with which a planner should be asked for plans to tune: whole shares, quarters and sixths of the sequence."""
+    """Return the tile sizes for which a planner should make plans to tune: whole shares, quarters and sixths of the sequence."""
     return tuple(dict.fromkeys((0, -(-length // 4), -(-length // 6))))
 
 
@@ -96,11 +95,11 @@ def tune(
     message_s: float = MESSAGE_S,
     tries: int = TRIES,
 ) -> InferencePlan:
-    """Return the plan that takes the least time, from plans of one paradigm or of several: with its tiles chosen, and then shifted.
+    """Return the fastest plan, from plans of one paradigm or of several: choose its tiles, then shift work between devices.
 
-    The two best hybrid plans are improved step by step: tokens, units or columns go from one device to another, the ring changes its
-    order behind the first device, each if that gains and the plan still fits.  is_scheme_free: layers may change their scheme.
-    tries: plans that are priced on the way, each.
+    The two best hybrid plans are improved step by step.  A step moves tokens, units or columns from one device to another, or changes the
+    order of the ring after the first device; it is kept if it saves time and the plan still fits.
+    is_scheme_free: layers may change their scheme.  tries: the number of plans simulated on the way, for each of the two.
     """
     tiled = {
         choose_tiles(plan, price, profile=profile, cluster=cluster, length=length, message_s=message_s) if plan.overlap else plan
@@ -108,14 +107,14 @@ def tune(
     }
     ordered = sorted(tiled, key=price)
     first = ordered[0]
-    if first.overlap and is_scheme_free:  # what is multiplied together may make the other scheme the faster one
+    if first.overlap and is_scheme_free:  # tiles that are multiplied together can make the other scheme faster
         others = [replace(first, schemes=(scheme,) * len(first.schemes)) for scheme in (1, 2)]
         for other in others:
             if other.schemes != first.schemes and fits(other):
                 ordered.append(choose_tiles(other, price, profile=profile, cluster=cluster, length=length, message_s=message_s))
         ordered.sort(key=price)
     best = min((*(_shifted(plan, price, length, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
-    while best.overlap:  # other shares like other tiles, and those other shares
+    while best.overlap:  # new shares may need new tiles, and these new shares
         again = choose_tiles(best, price, profile=profile, cluster=cluster, length=length, message_s=message_s)
         if price(again) >= GAIN * price(best):
             break
@@ -149,7 +148,7 @@ def _shifted(plan: InferencePlan, price: Price, length: int, fits: Callable[[Inf
 
 
 def _changes(plan: InferencePlan, length: int) -> Iterator[Callable[[InferencePlan], InferencePlan | None]]:
-    """Return small changes, the largest first, each a function that may be repeated; it returns None where it cannot be made."""
+    """Return small changes, largest first.  Each is a function that may be repeated; it returns None if the change is impossible."""
     pairs = [(a, b) for a in range(plan.num_positions) for b in range(plan.num_positions) if a != b]
     for a, b in pairs:
         yield partial(_moved, name="units", source=a, destination=b, amount=1)
@@ -188,7 +187,7 @@ def _swapped(plan: InferencePlan, a: int, b: int) -> InferencePlan:
 
 
 KEPT_LAYERS = 4
-"""Of a run of alike layers: so many are simulated."""
+"""The number of layers simulated of a run of equal layers."""
 
 Simulate = Callable[..., Timeline]
 Build = Callable[[InferenceLayout, int], Schedule]
@@ -196,10 +195,10 @@ Build = Callable[[InferenceLayout, int], Schedule]
 
 @dataclass(slots=True, kw_only=True)
 class InferencePrices:
-    """Seconds of plans on one profile and cluster: prices(plan).  Remembers what it has priced.
+    """Seconds of plans on one profile and cluster: prices(plan).  Results are cached.
 
-    lengths: of each stack's sequence.  build: inference_schedule.  simulate: simulator.simulate (another package of this floor, so it is
-    passed in).
+    lengths: of each stack's sequence.  build: inference_schedule.  simulate: simulator.simulate; it is passed in, because that package is
+    on the same layer as this one.
     """
 
     profile: InferenceProfile
@@ -211,7 +210,7 @@ class InferencePrices:
     _known: dict[InferencePlan, float] = field(default_factory=dict)
 
     def __call__(self, plan: InferencePlan) -> float:
-        """Return the seconds from the request's start to the answer, both on the first device of the plan."""
+        """Return the seconds from the request's start to the answer, both on the plan's first device."""
         plan = replace(plan, method="", predicted_s=0.0, notes=(), length=0)
         if plan not in self._known:
             self._known[plan] = self._price(plan)
@@ -227,7 +226,7 @@ class InferencePrices:
         schemes = plan.schemes if plan.paradigm == "hybrid" else (1,) * self.profile.num_layers
         kept: list[int] = []
         stacks: list[StackShape] = []
-        repeated: list[tuple[int, int]] = []  # (layer of the short model, how often more)
+        repeated: list[tuple[int, int]] = []  # (layer of the short model, number of repetitions)
         at = 0
         for shape in self.profile.stacks:
             before = len(kept)
@@ -252,7 +251,7 @@ class InferencePrices:
 
 
 def _runs(schemes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (scheme, how many in a row)."""
+    """Return (scheme, length) of each run of layers."""
     runs: list[tuple[int, int]] = []
     for scheme in schemes:
         if runs and runs[-1][0] == scheme:
