@@ -1,7 +1,7 @@
 """RingAda's round: forward around the ring, backward up to the terminator, the head passed on (RingAda, section IV-B, Algorithm 1).
 
-Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps the context
-for their backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of a stage's unfrozen layers.
+Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps their context
+for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of the unfrozen layers.
 LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.
 STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a policy depends on
 the results of a round, then at its end NOTE sends a stage's results to the round's first device, TELL sums them and HEAR receives the sum.

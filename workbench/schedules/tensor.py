@@ -119,8 +119,8 @@ def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1, back
 def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Division]) -> Schedule:
     """Return a pipeline's schedule in which some ranks compute their stage layer by layer, each layer divided over the rank's processors.
 
-    schedule: without its transfers, with one rank per stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END.  Each B
-    becomes ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so all processors work on one mini-batch at a time, with
+    schedule: without its transfers, with one rank per stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END; each B becomes
+    ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so all processors work on one mini-batch at a time, with
     one version of the weights.
     """
     ops = list(schedule.ops)
