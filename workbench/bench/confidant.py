@@ -1,6 +1,7 @@
 """`workbench bench confidant`: processors that share layers, a pipeline without a drain, the partition; emulated, interleaved.
 
-Whole runs as a user starts them, LoRA on one epoch of mini-batches, which no side empties its pipeline between but the synchronous one.
+Each side is a whole run as a user starts it: LoRA on one epoch of mini-batches.  Only the synchronous side drains its pipeline between
+mini-batches.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ LORA = {"technique": "lora", "drain_every": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """sides: jobs by name, the first is what the others are compared with.  keeps_plan: all sides have the stages of the last one.
+    """sides: jobs by name; the first is the reference.  keeps_plan: all sides have the stages of the last one.
 
-    bound: of the speedup, the sum of all speeds over the first side's; None: no device but the busiest one's compute counts.
+    bound: of the speedup, the sum of all speeds over the first side's; None: only the compute of the busiest device counts.
     """
 
     cluster: Cluster
@@ -53,7 +54,7 @@ def _confidant(**options: Any) -> Job:
 
 
 def _processors(second: float) -> Point:
-    """Return two equal devices, whose second processor has such a share of the first one's speed."""
+    """Return two equal devices, whose second processor has this fraction of the first one's speed."""
     pair = cluster_of("equal,1000").part([0, 1])
     both = (Processor(name="first", flops_per_s=1e10), Processor(name="second", flops_per_s=1e10 * second))
     cluster = replace(pair, devices=tuple(replace(device, host_share=0.25, processors=both) for device in pair.devices))
@@ -63,8 +64,8 @@ def _processors(second: float) -> Point:
 
 
 def points() -> dict[str, Point]:
-    """Return what is compared, by name."""
-    tuned, unequal = replace(JOB, method="fine_tuning"), cluster_of("unequal,1000").part([2, 3, 1, 0])  # as pac-env-b: the slower first
+    """Return the comparisons by name."""
+    tuned, unequal = replace(JOB, method="fine_tuning"), cluster_of("unequal,1000").part([2, 3, 1, 0])  # as pac-env-b: slower first
     shares = unequal.host_shares()
     return {
         "processors 1:1": _processors(1.0),
@@ -91,7 +92,7 @@ def points() -> dict[str, Point]:
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return each side's seconds of training and its speedup over the first side of its point, with its spread, simulated and at most.
+    """Return each side's training seconds and its speedup over the first side of its point: with its spread, simulated, and at most.
 
     only: first words of points; none is all.  Raises ConfigError for another word.
     """
@@ -121,7 +122,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
 
 def table(name: str, reports: Mapping[str, list[Report]], bound: float | None, busiest_s: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a point's rows.  bound: of the speedup, None is by busiest_s, the compute of each side's busiest device.
+    """Return a point's rows.  bound: of the speedup; None computes it from busiest_s, the compute of each side's busiest device.
 
     share_of_bound: the measured speedup over the bound.
     """
@@ -150,7 +151,7 @@ def table(name: str, reports: Mapping[str, list[Report]], bound: float | None, b
 
 
 def _run(job: Job, cluster: Cluster, plan: Plan | None) -> Report:
-    """Run a job.  plan: its stages are kept; how a mini-batch is cut is the job's."""
+    """Run a job.  plan: its stages are kept; the job determines how a mini-batch is split."""
     if plan is not None and job.method != "confidant":
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)

@@ -1,4 +1,4 @@
-"""`workbench bench executor`: the time that programs take on emulated devices over the time that the simulator gives the same programs."""
+"""`workbench bench executor`: measured time of programs on emulated devices over the simulated time of the same programs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ MICRO_BATCHES = 8
 MBIT_PER_S = 500
 LATENCY_S = 2e-4
 CROSSING = Spec((4, 32, 128))
-"""What crosses a boundary: 64 KB, 1.05 ms on the link."""
+"""The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
 SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
 SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
 ROUNDS = 15
 LAYERS = 4
 STEPS = 4
-"""Of the pipeline that does not drain between its steps."""
+"""Number of steps of the pipeline that does not drain between its steps."""
 NUM_OPS = 2000
-"""Of the chain whose unpaced time is the executor's own cost."""
+"""Number of operations in the chain whose unpaced time is the executor's overhead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,16 @@ class BenchCosts:
         return SECONDS[op.kind]
 
     def spec(self, value: Value) -> Spec:
-        """Return what a value is."""
+        """Return a value's shape and dtype."""
         return CROSSING if value.name in SENT else self.gradient if value.name == "gsum" else TOKEN
 
     def resident_bytes(self, rank: int) -> int:
-        """Return none: nothing is trained."""
+        """Return zero bytes: nothing is trained."""
         return 0
 
 
 def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
-    """Return the programs for a cluster by name, with how many steps of each follow without a pause."""
+    """Return the programs for a cluster by name, with the number of steps of each that follow without a pause."""
     size = cluster.world_size
     plan = _plan([(rank,) for rank in range(size)])
     one = (1,) * MICRO_BATCHES
@@ -100,9 +100,9 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
 
 
 def bench(progress: Progress = print) -> dict[str, Any]:
-    """Return measured over simulated time of every program on 2, 3 and 4 devices, and what the executor costs an operation.
+    """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per operation.
 
-    Raises RuntimeSetupError where the kernel does not shape links.
+    Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
     own: list[float] = []
@@ -128,7 +128,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
 
 
 def run_rank(context: RankContext, cluster: Cluster) -> dict[str, Any]:
-    """Run every program in turn; return by name the rounds' (begin, end, late, paced) seconds of this rank, and the executor's own cost."""
+    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead."""
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
         subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -184,7 +184,7 @@ def _content(program: Program, value: Value) -> torch.Tensor | None:
 
 
 def _own_cost(executor: Executor) -> float:
-    """Return the seconds that an operation costs beside what it computes: of a chain of operations that compute nothing."""
+    """Return the executor's overhead per operation in seconds, from a chain of operations that compute nothing."""
     values = [Value("act", number) for number in range(NUM_OPS + 1)]
     chain = tuple(Op("F", number, NONE, NONE, (values[number],), (values[number + 1],)) for number in range(NUM_OPS))
     world = dist.get_world_size()
@@ -256,7 +256,7 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _forward_only(schedule: Schedule) -> Schedule:
-    """Return the forward operations of a pipeline and the transfers of what they write."""
+    """Return the forward operations of a pipeline and the transfers of their outputs."""
     kept = tuple(
         tuple(op for op in ops if op.kind == "F" or (op.kind in COMMUNICATION and (*op.reads, *op.writes)[0].name == "act"))
         for ops in schedule.ops

@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides that take turns, ratios with their spread, kernel links, the peak memory of child processes."""
+"""Code shared by the benchmarks: sides that take turns, ratios with their spread, kernel links, the peak memory of child processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 Step = Callable[[int], object]
 
 LONG_S = 30.0
-"""Where a round takes longer there are half as many."""
+"""If a round takes longer, the number of rounds is halved."""
 _CHILD_WAIT_S = 900
 
 
@@ -31,9 +31,9 @@ def turns(names: Iterable[str], rounds: Iterable[int]) -> Iterator[tuple[int, st
 
 
 def interleaved(sides: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each side's step in each round, after a step to warm up.
+    """Return the seconds of each side's step in each round, after a warm-up step.
 
-    Where the warm-up takes longer than LONG_S it counts as a round, and there are half as many rounds.
+    If the warm-up takes longer than LONG_S it counts as a round, and the number of rounds is halved.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
 
@@ -54,13 +54,13 @@ def interleaved(sides: Mapping[str, Step], rounds: int) -> dict[str, list[float]
 
 
 def ratios(slow: Sequence[float], fast: Sequence[float], name: str = "ratio") -> dict[str, float]:
-    """Return the median ratio of two sides' seconds and its spread, taken round by round."""
+    """Return the median ratio of two sides' seconds and its spread, computed round by round."""
     found = [one / other for one, other in zip(slow, fast, strict=True)]
     return {name: median(found), "ratio_min": min(found), "ratio_max": max(found)}
 
 
 def require_kernel_links(engines: EngineCluster, name: str) -> None:
-    """Raise RuntimeSetupError where the kernel does not shape the links of emulated devices."""
+    """Raise RuntimeSetupError if the kernel does not shape the links of emulated devices."""
     if engines.fidelity != "kernel":
         raise RuntimeSetupError(
             f"The {name} benchmark was asked for.",
@@ -70,9 +70,9 @@ def require_kernel_links(engines: EngineCluster, name: str) -> None:
 
 
 def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
-    """Return the last number that a child process of a module prints.  Raises RuntimeSetupError with the child's words if it fails."""
+    """Return the last number that a module's child process prints.  Raises RuntimeSetupError with the child's output if it fails."""
     command = [sys.executable, "-m", module, side, *map(str, arguments)]
-    # Freed memory goes back at once, so that a peak is what is needed together; glibc otherwise keeps what it may need again.
+    # Freed memory is returned at once, so that the peak is the memory needed at one time; glibc otherwise keeps freed memory for reuse.
     environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_CHILD_WAIT_S, env=environment, check=True)
@@ -83,7 +83,7 @@ def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
 
 
 def reset_peak() -> None:
-    """Set this process's high-water mark to what is resident now.  Raises ConfigError where the system cannot."""
+    """Set this process's peak memory mark to its current resident memory.  Raises ConfigError if the system cannot."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:

@@ -1,7 +1,7 @@
 """`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
 
-Devices are as fast as the catalogue's Raspberry Pis of Galaxy+'s environments A and B, by the GEMM rate of a core of this host; links have
-kernel fidelity where there is any.  Galaxy+'s own plan is tuned by simulation; the baselines run their planners' plans as they are.
+Devices have the speed of the catalogue's Raspberry Pis of Galaxy+'s environments A and B, by the GEMM rate of a core of this host; links
+have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; the baselines run their planners' plans unchanged.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ SCALED = "GPT2-L layer"
 MBIT_PER_S = (125, 250, 500, 1000)
 ROUNDS, FEW_ROUNDS = 3, 1
 SLOW_SIDES = ("edgeshard", "local")
-"""Timed FEW_ROUNDS times: one device after the other takes long, and what little crosses links hardly varies."""
+"""Timed only FEW_ROUNDS times: these sides use one device after the other, take long, and vary little because they send little."""
 BUSY_SHARE = 0.05
-"""Of the paced time that may be late before a point is invalid: host too busy."""
+"""Maximum late fraction of the paced time; a point above it is invalid, because the host is too busy."""
 DILATION = 2.0
-"""Devices and links are emulated so many times slower than they are, and times divided by it: two cores do not keep up with four such
-devices otherwise.  Ratios stay what they are, but for the runtime's own share of a message, which counts half."""
+"""Devices and links are emulated this many times slower, and times are divided by it, because two cores do not keep up with four such
+devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
+"""
 LARGEST_GAP = 1e-4
 LABELS = {
     "galaxy": "Galaxy",
@@ -62,7 +63,7 @@ PARTS = ("latency", "overlap", "scaling", "planner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is measured."""
+    """The points to measure."""
 
     models: tuple[str, ...] = MODELS
     clusters: tuple[str, ...] = tuple(CLUSTERS)
@@ -71,7 +72,7 @@ class Selection:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Selection:
-        """Return the points that words name: of each kind of which none is named, all.  Raises ConfigError for an unknown word."""
+        """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an unknown word."""
         known: dict[str, Mapping[str, Any]] = {
             "models": {name.lower(): name for name in MODELS},
             "clusters": {name: name for name in CLUSTERS},
@@ -100,7 +101,7 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
         return {"name": "galaxy_plus", "label": "real: seconds of this machine", "what": "our planner by Eq. 9", **planning}
     with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, torch_threads(1):
         models = list(_models(selection, Path(folder), progress))
-        host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # what others take of a shared host only makes it less
+        host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # other load on a shared host only lowers the rate
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")
         points: list[dict[str, Any]] = []
         scaling: dict[str, Any] = {}
@@ -135,7 +136,7 @@ def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[
 
 
 def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection) -> dict[str, Any]:
-    """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 taken apart."""
+    """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 separately."""
     price = model.prices(cluster, LENGTH)
     ids, ours = random_ids(LENGTH), model.plan(cluster)
     sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
@@ -143,7 +144,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
         for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
             plan = INFERENCE_SYSTEMS[system].plan(price.profile, cluster, length=LENGTH)
             sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
-        if engines.fidelity == "kernel":  # nobody but the kernel can slow down torch's own messages
+        if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
     split = model.tiled(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price, LENGTH)
     overlap = split if "overlap" in selection.parts else None
@@ -189,7 +190,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
 
 
 def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str) -> dict[str, Any]:
-    """Return the summary: the least ratio of each kind that is asked for, and all points."""
+    """Return the summary: the smallest ratio of each requested kind, and all points."""
 
     def least(names: Sequence[str], **where: Any) -> float | None:
         chosen = [point for point in points if all(point[key] == value for key, value in where.items())]

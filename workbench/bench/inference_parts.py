@@ -1,4 +1,4 @@
-"""What the inference benchmark measures with: models, environments, plans; the planner's own time, and the scaling of one layer."""
+"""The parts of the inference benchmark: models, environments, plans; the planner's time, and the scaling of one layer."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ LENGTH = 284
 VOCABULARY = 2000
 CLUSTERS = {"homogeneous": "galaxy-env-a", "heterogeneous": "galaxy-env-b"}
 MEMORY_BYTES = 8_000_000_000
-"""Of every device: the baselines of the benchmark must all fit."""
+"""Memory of every device: all baselines of the benchmark must fit."""
 MESSAGE_S = 2e-4
-"""What plans are priced with for a message: gloo's 0.1 ms, and as much until the thread that waits for it runs."""
+"""Cost of a message in plans: gloo's 0.1 ms, and the same until the waiting thread runs."""
 PLANNED_MODELS = ("BERT-Large", "GPT2-Large", "OPT-1.3B")
 PLANNED_LAYERS, COPIES, PLANNER_ROUNDS = 48, 2, 5
 MEMORY_TIMES = 3
-"""Devices have so many times the memory of Env. B's: two times eight would not hold 48 layers of every model otherwise."""
+"""Devices have this many times the memory of Env. B's: with two times, eight devices could not store 48 layers of every model."""
 TOKENS_EACH, TOKENS = 96, 384
 SCALING_ROUNDS = 2
 
@@ -86,7 +86,7 @@ def save_model(size: BertSize, folder: Path) -> None:
 
 
 def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceProfile, str]:
-    """Return what the model's operations take on one core of this host (measured once and kept), and where that is from."""
+    """Return the costs of the model's operations on one core of this host (measured once and stored), and their source."""
     key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
 
     def measure() -> MeasuredInference:
@@ -100,10 +100,10 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
 
 
 def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:
-    """Return the catalogue's environment with links of a bandwidth; a device multiplies matrices as fast as the catalogue says.
+    """Return the catalogue's environment with links of a bandwidth; a device's GEMM rate is the catalogue's.
 
-    host_flops_per_s: of one core of this host in GEMMs.  dilation: so many times slower are devices and links, and so many times as long is
-    all that they do, in the same proportions; a host that is shared or small keeps up then.
+    host_flops_per_s: of one core of this host in GEMMs.  dilation: devices and links are this many times slower, so everything takes this
+    many times as long, in the same proportions; a shared or small host then keeps up.
     """
     cluster = load_cluster(CLUSTERS[name])
     link = Link(bytes_per_s=mbit_per_s * 125_000 / dilation)
@@ -127,24 +127,24 @@ def random_ids(tokens: int) -> Tensor:
 
 
 def late_share(results: Sequence[SidesResult]) -> float:
-    """Return the part of the paced time that was late."""
+    """Return the late fraction of the paced time."""
     return sum(result.late_s for result in results) / sum(result.paced_s for result in results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
-    """A model on disk, and what it costs on this host."""
+    """A model on disk, and its costs on this host."""
 
     name: str
     folder: Path
     host: InferenceProfile
 
     def setup(self, cluster: Cluster) -> SessionSetup:
-        """Return what every rank is told."""
+        """Return the setup for every rank."""
         return SessionSetup(model=str(self.folder), cluster=cluster, host=self.host, timeout_s=120.0)
 
     def prices(self, cluster: Cluster, length: int) -> InferencePrices:
-        """Return what prices plans on the emulated devices."""
+        """Return the cost function of plans on the emulated devices."""
         return InferencePrices(
             profile=scaled_to(self.host, cluster),
             cluster=cluster,
@@ -155,19 +155,19 @@ class BenchModel:
         )
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
-        """Return Galaxy+'s plan, with the tiles that suit it."""
+        """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
         planner = partial(galaxy_plus.plan, price.profile, cluster, length=length, ranks=ranks)
         plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
         return tune(plans, price, profile=price.profile, cluster=cluster, length=length, message_s=MESSAGE_S)
 
     def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
-        """Return a plan with the tiles that take the least time."""
+        """Return a plan with the fastest tiles."""
         return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length, message_s=MESSAGE_S)
 
 
 def planning_point(progress: Progress) -> dict[str, Any]:
-    """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and what it gains on Algorithm 1."""
+    """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and its gain over Algorithm 1."""
     known = load_cluster("galaxy-env-b").devices
     devices = [
         replace(device, name=f"{device.name}-{copy}", memory_bytes=MEMORY_TIMES * device.memory_bytes)
@@ -205,14 +205,14 @@ def planning_point(progress: Progress) -> dict[str, Any]:
 def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Progress) -> dict[str, Any]:
     """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
 
-    A layer takes the time between the ends of two layers' last connections, on any device: what is in front of the first and behind the
-    last does not count, as in the paper.
+    A layer's time is the time between the ends of two layers' last connections, on any device.  The parts before the first and after the
+    last do not count, as in the paper.
     """
     sides = []
     for count in range(1, cluster.world_size + 1):
         for kind, tokens in (("weak", TOKENS_EACH * count), ("strong", TOKENS)):
             if count == cluster.world_size and kind == "weak" and tokens == TOKENS:
-                continue  # the same as the strong one
+                continue  # the same as the strong scaling point
             plan = model.plan(cluster, tokens, ranks=range(count))
             sides.append(Side(name=f"{kind} {count}", plan=plan, ids=random_ids(tokens), rounds=SCALING_ROUNDS))
     job = SidesJob(setup=model.setup(cluster), sides=tuple(sides))

@@ -27,7 +27,7 @@ from workbench.schedules.inference import InferenceLayout, InferencePrices
 
 OVERLAP_ROUNDS = 3
 DTENSOR = "DTensor"
-"""The side that is torch's own tensor parallelism."""
+"""The side with torch's own tensor parallelism."""
 DTENSOR_PLAN = {
     "attention.self.query": ColwiseParallel(),
     "attention.self.key": ColwiseParallel(),
@@ -36,12 +36,12 @@ DTENSOR_PLAN = {
     "intermediate.dense": ColwiseParallel(),
     "output.dense": RowwiseParallel(),
 }
-"""What PyTorch's own tutorial on tensor parallelism does, with BERT's names: two all-reduces a layer."""
+"""The plan of PyTorch's tutorial on tensor parallelism, with BERT's names: two all-reduces a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One thing to time.  plan: None for DTensor.  ids: (1, t).  rounds: how often, of all rounds the first so many."""
+    """One side to time.  plan: None for DTensor.  ids: (1, t).  rounds: it is timed only in the first so many."""
 
     name: str
     plan: InferencePlan | None
@@ -51,7 +51,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesJob:
-    """What every rank is told.  setup.model: a folder with random weights.  overlap: a plan whose blocks are also taken apart."""
+    """The job for every rank.  setup.model: a folder with random weights.  overlap: a plan whose blocks are also timed separately."""
 
     setup: SessionSetup
     sides: tuple[Side, ...]
@@ -60,9 +60,9 @@ class SidesJob:
 
 @dataclass(kw_only=True)
 class SidesResult:
-    """What a rank sends back.  seconds: of each side, on the first device of its plan; nothing elsewhere.
+    """A rank's results.  seconds: of each side, only on the first device of its plan.
 
-    outputs: of each side's warm-up, there alone.  late_s, paced_s: of all sides.  spans: of each side's last turn.
+    outputs: of each side's warm-up, only there.  late_s, paced_s: of all sides.  spans: of each side's last turn.
     blocks[what]: of each round, seconds by block, see `_blocks`.
     """
 
@@ -75,7 +75,7 @@ class SidesResult:
 
 
 def run_sides(context: RankContext, job: SidesJob) -> SidesResult:
-    """Load every side, warm it up, and time all of them in turn; who goes first changes from round to round."""
+    """Load every side, warm it up, and time all of them in turn; the first side changes from round to round."""
     import_family(job.setup.model)
     result = SidesResult()
     with (
@@ -100,11 +100,11 @@ def run_sides(context: RankContext, job: SidesJob) -> SidesResult:
 
 
 Ran = tuple[Tensor | None, float, tuple[Span, ...]]
-"""A side's output on the first device of its plan, its seconds, and what this rank did."""
+"""A side's output on the first device of its plan, its seconds, and this rank's spans."""
 
 
 def _runner(session: InferenceSession, side: Side) -> Callable[[], Ran]:
-    """Return what runs a side once."""
+    """Return a function that runs a side once."""
     if side.plan is None:
         theirs = tensor_parallel_bert(session, side.ids.shape[1])
 
@@ -138,10 +138,10 @@ def _time(session: InferenceSession, side: Side, run: Callable[[], Ran], result:
 
 
 def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict[str, list[dict[int, float]]]:
-    """Return for each round the monotonic ends of every block on this rank: overlapped, its communication alone; and its computing alone.
+    """Return for each round every block's monotonic end times on this rank: overlapped, only communication, and only computation.
 
-    'computation': this rank's operations one after the other, everything that it would receive being there: seconds busy by block.
-    'communication': the same transfers, every operation handing on tensors of the right size at once.
+    'computation': this rank's operations one after the other, with all received values present: busy seconds by block.
+    'communication': the same transfers; every operation returns tensors of the right size at once.
     """
     holding = session.load(plan)
     request = Request(length=ids.shape[1], ids=ids)
@@ -208,7 +208,7 @@ def _busy(spans: tuple[Span, ...]) -> dict[int, float]:
 
 
 def _ends(spans: tuple[Span, ...]) -> dict[int, float]:
-    """Return when this rank's last connection of each block ended."""
+    """Return the end times of this rank's last connection in each block."""
     ends: dict[int, float] = {}
     for span in spans:
         if span.op.kind == "CONN":
@@ -217,7 +217,7 @@ def _ends(spans: tuple[Span, ...]) -> dict[int, float]:
 
 
 def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
-    """Return a Hugging Face BERT in equal parts on all ranks of the session's group, cut by torch's DTensor over gloo.
+    """Return a Hugging Face BERT in equal parts on all ranks of the session's group, split by torch's DTensor over gloo.
 
     Every operation is paced as ours of the same kind, tokens and units, for a sequence of `length` tokens.
     """
@@ -231,7 +231,7 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
     costs: StackCosts | None = None if host is None else host.costs[0][0].scaled(1 / (session.context.device.host_share or 1.0))
 
     def pace(module: nn.Module, units: int, kind: str, further: str = "") -> None:
-        """Let a module's own computing take as long as our operation; its collectives are in hooks around it, and are not touched."""
+        """Pace a module's own computation like our operation; its collectives run in hooks around it and are not paced."""
         if costs is None:
             return
         seconds = costs.seconds(kind, length, units) + (costs.seconds(further, length**2, units) if further else 0.0)
@@ -255,12 +255,12 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
 
 
 def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
-    """Return for attention and feed-forward blocks of scheme 1 the seconds overlapped and of each side alone, and the ratio of a layer.
+    """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the ratio of a layer.
 
-    A block takes from the end of the last connection of the block before it, on any device, to its own; the first layer, whose tiles come
-    from the embedding, is left out.  Computation alone is the busiest device's.  dilation: by which the seconds are divided.
-    The ratio is that of both blocks together to the longer side of each: a block's first tiles are under way before the last tiles of the
-    block before it have ended, so what one of them seems to take less the other seems to take more.
+    A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The first layer is left
+    out, because its tiles come from the embedding.  Computation alone is the busiest device's.  dilation: the seconds are divided by it.
+    The ratio compares both blocks together with the longer side of each.  A block's first tiles start before the last tiles of the block
+    before it have ended, so a block that seems shorter makes the other seem longer.
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [
@@ -281,6 +281,6 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
 
 
 def _spaces(ends: Sequence[dict[int, float]], numbers: Sequence[int]) -> float:
-    """Return the mean time between a block's end and that of the block before it, both on the last device."""
+    """Return the mean time between a block's end and the end of the block before it, both on the last device."""
     last = {number: max(rank[number] for rank in ends if number in rank) for number in {n - 1 for n in numbers} | set(numbers)}
     return fmean(last[number] - last[number - 1] for number in numbers)

@@ -36,21 +36,21 @@ GRID = tuple(product((1, 4, 16), (1, 4, 16)))
 """(q, E)"""
 ROUNDS = 5
 CHOICE_ROUNDS = 2
-"""Rounds in which 'auto' tries the executions, before those that count."""
+"""Rounds in which 'auto' tries the executions, before the measured rounds."""
 CLEARLY = 0.03
-"""An execution that batches passes is chosen where it takes at least so much less than one after the other, which needs least memory."""
+"""Batched passes are chosen if they save at least this fraction over one pass after the other, which needs least memory."""
 LEARNING_RATE = 1e-6
-"""Small: what is timed is not to wander off."""
+"""Small, so that the timed training stays stable."""
 STORAGES: tuple[StorageType, ...] = ("nf4", "int8")
 STORED = ((1, 1), (4, 1))
-"""(q, E) at which whole steps are compared on stored weights too."""
+"""(q, E) for which whole steps are also compared with quantized weights."""
 AGAINST = {
     "steps": "MeZO, LoRA-FA",
     "copies": "all copies kept",
     "full": "MeZO, all parameters",
     "quantized": "one sign after the other",
 }
-"""What P-RGE is compared with in each section."""
+"""The baseline of P-RGE in each section."""
 SECTIONS = (*AGAINST, "memory")
 
 Grid = Sequence[tuple[int, int]]
@@ -117,7 +117,7 @@ def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: i
     for queries, batch in grid:
         config = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE)
         rows = batch_of(data, batch)
-        # With one query the outer loop has nothing to batch.
+        # With one query there is nothing to batch in the outer loop.
         executions = get_args(Execution) if queries > 1 else ("sequential", "both")
         sides = {name: partial(Prge(model, replace(config, execution=name)).step, rows) for name in executions}
         tried = {name: median(seconds) for name, seconds in interleaved(sides, CHOICE_ROUNDS).items()}
@@ -135,7 +135,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 
 def _copies_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int) -> Points:
-    """Yield steps with all perturbed copies kept over steps with one B, whose copies are made for one layer at a time, for E = 1."""
+    """Yield steps with all perturbed copies in memory over steps with one B, whose copies are made for one layer at a time, for E = 1."""
     for queries in dict.fromkeys(queries for queries, _ in grid):
         config, rows = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE), batch_of(data, 1)
         seconds = interleaved(
@@ -148,7 +148,7 @@ def _copies_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds:
 def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
     """Yield MeZO over all parameters, and first-order LoRA-FA, over P-RGE at q = 1 and q = 4 with E = 1 and 4.
 
-    Both at as many samples a step: their batches have q x E rows.
+    All use the same number of samples per step: the baselines' batches have q x E rows.
     """
     adapted, whole = load_causal_model(model, TrainableConfig()), load_causal_model(model, TrainableConfig(technique="full"))
     first_order = FirstOrder(load_causal_model(model, TrainableConfig()), "sgd", LEARNING_RATE)
@@ -167,9 +167,9 @@ def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
 
 
 def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
-    """Yield the two passes of one query one after the other over both in one, as Fig. 6 has it, for each E.
+    """Yield the two passes of one query one after the other over both in one, as in Fig. 6, for each E.
 
-    Apart, every pass dequantizes all weights for itself.
+    Separately, every pass dequantizes all weights.
     """
     executions: dict[str, Execution] = {"apart": "sequential", "together": "inner"}
     config = ZerothOrderConfig(queries=1, learning_rate=LEARNING_RATE)

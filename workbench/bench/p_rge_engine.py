@@ -1,4 +1,4 @@
-"""`workbench bench p_rge_engine`: a program in ExecuTorch beside the same model in PyTorch: steps, losses, memory, file (section 3.3)."""
+"""`workbench bench p_rge_engine`: an ExecuTorch program against the same model in PyTorch: steps, losses, memory, file (section 3.3)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POINTS = (
     ("SmolLM2-135M", 64, 4, 4, 20, "vocabulary"),
     ("SmolLM2-135M", 64, 4, 4, 20, "label_words"),
 )
-"""Model, tokens, q, E, steps, what the loss is over."""
+"""Model, tokens, q, E, steps, and whether the loss covers the vocabulary or only the label words."""
 THREADS, LEARNING_RATE = 2, 1e-3
 MEMORY_STEPS = 3
 
@@ -95,7 +95,7 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 class Eager:
-    """The dual-forwarding model in PyTorch, which takes noise and scalars as the program does."""
+    """The dual-forwarding model in PyTorch, with the same noise and scalar inputs as the program."""
 
     def __init__(self, causal: Any, config: EngineConfig) -> None:
         self.dual = DualForwardingModel(causal, queries=config.queries, epsilon=config.epsilon, choices=config.choices)
@@ -113,7 +113,7 @@ class Eager:
 
 
 def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
-    """Return this process's peak minus what it had with its libraries and no model; the program's file counts where it is resident."""
+    """Return this process's peak memory minus its memory with libraries and no model; the program's file counts where it is resident."""
     torch.set_num_threads(THREADS)
     rows = prompts(model, length, loss)
     bindings()

@@ -1,6 +1,6 @@
 """Peak memory of P-RGE compared with inference and first-order LoRA-FA, each in its own child process (P-RGE, section 4.2, Table 3).
 
-What counts is the largest resident memory minus what the process had when the runtime was loaded and the model not yet.
+The figure is the peak resident memory minus the process's memory after loading the runtime and before loading the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.tasks.prompts.encoding import EncodedRow
 
 Side = Literal["inference", "P-RGE", "P-RGE, kept copies", "first-order LoRA-FA"]
 SETTINGS = ((1, 16), (4, 4), (16, 1))
-"""(q, E): the same total batch of 16; with both signs 32 rows in a pass of P-RGE, and as many in inference."""
+"""(q, E): the same total batch of 16; with both signs, P-RGE has 32 rows in a pass, and so does inference."""
 STEPS = 3
 SMALL = "tiny-llama"
 """Runs before anything is measured, so that all libraries are loaded."""
@@ -32,7 +32,7 @@ SENTENCES = 400
 
 
 def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts:
-    """Return prompts of `length` tokens for a model: its tokens of real sentences, cut, followed by the prompt's own end and label word.
+    """Return prompts of `length` tokens for a model: the tokens of real sentences, truncated, then the prompt's own end and label word.
 
     loss: 'vocabulary', or 'label_words' alone.
     """
@@ -55,7 +55,7 @@ def batch_of(encoded: EncodedPrompts, count: int, first: int = 0) -> PromptBatch
 
 
 def memory_points(model: str, length: int, progress: Progress) -> list[dict[str, Any]]:
-    """Return each side's peak, and its ratio to that of inference with as many rows."""
+    """Return each side's peak, and its ratio to the peak of inference with the same number of rows."""
     found = []
     for queries, batch in SETTINGS:
         peaks = {side: child_peak_bytes(__name__, side, model, length, queries, batch) for side in get_args(Side)}
@@ -76,7 +76,7 @@ def memory_points(model: str, length: int, progress: Progress) -> list[dict[str,
 
 
 def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
-    """Return this process's peak minus what the runtime alone takes."""
+    """Return this process's peak minus the memory of the runtime alone."""
     torch.set_num_threads(2)
     rows = prompts(model, length)
     _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)
@@ -84,7 +84,7 @@ def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
     own = read_memory().rss_bytes
     causal = load_causal_model(model, TrainableConfig())
     gc.collect()
-    reset_peak()  # loading a model needs more than running it
+    reset_peak()  # loading a model needs more memory than running it
     _run(side, causal, rows, queries, batch)
     return read_memory().peak_rss_bytes - own
 
@@ -106,7 +106,7 @@ def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, bat
 
 
 def _counted_mb(side: str, model: str, length: int, queries: int, batch: int) -> float | None:
-    """Return the analytic model's megabytes in float32, where the model is described: forward-only sides, logits of label words alone."""
+    """Return the analytic model's megabytes in float32, where it describes the side: forward-only, logits of label words alone."""
     if model not in MODELS or side.startswith("first-order"):
         return None
     rule = MemoryRule(weight_bytes=4.0, logit_bytes=8.0, activation_bytes=4.0, copy_bytes=4.0)

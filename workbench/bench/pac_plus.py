@@ -43,7 +43,7 @@ MODEL, TASK = "all-MiniLM-L6-v2", "sentiment"
 BATCH_SIZE, REDUCTION, RANK, THREADS = 32, 8, 8, 2
 LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 1e-3, 0.01, 0.1
 NUM_STEPS = 100_000
-"""Of the learning rate's schedule: more than a benchmark takes, so that the rate stays almost constant."""
+"""Steps of the learning rate's schedule: more than a benchmark takes, so that the rate stays almost constant."""
 ROUNDS, STEPS = 9, 8
 """Steps of each side in each round; all rounds together draw ROUNDS * STEPS batches evenly from an epoch's, by length."""
 
@@ -62,8 +62,8 @@ class BackboneFineTuning:
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
             config = require_peft().LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
-            with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft asks for it again here
-                warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for
+            with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft imports it again here
+                warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated transformers feature
                 backbone = require_peft().get_peft_model(backbone, config)
         self._backbone = backbone.train()
         self._head = nn.Linear(backbone.config.hidden_size, num_outputs)
@@ -87,7 +87,7 @@ class BackboneFineTuning:
 
 
 class SideFineTuning:
-    """Training a parallel adapter: in the first epoch beside the backbone, later from the cache."""
+    """Training a parallel adapter: together with the backbone in the first epoch, later from the cache."""
 
     def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool) -> None:
         self._stack, self.is_fast = stack, is_fast
@@ -233,7 +233,7 @@ def _filled(folder: Path, split: TokenizedSplit, stack: LayerStack) -> Activatio
 
 
 def _drawn(split: TokenizedSplit, batches: Sequence[Sequence[int]]) -> list[list[Batch]]:
-    """Return STEPS batches for each round: every round spans the epoch's lengths, and together they are an even draw."""
+    """Return STEPS batches for each round: every round spans the epoch's lengths, and together they are an even sample."""
     order = sorted((batch for batch in batches if len(batch) == BATCH_SIZE), key=lambda batch: max(split.lengths[at] for at in batch))
     count = ROUNDS * STEPS
     drawn = [order[(2 * at + 1) * len(order) // (2 * count)] for at in range(count)]
@@ -250,9 +250,9 @@ def _seconds(step: Step, batches: Sequence[Batch]) -> list[float]:
 
 
 def _cached_seconds(side: SideFineTuning, cache: ActivationCache, batches: Sequence[Batch]) -> list[float]:
-    """Return the seconds of cached steps, what is left visible of loading included.
+    """Return the seconds of cached steps, including the visible part of loading.
 
-    One more step goes before, unmeasured: an epoch waits for its first batch alone.
+    One more step goes before, unmeasured: only an epoch's first batch has to wait.
     """
     order = [batches[-1], *batches]
     with _ahead(cache, order, depth=READ_AHEAD, packs=side.is_fast) as loader:
@@ -264,9 +264,9 @@ def _ahead(cache: ActivationCache, batches: Sequence[Batch], *, depth: int, pack
 
 
 def _load_figures(side: SideFineTuning, folder: Path, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Return milliseconds that a step's load takes by itself, and those that a training step waits for it with read-ahead.
+    """Return the milliseconds of a step's load alone, and those that a training step waits for it with read-ahead.
 
-    Cold: the file's pages were dropped from memory before; else they are in the page cache, as from the second cached epoch on.
+    Cold: the file's pages were dropped from memory before; otherwise they are in the page cache, as from the second cached epoch on.
     """
     figures: dict[str, Any] = {}
     for state in ("cold", "warm"):

@@ -1,6 +1,6 @@
-"""`workbench bench recovery`: what a device that is lost, leaves, slows down or comes back costs, for every method that trains.
+"""`workbench bench recovery`: the cost of a device that is lost, leaves, slows down or comes back, for every method that trains.
 
-With --soak, random faults over all of them instead: no run hangs, none is wrong, and nothing is left behind.
+With --soak, random faults over all methods instead: no run may hang, give a wrong result, or leave anything behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workbench.runtime.engines import default_pool
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
 SAME_LOSS = 1e-3
-"""A loss may differ by this share of it: sums are made in another order."""
+"""Relative tolerance of a loss: sums are computed in another order."""
 
 
 class Case(NamedTuple):
@@ -58,7 +58,7 @@ FAULTS = {
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
-    """Return the seconds of each recovery, of the emulated devices' clock: the medians of some runs, and the longest of all.
+    """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
     """
@@ -119,9 +119,9 @@ SOAKED = {
 
 
 def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, Any]:
-    """Do short runs with random faults; compare what does not depend on who computes it with an unbroken run.
+    """Do short runs with random faults; compare the results that do not depend on the devices with an undisturbed run.
 
-    Raises ConfigError if no such method was named, AssertionError for a wrong result or something that is left behind.
+    Raises ConfigError if no such method was named, AssertionError for a wrong result or leftovers.
     """
     if not methods:
         raise ConfigError("A soak of other methods was asked for.", f"There are {', '.join(SOAKED)}.", "Name one of them, or none for all.")
@@ -154,7 +154,7 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
 
 
 def _require_same(report: Report, whole: Report, what: str) -> None:
-    """Raise AssertionError if a step is missing or a loss is another; mini-batches from a cache follow the devices' shares."""
+    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices' shares."""
     if [(step.epoch, step.step) for step in report.steps] != [(step.epoch, step.step) for step in whole.steps]:
         raise AssertionError(f"{what}: {len(report.steps)} steps instead of {len(whole.steps)}")
     for step, expected in zip(report.steps, whole.steps, strict=True):

@@ -1,6 +1,6 @@
-"""`workbench bench ringada`: RingAda, with its cache too, and what it is compared with, on four emulated devices, interleaved.
+"""`workbench bench ringada`: RingAda, with and without its cache, and its baselines, on four emulated devices, interleaved.
 
-Whole runs as a user starts them, in the paper's proportions: a layer more whenever a sixth of the first 62 % of the mini-batches is done.
+Whole runs as a user starts them, in the paper's proportions: one more layer after each sixth of the first 62 % of the mini-batches.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from workbench.simulator import simulate
 POINTS = ("equal,1000", "equal,125", "unequal,1000")
 """Devices and Mbit/s of their links."""
 SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08)}
-"""Of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of the cluster 'laptop'."""
+"""Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of cluster 'laptop'."""
 ROUNDS, MINI_BATCHES, EPOCHS = 2, 32, 4
-"""A layer more is trained every four mini-batches: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
+"""One more layer is trained every four mini-batches: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
 JOB = Job(
     method="ringada",
     epochs=EPOCHS,
@@ -52,7 +52,7 @@ SIDES = {
     ),
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
 }
-"""Both PipeAdapters train all adapters: one without stale weights, one that stashes them and is emptied after each epoch."""
+"""Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that drains after each epoch."""
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
 
 def point(name: str, reports: dict[str, list[Report]], bound: dict[str, tuple[float, int]]) -> dict[str, Any]:
-    """Return a point's figures.  bound: of each side, the seconds of its busiest device and the most bytes on one.
+    """Return a point's figures.  bound: of each side, the seconds of its busiest device and the maximum bytes on one device.
 
     over_predicted, over_bound: measured seconds over simulated ones, and over the busiest device's compute.
     """
@@ -105,7 +105,7 @@ def point(name: str, reports: dict[str, list[Report]], bound: dict[str, tuple[fl
 
 
 def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, int]:
-    """Return the seconds that the busiest device computes in a run, and the most bytes that one holds, both simulated."""
+    """Return the compute seconds of the busiest device in a run, and the maximum bytes on one device, both simulated."""
     method: Any = load_method(job.method)
     prepared = method.prepare(job, ignore)
     [phase] = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()

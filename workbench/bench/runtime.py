@@ -51,7 +51,7 @@ MICRO_BATCH_SIZE, NUM_MICRO_BATCHES, SEQUENCE_LENGTH = 4, 8, 32
 MBIT_PER_S = (125, 250, 500, 1000)
 ROUNDS, STEPS = 7, 3
 SHARE_PER_LAYER = 0.22
-"""Of a core: every device is as fast as its stage needs, so that no stage waits for a slower one; six layers take 1.3 cores."""
+"""Share of a core per layer: every device has the speed that its stage needs, so no stage waits; six layers take 1.3 cores."""
 PACE_MARGIN = 1.1
 """Costs are rounded up by this factor, so that neither side overruns its deadlines."""
 
@@ -61,7 +61,7 @@ Step = Callable[[], float]
 
 
 def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
-    """Return the mini-batch that is repeated: the whole split."""
+    """Return the repeated mini-batch: the whole split."""
     return PlannedStep.of(cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES), rank_job.split.lengths)
 
 
@@ -108,7 +108,7 @@ def torch_step(session: RankSession[PacPlusRankJob], compute: StageCompute, opti
 
 
 class _StageModule(nn.Module):
-    """A stage as torch's pipeline asks for it: ids -> (hidden, side) -> ... -> logits.  The hidden state carries no gradient."""
+    """A stage in the form that torch's pipeline needs: ids -> (hidden, side) -> ... -> logits.  The hidden state carries no gradient."""
 
     def __init__(self, compute: StageCompute, *, is_last: bool) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _PacedStage(PipelineStage):
 def bench(progress: Progress = print) -> dict[str, Any]:
     """Return the step times of both sides at several bandwidths, and the ratio ours / torch with its spread.
 
-    Raises RuntimeSetupError where the kernel does not shape links: torch's side cannot be paced by us.
+    Raises RuntimeSetupError if the kernel does not shape links: we cannot pace torch's side.
     """
     stack = load_stack(MODEL)
     adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
@@ -245,7 +245,7 @@ def _line(point: dict[str, Any]) -> str:
 
 
 def _unpaced_step(layer: LayerProfile) -> LayerProfile:
-    """Return the layer with an optimizer step that takes as long as it does: torch's side does not pace its own."""
+    """Return the layer without a time for its optimizer step, so that the step is not paced: torch's side does not pace its own."""
     return replace(layer, times={kind: grid for kind, grid in layer.times.items() if kind != STEP})
 
 

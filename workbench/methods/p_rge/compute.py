@@ -1,4 +1,4 @@
-"""A device's part of a P-RGE run: its job and its answers, its layers with trainable values, and what each operation does with them."""
+"""The device side of a P-RGE run: its job and results, its layers with trainable values, and the handlers of its operations."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from workbench.tasks.prompts import PromptBatch, collate_prompts
 class RankJob(SessionJob):
     """Some steps of a run, under one plan and one setting; the same on every rank.
 
-    cluster, plan, passings, profile: of the devices that take part, as fast as they are when nothing slows them down.
-    prepared: without the task's samples.  change: the setting, from which step and sample on.
-    records: the steps that are done; theta is made from them.
+    cluster, plan, passings, profile: of the devices that take part, at full speed.
+    prepared: without the task's samples.  change: the setting, and the step and sample from which it applies.
+    records: the finished steps, from which theta is rebuilt.
     """
 
     prepared: PreparedJob
@@ -55,12 +55,12 @@ class RankJob(SessionJob):
 
     @property
     def first_step(self) -> int:
-        """Return the step with which this job begins."""
+        """Return the first step of this job."""
         return len(self.records)
 
     @property
     def last_step(self) -> int:
-        """Return the first step that is not to be done."""
+        """Return the step at which to stop, exclusive."""
         return self.prepared.num_steps
 
     @property
@@ -69,7 +69,7 @@ class RankJob(SessionJob):
         return self.prepared.zeroth_order(self.change.setting)
 
     def query_step(self) -> QueryStep:
-        """Return what every step is to every device."""
+        """Return the layout of every step on all devices."""
         return QueryStep.build(self.plan, self.passings, self.cluster.world_size)
 
     def shape(self, step: int) -> Shape:
@@ -87,17 +87,17 @@ class RankJob(SessionJob):
 
 
 class Logged(NamedTuple):
-    """What a rank of torchrun tells of a step that is made."""
+    """Message of a torchrun rank about a finished step."""
 
     record: StepLog
 
 
 @dataclass(kw_only=True)
 class RankPart(RankResult):
-    """What a device has done of a RankJob.
+    """A device's results of a RankJob.
 
-    end: all steps; or it paused since that was asked for; or another device was lost in the middle of a step.
-    losses: of a lost step, the parts that this device knows.  nbytes: what it sent, in all, and memory readings, by name.
+    end: all steps are done; or it paused on request; or another device was lost in the middle of a step.
+    losses: of a lost step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
     """
 
     end: End = "finished"
@@ -107,9 +107,9 @@ class RankPart(RankResult):
 
 
 def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:
-    """Return a job's model, or its layers [start, stop), frozen in a precision.  Raises as load_causal_model does.
+    """Return a job's model, or its layers [start, stop), frozen in a precision.  Raises the errors of load_causal_model.
 
-    Weights of another type than the activations', see PRGEOptions, are dequantized layer by layer.
+    Weights with another dtype than the activations, see PRGEOptions, are dequantized layer by layer.
     """
     precision = precision or prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
@@ -119,48 +119,48 @@ def load_model(prepared: PreparedJob, precision: Precision | None = None, span: 
 
 
 def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
-    """Return how weights of a precision are kept for activations of a dtype; None: as they are."""
+    """Return how weights of a precision are stored for activations of a dtype; None: unchanged."""
     return None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
 
 
 class StageCompute:
-    """Layers [start, stop) on this device, and how many steps of the log are in their trainable values."""
+    """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
 
     def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
-        # Also of a whole model: what is read layer by layer needs no more memory while it is read than afterwards.
+        # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
         self.model = load_model(rank_job.prepared, self.precision, (start, stop))
         self.num_steps = 0
         self._estimators: dict[ZerothOrderConfig, Prge] = {}
         release_free_memory()
 
     def suits(self, rank_job: RankJob, start: int, stop: int) -> bool:
-        """Return whether these are the layers that a job asks for, not further on than it."""
+        """Return whether these are the layers of a job, and have not applied more steps than it."""
         asked = (start, stop, rank_job.change.setting.precision)
         return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
 
     def catch_up(self, records: Sequence[StepLog]) -> None:
-        """Make the steps of a log that are not in theta yet."""
+        """Apply the steps of a log that theta lacks."""
         self.num_steps += replay(self.model.trainables, records[self.num_steps :])
 
     def apply(self, record: StepLog) -> None:
-        """Make a step."""
+        """Apply a step."""
         self.model.trainables.apply(record)
         self.num_steps += 1
 
     def _estimator(self, config: ZerothOrderConfig) -> Prge:
         if config not in self._estimators:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PrecisionWarning)  # the parent warns once
+                warnings.simplefilter("ignore", PrecisionWarning)  # the driver warns once
                 self._estimators = {config: Prge(self.model, config)}
         return self._estimators[config]
 
     def forward(
         self, rank_job: RankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
     ) -> Tensor:
-        """Return the hidden states (2n*E, t, d) of a group of n queries behind these layers, pass after pass, or their losses (2n,).
+        """Return the hidden states (2n*E, t, d) of a group of n queries after these layers, pass after pass, or their losses (2n,).
 
-        incoming: what the stage before returned, None for the first.
+        incoming: the previous stage's result, None for the first.
         """
         estimator = self._estimator(replace(rank_job.estimator, execution=passing.execution))
         passes = None
@@ -174,8 +174,8 @@ class StageCompute:
 class QueryHandlers:
     """One step's operations on one rank.
 
-    wants_pause: asked when losses are sent; a flag behind them tells the others, so that all stop after the same step.
-    losses: by part, as far as this rank knows them.  record: of the step, once it is made.
+    wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same step.
+    losses: by part, as far as this rank knows them.  record: of the step, once it is complete.
     """
 
     rank: int
@@ -216,7 +216,7 @@ class QueryHandlers:
 
 
 def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog:
-    """Return the step that is made from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
+    """Return the record of a step from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
 
     Raises DivergedError for a loss that is not finite.
     """

@@ -1,4 +1,4 @@
-"""What a step is to every device: which samples, groups of parts and schedule, and its program.  Pure: driver and ranks make it alike."""
+"""The layout of a step: samples, groups of parts, schedule and program.  Pure functions; driver and ranks get the same result."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ PAD_TO_MULTIPLE = 8
 
 
 class Change(NamedTuple):
-    """From `step` on the settings are these; `samples` were seen before it."""
+    """From `step` on these settings apply; `samples` were processed before it."""
 
     step: int
     samples: int
     setting: Setting
 
     def samples_before(self, step: int) -> int:
-        """Return how many samples were seen before a step from `step` on."""
+        """Return the number of samples processed before a step from `step` on."""
         return self.samples + (step - self.step) * self.setting.batch_size
 
 
 def samples_of(num_samples: int, seed: int, change: Change, step: int) -> list[int]:
-    """Return a step's samples: the next E of seeded permutations laid end to end, whatever E was before."""
+    """Return a step's samples: the next E of consecutive seeded permutations, whatever E was before."""
     first = change.samples_before(step)
     return [step_indices(num_samples, 1, seed, at)[0] for at in range(first, first + change.setting.batch_size)]
 
 
 class Shape(NamedTuple):
-    """What is computed in a step: one part's hidden states have `rows` rows of `tokens` tokens.
+    """The shape of a step's computation: one part's hidden states have `rows` rows of `tokens` tokens.
 
     That is E rows of the padded length, or packs without the padding.  target_length: tokens that a decoder reads.
     """
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return for how many tokens a sample is computed, on average and rounded up."""
+        """Return the mean number of tokens computed for a sample, rounded up."""
         return -(-self.rows * self.tokens // self.setting.batch_size)
 
 
@@ -81,7 +81,7 @@ class QueryStep:
 
     @classmethod
     def build(cls, plan: Plan, passings: Mapping[int, Passing], world_size: int) -> QueryStep:
-        """Return the step, its transfers inserted; ranks that the plan leaves idle have nothing to do."""
+        """Return the step with its transfers; ranks that the plan leaves idle do nothing."""
         groups: list[Group] = []
         first = 0
         for share in plan.stages[-1].shares:
@@ -96,7 +96,7 @@ class QueryStep:
         return range(group[0] // 2, group[-1] // 2 + 1)
 
     def program(self, profile: Profile, cluster: Cluster, shape: Shape, crossing: Crossing) -> Program:
-        """Return the step's program.  crossing: the hidden states that go from stage to stage."""
+        """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in self.plan.stages for rank in stage.ranks}
         sized = replace(crossing, target_length=shape.target_length)
         return Program.on(cluster, self.schedule, QueryCosts(cluster=cluster, step=self, shape=shape, crossing=sized, layers=layers))
@@ -125,7 +125,7 @@ class QueryCosts:
         return count * layers_seconds(layers, "F", rows, shape.length) + layers_seconds(layers, STEP, queries, 1)
 
     def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype (see Costs): a flag that asks for a pause travels with the losses."""
+        """Return a value's shape and dtype (see Costs): a flag that requests a pause is sent with the losses."""
         if value.name not in ("loss", "act"):
             return TOKEN
         parts = 2 * len(self.step.queries(value.part))
@@ -135,5 +135,5 @@ class QueryCosts:
         return Spec((parts * self.shape.rows, tokens, self.crossing.hidden_size), self.crossing.dtype)
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the bytes of what a device keeps: frozen weights, trained values and one query's noise."""
+        """Return the bytes that a device keeps: frozen weights, trained values and one query's noise."""
         return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self.layers.get(rank, ()))

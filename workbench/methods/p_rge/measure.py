@@ -1,4 +1,4 @@
-"""What every layer's forward pass and its noise cost: measured on this host, by the same calls that a run makes, or from the catalogue."""
+"""The costs of every layer's forward pass and noise: measured on this host, with the same calls as in a run, or from the catalogue."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from workbench.profiler.timing import Call, Span, Stacks, time_grids
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
 _UNUSED = tuple(f"{what}_bytes_per_{per}" for what in ("context", "gradient", "tap") for per in ("token", "sample"))
-"""What only backpropagation needs."""
+"""Needed only by backpropagation."""
 SHORT_LENGTH = 16
 NORMAL_FLOPS = 20
-"""Operations to draw and add one normal value: two logarithms, roots and cosines for two values, and the generator's own."""
+"""Operations to draw and add one normal value: two logarithms, roots and cosines for two values, plus the generator."""
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "nf4": 0.5625}
-"""Of quantized weights with the constants of their blocks of 64."""
+"""For quantized weights, with the constants of their blocks of 64."""
 
 
 def made_up_batch(ids: Tensor) -> Prompts:
-    """Return a batch that reads these ids (n, t), with some padding and one target each, at the end."""
+    """Return a batch with these ids (n, t), some padding and one target each, at the end."""
     count, length = ids.shape[:2]
     padding = max(1, length // 8)
     mask = torch.ones(count, length, dtype=torch.int64)
@@ -51,7 +51,7 @@ def made_up_batch(ids: Tensor) -> Prompts:
 def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).
 
-    F is over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
+    F is measured over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
     facts, max_length = prepared.facts, profiled_length(prepared.longest, prepared.facts.max_length)
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
@@ -79,7 +79,7 @@ def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: flo
 
 
 def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Return of every layer the numbers of values of its trainable parameters; what is trained behind the last counts to it."""
+    """Return the sizes of every layer's trainable parameters; those after the last layer count as the last layer's."""
     found: list[list[int]] = [[] for _ in range(num_layers)]
     for model in models:
         for slot in model.trainables.slots:
@@ -88,21 +88,21 @@ def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, 
 
 
 def scratch_bytes(facts: ModelFacts, index: int) -> dict[str, int]:
-    """Return what a layer needs for a row and what it hands on, as LayerProfile's fields."""
+    """Return a layer's scratch and output for a row, as fields of LayerProfile."""
     hidden = 4 * facts.hidden_size
     beside = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
     logits = 4 * facts.vocabulary_size if index == facts.num_layers - 1 else 0
     return {
         "output_bytes_per_token": hidden,
         "output_bytes_per_sample": hidden * beside,
-        # Input, queries to output, and the feed-forward's inner states, two of them where it is gated.
+        # Input, queries to output, and the feed-forward's inner states, two of them if it is gated.
         "workspace_bytes_per_token": 4 * hidden + 4 * facts.feed_forward_size * (1 + facts.is_gated),
         "workspace_bytes_per_sample": hidden * beside + logits,
     }
 
 
 def _frozen_bytes(models: dict[Span, CausalModel], span: Span, index: int) -> int:
-    """Return a layer's bytes as a stage has them: the first with the embedding, the last with the head, also where these are one matrix."""
+    """Return a layer's bytes in a stage: the first with the embedding, the last with the head, even if these share one matrix."""
     start, stop = span
     if index in (start, stop - 1):
         end = models[Span(index, index + 1)]
@@ -158,7 +158,7 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
 
 
 def trained_values(prepared: PreparedJob) -> int:
-    """Return the number of values that are trained in a layer, next to queries and values."""
+    """Return the number of trained values in a layer, at its query and value projections."""
     facts = prepared.facts
     narrow = facts.hidden_size * facts.num_key_value_heads // facts.num_heads
     return sum(sum(prepared.trainable.sizes(facts.hidden_size, outputs)) for outputs in (facts.hidden_size, narrow))
@@ -177,7 +177,7 @@ def _forward_only(prepared: PreparedJob, layer: LayerProfile, index: int, values
 
 
 def in_precision(profile: Profile, asked: Precision, precision: Precision) -> Profile:
-    """Return a profile with its frozen weights in another precision: their bytes change, and what was not measured stays as it was."""
+    """Return a profile with its frozen weights in another precision: only their bytes change; the times, which were not measured, stay."""
     ratio = _BYTES_PER_WEIGHT[precision] / _BYTES_PER_WEIGHT[asked]
     rows = tuple(tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers)
     return replace(profile, layers=rows)

@@ -1,4 +1,4 @@
-"""P-RGE as a Method: what experiment.run calls, in its order, and what the devices did as the measured side of a Report."""
+"""P-RGE as a Method: the functions that experiment.run calls, in call order, and the measured side of a Report."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from workbench.tasks.prompts.samples import PromptSample
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
     prepared, refresh = asked
     return PRGE().host_layers(prepared, refresh=refresh)
 
 
 class PRGE(ProfiledMethod[PreparedJob]):
-    """Fine-tuning by forward passes, the queries of a step divided among the devices."""
+    """Fine-tuning with forward passes; the queries of a step are divided among the devices."""
 
     name = METHOD
     known = staticmethod(require_known)
@@ -54,22 +54,22 @@ class PRGE(ProfiledMethod[PreparedJob]):
     measure_rank = staticmethod(measure_rank)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
-        """Return what every layer costs by the catalogue's figures (see ProfiledMethod)."""
+        """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
         return catalogue_profile(prepared, cluster)
 
     def host_layers(
         self, prepared: PreparedJob, notify: Notify = ignore, *, refresh: bool = False, precision: Precision | None = None
     ) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or kept from before.
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier.
 
-        precision: of the frozen weights, the one that was asked for by default.
+        precision: of the frozen weights, by default the requested one.
         """
         precision = precision or prepared.options.precision
         key = {
             "method": METHOD,
             "version": 4,
             "model": prepared.job.model,
-            # The name alone may be a folder in which another model lies by now.
+            # The name alone may be a folder that contains another model by now.
             "shape": asdict(prepared.facts),
             "trainable": asdict(replace(prepared.trainable, seed=0)),
             "precision": precision,
@@ -84,13 +84,13 @@ class PRGE(ProfiledMethod[PreparedJob]):
         return forward_costs(prepared.facts, batch=batch, sequence_length=sequence_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-        """Divide the queries, or the layers, among the devices; with other settings if the job allows it (see Method)."""
+        """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
         return plan_queries(profile_of(setting.precision), cluster, prepared.size(setting))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later (see Method)."""
+        """Check for errors that would end the run later (see Method)."""
         setting, costs = self._settled(prepared, profile, cluster, plan)
         check_plan(prepared, cluster, plan, setting)
         chosen_passings(costs, cluster, plan, prepared.size(setting))
@@ -131,7 +131,7 @@ class PRGE(ProfiledMethod[PreparedJob]):
         num_steps: int,
         folder: Path,
     ) -> SweepPoint:
-        """Simulate, and on engines measure, the first steps under a plan (see Method)."""
+        """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
         options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
         short = replace(prepared, options=options)
         check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
@@ -147,7 +147,7 @@ class PRGE(ProfiledMethod[PreparedJob]):
         return Run(prepared, cluster, setting=setting, profile_of=profile_of, is_real=engines.fidelity == "real", **settings)
 
     def _settled(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Setting, Profile]:
-        """Return the setting that a plan is of, and the profile with its precision."""
+        """Return a plan's setting, and the profile with its precision."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = prepared.setting
         if prepared.options.adapts:
@@ -170,21 +170,21 @@ class PRGE(ProfiledMethod[PreparedJob]):
 
 
 def results_of(done: Done) -> list[RankResult]:
-    """Return what each device did in each generation, by its rank in the cluster; steps that not all members have finished are left out."""
+    """Return each device's results in each generation, by its rank in the cluster, without steps that some members did not finish."""
     results: list[RankResult] = []
     for generation, parts in done.parts:
         all_busy = generation.plan.busy_ranks
         busy = [part for rank, part in parts.items() if generation.members.index(rank) in all_busy]
         whole = min((len(part.steps) for part in busy), default=0)
         for rank, part in sorted(parts.items()):
-            # Whoever took part knows the whole loss; a lost device's record of it went with it.
+            # Every participant knows the whole loss; a lost device's record of it is lost too.
             steps = [step._replace(loss=step.loss * len(all_busy) / len(busy)) for step in part.steps[:whole]]
             results.append(replace(part, rank=rank, steps=steps, resumed_at=(steps[0].epoch, steps[0].step) if steps else None))
     return results
 
 
 def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
-    """Return what came of a run: its steps, the chosen epoch's score on the test split, what was trained."""
+    """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
     prepared, cluster, history = run.prepared, run.cluster, run.history
     results = results_of(done)
     predicted = []
@@ -227,7 +227,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
 
 
 def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], int, Path]:
-    """Make the log's steps once more, score every epoch on the validation split, and the best on the test split."""
+    """Replay the log's steps, score every epoch on the validation split, and the best one on the test split."""
     prepared, records = run.prepared, run.history.records
     precision = run.history.changes[-1].setting.precision
     model = run.model if precision == prepared.options.precision else load_model(prepared, precision)
@@ -263,7 +263,7 @@ def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> flo
 
 
 def _save(run: Run, model: CausalModel, precision: Precision) -> Path:
-    """Write what was trained, and how, into the run's folder; what peft can read, for peft too."""
+    """Write the trained values and their settings into the run's folder; also in peft's format, if peft can read them."""
     folder, prepared = run.folder / ADAPTER, run.prepared
     name, compute = prepared.job.model, activation_type(precision, prepared.options.compute_dtype)
     save_tokenizer(name, folder)

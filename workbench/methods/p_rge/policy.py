@@ -1,6 +1,6 @@
-"""A run from its first step to its last: on devices that a coordinator looks after, or as one job of all of them.
+"""A run from its first step to its last: on devices managed by a coordinator, or as one job of all of them.
 
-P-RGE's answers to the coordinator: who computes which queries, what the log holds, what happens to a step in which a device is lost.
+P-RGE's policy for the coordinator: the devices' queries, the log, and the handling of a step in which a device is lost.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from workbench.runtime.devices import Devices, Lender
 
 SHORTEST_TIMEOUT_S = 20.0
 TOLERATED = 1.5
-"""With `adapt` alone, how many times as long as at first a step may take before its setting is changed."""
+"""With `adapt` alone: a step may take this multiple of its first duration before its setting is changed."""
 
 ProfileOf = Callable[[Precision], Profile]
-"""What every layer costs on every device, with frozen weights of a precision."""
+"""Every layer's cost on every device, with frozen weights of a precision."""
 
 
 def fitted_setting(
     prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
 ) -> Setting:
-    """Return the asked setting, or the most wanted that fits in the devices' memory and in the seconds that a step may take.
+    """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of a step.
 
-    step_s: those seconds, if the job says nothing of them.  Raises PlanError if none fits.
+    step_s: that limit, if the job has none.  Raises PlanError if none fits.
     """
     options = prepared.options
     if not options.adapts:
@@ -71,7 +71,7 @@ def fitted_setting(
 
 @dataclass(kw_only=True)
 class Done:
-    """What came of a run.  parts: of every generation, the members with what each did.  predicted_s: by step, under the plan of then."""
+    """The results of a run.  parts: of every generation, the members with their results.  predicted_s: by step, under its plan."""
 
     parts: list[tuple[Generation, dict[int, RankPart]]] = field(default_factory=list)
     predicted_s: dict[int, float] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class Done:
 
 
 class QueryPolicy(ToldPolicy):
-    """A ToldPolicy.  What a generation begins with is the log of seeds and scalars, which every device replays.
+    """A ToldPolicy.  A generation starts from the log of seeds and scalars, which every device replays.
 
-    plan: of the first generation, if its devices are there.
+    plan: of the first generation, if its devices are present.
     """
 
     def __init__(self, run: Run, plan: Plan) -> None:
@@ -93,7 +93,7 @@ class QueryPolicy(ToldPolicy):
 
     @property
     def step(self) -> int:
-        """Return how many steps the log has."""
+        """Return the number of steps in the log."""
         return len(self._history.records)
 
     @property
@@ -103,11 +103,11 @@ class QueryPolicy(ToldPolicy):
 
     @property
     def setting(self) -> Setting:
-        """Return the setting in force."""
+        """Return the current setting."""
         return self._history.changes[-1].setting
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the steps that are left; with another setting, if the job allows it and the devices ask for it (see Policy)."""
+        """Return the remaining steps; with another setting, if the job allows it and the devices require it (see Policy)."""
         stages, setting = self._plan.stages, self.setting
         queries = {sum(share.queries for share in stage.shares) for stage in stages}
         fits = self._plan.micro_batch_size == setting.batch_size and queries == {setting.queries}
@@ -122,7 +122,7 @@ class QueryPolicy(ToldPolicy):
         return Generation(number, members, plan, job, predictor, job.timeout_s)
 
     def begun(self, generation: Generation) -> Generation:
-        """Note a change of the setting, and what the steps should take now."""
+        """Record a change of the setting, and the new expected time of a step."""
         if generation.job.change != self._history.changes[-1]:
             self._history.change(generation.job.change)
             self.say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
@@ -132,11 +132,11 @@ class QueryPolicy(ToldPolicy):
         return generation
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
-        """Put a step into the log."""
+        """Add a step to the log."""
         self._history.add(done.content)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Put what is known into the log; repeat the step of a loss, or make it from the queries that are known."""
+        """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""
         found = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
         self.done.parts.append((generation, found))
         for part in found.values():
@@ -147,14 +147,14 @@ class QueryPolicy(ToldPolicy):
             self._make_lost_step(generation, found, lost)
 
     def _make_lost_step(self, generation: Generation, parts: Mapping[int, RankPart], lost: frozenset[int]) -> None:
-        """Make the step in which a device was lost from the losses that the others know, if that is wished and there are any."""
+        """Complete the step in which a device was lost from the losses that the others know, if that is requested and there are any."""
         step, job = self.step, generation.job
         known: dict[int, float] = {}
         for part in parts.values():
             if job.first_step + len(part.records) == step:
                 known |= part.losses
         whole = {part: loss for part, loss in known.items() if part ^ 1 in known}
-        # Where the others have not all come to this step, more than the lost device's share would be missing.
+        # If some of the others have not reached this step, more than the lost device's share would be missing.
         others = 1
         if len(generation.plan.stages) == 1:
             shares = generation.plan.stages[0].shares
@@ -166,7 +166,7 @@ class QueryPolicy(ToldPolicy):
         self.say(f"Step {step + 1} is made from {len(whole) // 2} of {job.estimator.queries} queries")
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' pace asks for another setting or plan than a generation's."""
+        """Return whether the devices' speeds call for another setting or plan than a generation's."""
         setting = self._fitted(ready, factors)
         if setting != self.setting:
             return True
@@ -174,24 +174,24 @@ class QueryPolicy(ToldPolicy):
         return members != generation.members or shares_of(plan) != shares_of(generation.plan)
 
     def _fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
-        """Return the setting for the devices that are ready at their pace; raised again, up to the asked one, when that allows it."""
+        """Return the setting for the ready devices at their speed; it is raised again, up to the requested one, when that is possible."""
         asked = self._prepared.setting._replace(precision=self.setting.precision)
         profile_of = partial(self._profile, ranks=ready, factors=factors)
         try:
             return fitted_setting(self._prepared, self._cluster.part(ready), profile_of, asked, step_s=self._tolerated_s)
         except PlanError:
-            return self.setting  # the plan's own error says more
+            return self.setting  # the plan's own error is more specific
 
     @cached_property
     def _tolerated_s(self) -> float | None:
-        """Return the seconds that a step of an adapting run may take: from what all devices together need at the profile's pace."""
+        """Return the time limit of a step in an adapting run, from the time that all devices together need at the profiled speed."""
         if not self._prepared.options.adapt:
             return None
         first = self._history.changes[0].setting
         return TOLERATED * plan_queries(self._run.profile_of(first.precision), self._cluster, self._prepared.size(first)).total_s
 
     def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Predictor:
-        """Return what predicts the steps of a plan of some devices.  Raises PlanError if a device's memory is too small for its share."""
+        """Return a simulator of the steps of a plan.  Raises PlanError if a device has too little memory for its share."""
         profile = self._profile(change.setting.precision, ranks, factors)
         return Predictor(self._prepared, profile, self._cluster.part(ranks), plan, change.setting, partial(self._shape, change))
 
@@ -214,27 +214,27 @@ class QueryPolicy(ToldPolicy):
         )
 
     def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> tuple[tuple[int, ...], Plan]:
-        """Return the members of a plan of the devices that are ready, and the plan, which numbers the members."""
+        """Return the members of a plan for the ready devices, and the plan, which numbers the members."""
         profile = self._profile(setting.precision, ready, factors)
         places, plan = renumbered(plan_queries(profile, self._cluster.part(ready), self._prepared.size(setting)))
         return tuple(ready[place] for place in places), plan
 
     def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
-        """Return the profile of some devices, as slow as they were found to be."""
+        """Return the profile of some devices with their measured slowdown."""
         return self._run.profile_of(precision).part(ranks, factors)
 
 
 def renumbered(plan: Plan) -> tuple[tuple[int, ...], Plan]:
-    """Return the devices of a plan in the order in which it names them, and the plan with the devices numbered in this order."""
+    """Return the devices of a plan in its order, and the plan with the devices numbered in this order."""
     ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
     return ranks, plan.renumbered({rank: place for place, rank in enumerate(ranks)})
 
 
 class Run(AbstractContextManager["Run"]):
-    """One run in its folder; use it as a context manager.  model: the whole model as it is before the first step.
+    """One run in its folder; use it as a context manager.  model: the whole model before the first step.
 
-    profile_of: what every layer costs on every device of the cluster, with weights of a precision.  is_real: devices that are not
-    emulated are not slowed down, and get REAL_TIMEOUT_S.  notes: what a user should know of the settings.
+    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  is_real: devices that are not
+    emulated are not slowed down, and get REAL_TIMEOUT_S.  notes: on the settings, for the user.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Run(AbstractContextManager["Run"]):
         resume: bool,
         notify: Notify,
     ) -> None:
-        """Open the folder.  setting: with which a new run begins.  Raises CacheError for another run's, ConfigError for files of none."""
+        """Open the folder.  setting: of a new run.  Raises CacheError if it belongs to another run, ConfigError for files of no run."""
         self.prepared, self.cluster, self.folder, self.notify = prepared, cluster, folder, notify
         self.profile_of, self.is_real = profile_of, is_real
         self.model = load_model(prepared)
@@ -265,18 +265,18 @@ class Run(AbstractContextManager["Run"]):
         self.history.close()
 
     def coordinated(self, plan: Plan, engines: Lender) -> Done:
-        """Do the steps that are left on devices any of which may die, leave, come back or change its pace."""
+        """Do the remaining steps on devices that may be lost, leave, come back or change speed."""
         with served(engines, serve_rank) as devices:
             return self.on_devices(plan, devices)
 
     def on_devices(self, plan: Plan, devices: Devices) -> Done:
-        """Do the steps that are left on devices that take commands."""
+        """Do the remaining steps on devices that take commands."""
         policy = QueryPolicy(self, plan)
         policy.done.recoveries = policy.run(devices, self.cluster, self.prepared.job, adapts=self.prepared.options.adapt)
         return policy.done
 
     def together(self, plan: Plan, engines: Engines) -> Done:
-        """Do the steps that are left as one job of all devices, which ends with the first that dies; the log is there to go on from."""
+        """Do the remaining steps as one job of all devices, which ends if one is lost; the log allows a later run to continue."""
         policy, history, total = QueryPolicy(self, plan), self.history, self.prepared.num_steps
         done = policy.done
         if len(history.records) >= total:
@@ -294,7 +294,7 @@ class Run(AbstractContextManager["Run"]):
                 progress(rank, event)
 
         parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
-        for record in max(parts, key=lambda part: len(part.records)).records:  # the last may be under way still
+        for record in max(parts, key=lambda part: len(part.records)).records:  # the last one may still be in progress
             history.add(record)
         done.parts.append((Generation(0, everyone, plan, job, predictor), dict(enumerate(parts))))
         return done

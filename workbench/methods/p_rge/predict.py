@@ -1,6 +1,6 @@
-"""The past and the future of a P-RGE run: what it leaves on disk, enough to go on from, and what its next steps will take.
+"""The history and the prediction of a P-RGE run: its log on disk, from which it can resume, and the time of its next steps.
 
-Devices keep nothing: one that comes late, comes back or takes over other layers repeats the steps of the log.
+Devices store nothing: one that joins late, comes back or gets other layers replays the steps of the log.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LOG, CHANGES = "log.jsonl", "changes.json"
 
 
 class History:
-    """The steps that are done, in memory and on disk.  resumed: how many of them an earlier call of the program has done."""
+    """The finished steps, in memory and on disk.  resumed: number of steps done by an earlier program call."""
 
     def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
-        """Begin a run in a folder, or open that of the very same one.  Raises CacheError for another's, ConfigError for files of none."""
+        """Begin a run in a folder, or reopen exactly the same run.  Raises CacheError for another run's, ConfigError for foreign files."""
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
         self.found = resume and holds_run(folder, digest, prepared.job)
@@ -53,19 +53,19 @@ class History:
             self.changes = [change for change in changes if change.step <= self.resumed]
 
     def add(self, record: StepLog) -> None:
-        """Note a step unless it is known, because every device reports it.  It is on the disk when this returns."""
+        """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
         assert record.step <= len(self.records), f"step {record.step} was told before step {len(self.records)}"
         if record.step == len(self.records):
             self.records.append(record)
             self._file.append(record)
 
     def changed(self, setting: Setting) -> Change:
-        """Return from where on a setting would be in force, if it were the next steps'; the last change if it is already."""
+        """Return the change from which a setting would apply, if the next steps had it; the last change if it already applies."""
         step, last = len(self.records), self.changes[-1]
         return last if setting == last.setting else Change(step, last.samples_before(step), setting)
 
     def change(self, change: Change) -> None:
-        """Note that the next steps have another setting."""
+        """Record that the next steps have another setting."""
         self.changes.append(change)
         write_text(self._changes_path, to_json(self.changes))
 
@@ -75,7 +75,7 @@ class History:
 
 
 def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:
-    """Return what a reader of the report should know of where the run began and how its settings changed."""
+    """Return notes for the report: where the run began and how its settings changed."""
     notes = []
     if resume and not history.found:
         notes.append("Nothing to resume: the run starts over.")
@@ -86,7 +86,7 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
 
 
 def words(setting: Setting) -> str:
-    """Return a setting in words."""
+    """Describe a setting in words."""
     return f"{setting.queries} queries of {setting.batch_size} samples, weights in {setting.precision}"
 
 
@@ -96,7 +96,7 @@ class Predictor:
     def __init__(
         self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting, shape: Callable[[int], Shape]
     ) -> None:
-        """shape: of each step's batch.  Raises PlanError if a device's memory is too small for its share."""
+        """shape: of each step's batch.  Raises PlanError if a device has too little memory for its share."""
         self._profile, self._cluster, self._crossing = profile, cluster, prepared.crossing(setting)
         self.passings = chosen_passings(profile, cluster, plan, prepared.size(setting))
         self._step = QueryStep.build(plan, self.passings, cluster.world_size)
@@ -121,9 +121,9 @@ class Predictor:
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting) -> Prediction:
-    """Return every step's simulated seconds, as if nothing changed on the way, and the timeline of a middle step of the first epoch.
+    """Return every step's simulated seconds, as if nothing changed, and the timeline of a middle step of the first epoch.
 
-    bytes: what all devices send in a step, and what first-order data parallelism over the same devices would send.
+    bytes: sent by all devices in a step, and for comparison by first-order data parallelism on the same devices.
     """
     predictor = Predictor(prepared, profile, cluster, plan, setting, partial(prepared.shape, Change(0, 0, setting)))
     per_epoch = prepared.steps_per_epoch
@@ -151,7 +151,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         timelines={"first epoch, predicted": timeline},
         bytes={
             "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(cluster.world_size)),
-            # A ring sums a gradient over all trained values with 2 (n - 1) times its bytes.
+            # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
             "sent in a step of first-order data parallelism": 2 * (devices - 1) * trained,
             "kept of a step in the log": 8 * setting.queries,
         },

@@ -1,4 +1,4 @@
-"""Find a job's model and prompts, and settle what is trained and how."""
+"""Find a job's model and prompts, and determine the trainable parameters and the settings."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from workbench.tasks.tokenize import padded_length
 class PRGEOptions:
     """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its learning_rate, constant.
 
-    queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None is the job's epochs.
-    execution: which passes run side by side; 'auto' is what is fastest by the profile and fits.
+    queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None uses the job's epochs.
+    execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
     technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
-    compute_dtype: the type of activations, which weights of another are dequantized to, once a step; None is the weights' own, float32
-    where they are int8 or nf4.  A processor without instructions for 16 bits is many times faster in float32.
-    after_loss: what becomes of the step in which a device dies: it is made from the other devices' queries ('drop'), or it is repeated,
-    with all q ('repeat'), so that the run is what it would have been.
-    adapt: change q, E and shares in mid-run when devices change their pace.  step_s: seconds that a step should take at most; q and E are
-    lowered until it does; None is, with adapt, half as long again as at first.  precisions: less exact ones that may be taken where
-    memory or time ask for it, such as 'int8,nf4'.
+    compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the weights' own dtype,
+    or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times faster in float32.
+    after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries; 'repeat' repeats it
+    with all q, so that the run's result does not change.
+    adapt: change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of a step; q and E are
+    lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact ones that may be used if
+    memory or time require it, such as 'int8,nf4'.
     """
 
     queries: Width = 4
@@ -72,7 +72,7 @@ class PRGEOptions:
 
     @property
     def allowed(self) -> tuple[Precision, ...]:
-        """Return the precisions of `precisions`.  Raises ConfigError for one that does not exist."""
+        """Return the precisions of `precisions`.  Raises ConfigError for an unknown one."""
         named = [name.strip() for name in self.precisions.split(",") if name.strip()]
         for name in named:
             check_choice("precision", name, PRECISIONS)
@@ -80,20 +80,20 @@ class PRGEOptions:
 
     @property
     def adapts(self) -> bool:
-        """Return whether the run may use other settings than those that were asked for."""
+        """Return whether the run may use other settings than the requested ones."""
         return self.adapt or self.step_s is not None or bool(self.precisions)
 
 
 def activation_type(precision: Precision, compute_dtype: FloatType | None) -> FloatType:
     """Return the dtype of activations over weights of a precision (see PRGEOptions.compute_dtype)."""
-    if precision == "int8" or precision == "nf4":  # apart, so that mypy knows the others
+    if precision == "int8" or precision == "nf4":  # separate comparisons, so that mypy narrows the type
         return compute_dtype or "float32"
     return compute_dtype or precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything that is known before a plan: task, prompts in tokens, the model's shape, what is trained."""
+    """A job with everything known before planning: task, tokenized prompts, the model's shape, the trainable parameters."""
 
     job: Job
     options: PRGEOptions
@@ -104,19 +104,19 @@ class PreparedJob:
 
     @property
     def setting(self) -> Setting:
-        """Return the settings that were asked for."""
+        """Return the requested settings."""
         return Setting(self.options.queries, self.job.batch_size, self.options.precision)
 
     @property
     def max_length(self) -> int:
-        """Return the tokens that a prompt may have."""
+        """Return the maximum number of tokens of a prompt."""
         return min(self.job.max_length, self.facts.max_length)
 
     @property
     def typical_length(self) -> int:
-        """Return for how many tokens a row of a batch of E samples by chance is computed on average, for planning."""
+        """Return the mean number of tokens computed for a row in a batch of E random samples, for planning."""
         lengths, size = sorted(self.train.lengths), self.job.batch_size
-        # The mean of the greatest of E independent draws.
+        # The mean of the maximum of E independent draws.
         count = len(lengths)
         mean = sum(length * ((place + 1) ** size - place**size) / count**size for place, length in enumerate(lengths))
         padded = padded_length([round(mean)], PAD_TO_MULTIPLE)
@@ -124,11 +124,11 @@ class PreparedJob:
 
     @property
     def packing_width(self) -> int:
-        """Return the hidden size of a model that may compute batches without their padding, 0 of others."""
+        """Return the hidden size of a model that may compute batches without padding, 0 for others."""
         return self.facts.hidden_size if self.facts.is_causal else 0
 
     def crossing(self, setting: Setting) -> Crossing:
-        """Return the hidden states that go from stage to stage; the length of a decoder's varies from step to step."""
+        """Return the hidden states sent from stage to stage; a decoder's length varies from step to step."""
         return Crossing(
             hidden_size=self.facts.hidden_size,
             dtype=activation_type(setting.precision, self.options.compute_dtype),
@@ -137,12 +137,12 @@ class PreparedJob:
 
     @property
     def longest(self) -> int:
-        """Return the greatest padded length of a batch."""
+        """Return the largest padded length of a batch."""
         return padded_length(self.train.lengths, PAD_TO_MULTIPLE)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the steps of E samples in which every sample was seen once, at the asked E."""
+        """Return the number of steps in which every sample is used once, with the requested E."""
         return -(-len(self.train) // self.job.batch_size)
 
     def steps_on(self, world_size: int) -> int:
@@ -169,13 +169,13 @@ class PreparedJob:
         )
 
     def zeroth_order(self, setting: Setting) -> ZerothOrderConfig:
-        """Return how a step estimates its gradient."""
+        """Return the settings of a step's gradient estimate."""
         return ZerothOrderConfig(
             queries=setting.queries, epsilon=self.options.epsilon, learning_rate=self.job.learning_rate, seed=self.job.seed
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what a log of steps must have been made with to be gone on with; how it is divided among devices is no part of it."""
+        """Return the settings that a log must have to be continued; the division among devices is not included."""
         job, options = self.job, self.options
         return {
             "method": METHOD,
@@ -192,7 +192,7 @@ class PreparedJob:
 
 
 def require_known(job: Job) -> PRGEOptions:
-    """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or settings that cannot be."""
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or impossible settings."""
     options = read_options(METHOD, PRGEOptions, job.options)
     _ = options.allowed
     if job.task not in (*PROMPT_TASKS, OWN_PROMPT):
@@ -203,7 +203,7 @@ def require_known(job: Job) -> PRGEOptions:
 
 
 def prepare(job: Job) -> PreparedJob:
-    """Load the task, put its prompts into tokens, and read the model's shape.  Raises ConfigError or MissingDataError."""
+    """Load the task, tokenize its prompts, and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = require_known(job)
     facts = model_facts(job.model)
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)

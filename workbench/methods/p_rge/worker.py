@@ -1,4 +1,4 @@
-"""One rank's part of a run: this is what an engine is asked to call."""
+"""One rank's part of a run; an engine calls this."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from workbench.runtime.pacing import Pacer
 TRAINING = "training"
 
 Told = Callable[[StepLog, float], None]
-"""Takes each step that is made, whose record is enough to repeat it, and the seconds spent computing (0: unknown)."""
+"""Called with each finished step, whose record is enough to repeat it, and the seconds spent computing (0: unknown)."""
 
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
-    """Do this rank's part of a job, as one of all ranks of a run, which ends when a device dies."""
+    """Do this rank's part of a job as one of all ranks of a run, which ends if a device is lost."""
 
     def work(session: RankSession[RankJob]) -> RankPart:
         worker = QueryWorker(context.dilation)
@@ -45,7 +45,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
 
 
 def serve_rank(context: RankContext, address: str) -> None:
-    """Do one job after the other as the coordinator at `address` says."""
+    """Do the jobs that the coordinator at `address` commands."""
     serve_device(context, address, QueryWorker(context.dilation))
 
 
@@ -69,19 +69,19 @@ class QueryWorker(DeviceWorker[RankJob]):
             return part.end, part
 
     def prepare(self, job: RankJob, place: int) -> None:
-        """Load a member's layers, unless they are loaded, and make the steps of the log; an idle rank has none."""
+        """Load a member's layers, unless they are loaded, and apply the steps of the log; an idle rank has none."""
         index = job.plan.stage_of(place)
         self._job, self._place = job, place
         if index is None:
             return
         stage = job.plan.stages[index]
         if self._compute is None or not self._compute.suits(job, stage.start, stage.stop):
-            self._compute = None  # its memory is free before the others are loaded
+            self._compute = None  # free its memory before the others are loaded
             self._compute = StageCompute(job, stage.start, stage.stop)
         self._compute.catch_up(job.records)
 
     def slowness(self, factor: float, detail: None) -> float | None:
-        """Return how many times longer than by its profile this device takes for one query, on the layers that it has."""
+        """Return the time of one query on this device's layers relative to its profile."""
         job, compute = self._job, self._compute
         if job is None or compute is None:
             return None
@@ -101,7 +101,7 @@ class QueryWorker(DeviceWorker[RankJob]):
     def steps(self, session: RankSession[RankJob], *, wants_pause: Callable[[], bool], told: Told) -> RankPart:
         """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
 
-        wants_pause: whether to end after the step under way, together with the others.
+        wants_pause: whether to end after the current step, together with the others.
         """
         job, part = session.rank_job, RankPart(rank=session.rank)
         session.progress.phase(LOADING)

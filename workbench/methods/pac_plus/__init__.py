@@ -1,1 +1,1 @@
-"""PAC+: Parallel Adapters, activation cache, hybrid parallelism planned for unequal devices."""
+"""PAC+: Parallel Adapters, activation cache, hybrid parallelism planned for heterogeneous devices."""

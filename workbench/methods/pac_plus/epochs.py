@@ -1,7 +1,7 @@
 """The epochs of PAC+ on a rank (sections IV-B, V-A and V-B).
 
-The first: hybrid data and pipeline parallelism, every activation taped for later.  The later ones: data parallel over the activation
-cache, the backbone neither run nor held.
+The first epoch uses hybrid data and pipeline parallelism, and tapes every activation.  The later epochs use data parallelism over the
+activation cache; the backbone is neither run nor in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workbench.tasks.tokenize import collate
 
 
 class CachedEpochs(RankPhase[PacPlusRankJob]):
-    """The whole adapter and this rank's shard of the activations, which the first epoch has taped."""
+    """The whole adapter and this rank's shard of the activations taped in the first epoch."""
 
     label = CACHED_EPOCH
 
@@ -49,7 +49,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         self._batches: CachedBatches | None = None
 
     def load(self, epoch: int) -> None:
-        """Get the shard, and make the adapter as it is before an epoch (see RankPhase)."""
+        """Get the shard, and create the adapter as it is before an epoch (see RankPhase)."""
         rank_job = self.rank_job
         self._cache = self._shard()
         self.result.nbytes["private memory after the backbone's release"] = read_memory().anonymous_bytes
@@ -67,13 +67,13 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
 
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
-        """Read this rank's activations ahead (see RankPhase)."""
+        """Prefetch this rank's activations (see RankPhase)."""
         if self.compute is None or self._cache is None:
             yield
             return
         rank = self.session.rank
         own = [(step.samples[rank], step.shape.lengths[rank]) for step in self.phase.steps(epoch)[begin:] if step.samples[rank]]
-        # An emulated device has one slowed core: nothing of it is free to read ahead, and its LOAD has its own price.
+        # An emulated device has one slowed core, with no time to prefetch; its LOAD has a separate cost.
         depth = 0 if self.session.slows_down else READ_AHEAD
         with CachedBatches(self._cache, own, depth=depth, packs=self.compute.packs) as self._batches:
             yield
@@ -94,7 +94,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         ).table()
 
     def _shard(self) -> ActivationCache:
-        """Return this rank's own shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""
+        """Return this rank's shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""
         session, rank_job = self.session, self.rank_job
         owners, layout, lengths = rank_job.owners, rank_job.record_layout, rank_job.split.lengths
         folder = session.context.own_folder(rank_job.folder) / "cache"
@@ -133,7 +133,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         return shard.moved(folder)
 
     def _former(self, folder: Path, samples: Sequence[int]) -> tuple[ActivationCache | None, Mapping[int, Sequence[int]], bool]:
-        """Return this rank's shard of an interrupted run, which ranks have each sample in theirs, and whether all have what they need."""
+        """Return this rank's shard of an interrupted run, the ranks that have each sample, and whether all have what they need."""
         shard: ActivationCache | None = None
         if self.rank_job.start_epoch == 0:
             return None, {}, False
@@ -161,7 +161,7 @@ def phases_on(session: RankSession[PacPlusRankJob], result: RankResult) -> tuple
 
 
 class FirstEpoch(StagePhase[PacPlusRankJob]):
-    """A stage's backbone and adapters.  tensors: of its adapters and their moments as the epoch left them; None before."""
+    """A stage's backbone and adapters.  tensors: its adapters and moments at the end of the epoch; None before."""
 
     label = FIRST_EPOCH
 
@@ -182,7 +182,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
 
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
-        """Tape the activations; where a tape lacks those of steps before `begin`, the backbone fills them afterwards (see RankPhase)."""
+        """Tape the activations; the backbone later fills those of steps before `begin` that are missing (see RankPhase)."""
         manifest, steps = self._manifest(self.phase.steps(epoch)), self.phase.steps(epoch)[:begin]
         if manifest is not None and begin:
             try:
@@ -199,7 +199,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         if begin:
             self.session.sum(lacking)
         yield
-        # Last, so that a run whose devices have changed goes on at once.
+        # Last, so that a run whose devices have changed continues at once.
         self._fill([steps[number] for number in lacking.nonzero().flatten().tolist()])
         if self._tape is not None:
             self._tape.finish()
@@ -212,9 +212,9 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         return PacPlusHandlers(tape=self._tape, **self.own(planned, epoch)).table()
 
     def tape(self, lost: Sequence[int]) -> ActivationCache | None:
-        """Return what this rank taped in the first epoch.
+        """Return this rank's tape of the first epoch.
 
-        lost: samples whose records no rank has, after an interruption: all of them are taped still, or the backbone fills these again.
+        lost: samples whose records no rank has, after an interruption: either all of them are still taped, or the backbone refills these.
         """
         if self._has_taped:
             return self._tape
@@ -247,7 +247,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
             self.compute, self.optimizer = build_stage(self.rank_job, self.index, self.steps_per_epoch)
 
     def _manifest(self, steps: Sequence[PlannedStep]) -> CacheManifest | None:
-        """Return what this rank tapes of some steps' activations; None for a rank without a stage, and where no epoch follows."""
+        """Return what this rank tapes in some steps; None for a rank without a stage, or if no epoch follows."""
         rank_job = self.rank_job
         if self.index is None or rank_job.job.epochs == 1:
             return None

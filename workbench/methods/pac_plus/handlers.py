@@ -1,4 +1,4 @@
-"""A PAC+ stage: what it computes, the taps that it reads ahead from the cache, and the handler of each operation (PAC+, IV and V)."""
+"""A PAC+ stage: its computation, the prefetch of taps from the cache, and the handler of each operation (PAC+, IV and V)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from workbench.runtime.executor import Handler
 
 @dataclass(slots=True)
 class SideContext:
-    """What the side network's backward pass needs of its forward pass: one autograd graph, or what FastSide keeps.
+    """Forward results for the side network's backward pass: one autograd graph, or FastSide's buffers.
 
     side_input: (n, t, d/r) leaf, None on the first stage.  output: side output, or the loss on the last stage.
-    nbytes: as profiled, because autograd does not tell.  fast, head: of layers and head that ran without autograd.
+    nbytes: as profiled, because autograd does not report them.  fast, head: of layers and head that ran without autograd.
     """
 
     side_input: Tensor | None
@@ -47,9 +47,9 @@ class StageCompute:
         hidden_dtype: torch.dtype = torch.float32,
         is_fast: bool = True,
     ) -> None:
-        """hidden_dtype: in which the backbone computes (section IV-D) and its output travels.
+        """hidden_dtype: the backbone's compute dtype (section IV-D), in which its output is also sent.
 
-        is_fast: the side network by FastSide, where it has a path for it, instead of autograd.
+        is_fast: use FastSide for the side network, where it supports it, instead of autograd.
         """
         self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
         self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype
@@ -58,17 +58,17 @@ class StageCompute:
     def backbone_forward(
         self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's type.
+        """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's dtype.
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 on the first stage.  attention_mask: (n, t).
-        decoder_ids: (n, target_length) of an encoder-decoder's targets; behind its encoder t counts both (see BackboneStage).
+        decoder_ids: (n, target_length) of an encoder-decoder's targets; after its encoder t counts both (see BackboneStage).
         """
         assert self.backbone is not None, "the backbone was released"
         output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
         return output, [tap.to(self._tap_dtype) for tap in taps]
 
     def side_forward(self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None) -> SideContext:
-        """Run the side network; with `targets` (last stage) also head and loss, the sum over samples divided by the mini-batch's.
+        """Run the side network; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's samples).
 
         side: (n, t, d/r), None on the first stage.  taps: (n, t, d) each, as cached, or (tokens, d) if `packs`.
         """
@@ -83,7 +83,7 @@ class StageCompute:
         return SideContext(side_input, loss)
 
     def side_backward(self, context: SideContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the adapter's gradients; return that of the side input, (n, t, d/r), None on the first stage."""
+        """Accumulate the adapter's gradients; return the gradient of the side input, (n, t, d/r), None on the first stage."""
         if self._fast is not None and context.fast is not None:
             return self._fast_backward(self._fast, context.fast, context, gradient)
         torch.autograd.backward(context.output, gradient)
@@ -91,7 +91,7 @@ class StageCompute:
 
     @property
     def packs(self) -> bool:
-        """Return whether side_forward takes taps without padding."""
+        """Return whether side_forward accepts taps without padding."""
         return self._fast is not None
 
     def _loss(self, logits: Tensor, targets: Targets) -> Tensor:
@@ -122,14 +122,14 @@ class StageCompute:
 
 
 READ_AHEAD = 2
-"""Batches that wait at most: one would do if all loads took the same time."""
+"""Maximum number of prefetched batches: one would be enough if all loads took the same time."""
 
 
 class CachedBatches:
-    """Gives each step's taps when the step asks; use it as a context manager.
+    """Returns each step's taps on request; use it as a context manager.
 
-    steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next one asks.
-    depth: how many steps to read ahead, 0 to read when asked.  packs: without padding, (tokens, width) each, as FastSide reads them.
+    steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next request.
+    depth: number of steps to prefetch, 0 to read on request.  packs: without padding, (tokens, width) each, as FastSide reads them.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class CachedBatches:
         self._cache, self._steps, self._taken, self._packs = cache, steps, 0, packs
         self._ahead = ReadAhead(self._load, len(steps), depth=depth)
         size = max((cache.batch_bytes(len(samples), length) for samples, length in steps), default=0)
-        # Allocated once: fresh pages for megabytes in every step cost as much as filling them.
+        # Allocated once: in every step, new pages for megabytes would cost as much as filling them.
         self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(self._ahead.num_buffers)]
 
     def __enter__(self) -> CachedBatches:
@@ -147,7 +147,7 @@ class CachedBatches:
 
     def __exit__(self, *exc: object) -> None:
         self._ahead.__exit__(*exc)
-        self._buffers.clear()  # now, not when a collection finds the circle through self._load
+        self._buffers.clear()  # now, not when the garbage collector finds the reference cycle through self._load
 
     def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
         """Return the taps of the next step, which must be this one."""
@@ -167,9 +167,9 @@ T = TypeVar("T")
 class ReadAhead(Generic[T]):
     """Calls load(0), load(1), ... in a thread up to `depth` steps ahead of `take`; use it as a context manager.
 
-    It hides the wait for a disk, and copying where a core is free.  An emulated device reads nothing ahead: its one core has its own pace.
-    depth: prepared results that may wait; 0 loads when asked, without a thread.  Result s may use the buffer of result
-    s - num_buffers again: whoever takes a result is done with the one before.
+    It hides disk latency, and copies if a core is free.  An emulated device prefetches nothing: its one core has its own pace.
+    depth: maximum number of waiting results; 0 loads on request, without a thread.  Result s may reuse the buffer of result
+    s - num_buffers: a caller that takes a result must be finished with the one before.
     """
 
     def __init__(self, load: Callable[[int], T], count: int, *, depth: int = 2) -> None:
@@ -182,7 +182,7 @@ class ReadAhead(Generic[T]):
 
     @property
     def num_buffers(self) -> int:
-        """Return how many results are alive at most: those that wait, and the one that was taken."""
+        """Return the maximum number of live results: the waiting ones, and the one taken."""
         return self._depth + 1
 
     def __enter__(self) -> ReadAhead[T]:
@@ -197,7 +197,7 @@ class ReadAhead(Generic[T]):
             self._thread.join()
 
     def take(self) -> T:
-        """Return the next result; wait for it if it is not ready.  Raises what `load` raised for it."""
+        """Return the next result; wait for it if necessary.  Raises the exception that `load` raised for it."""
         if self._next >= self._count:
             raise IndexError(f"all {self._count} results were taken")
         self._next += 1
@@ -223,9 +223,9 @@ class ReadAhead(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacPlusHandlers(StepHandlers):
-    """One step's operations on one rank (see StepHandlers): of the first epoch F, SF, SB, of later ones LOAD, SF, SB.
+    """One step's operations on one rank (see StepHandlers): F, SF, SB in the first epoch, LOAD, SF, SB in later ones.
 
-    tape: where F puts the taps for later epochs; None caches nothing.  cache: from which LOAD takes them.
+    tape: where F stores the taps for later epochs; None caches nothing.  cache: where LOAD reads them.
     """
 
     tape: ActivationCache | None = None

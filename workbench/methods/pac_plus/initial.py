@@ -1,4 +1,4 @@
-"""What a rank begins with: a stage of the initial adapter, initialized and then calibrated on training samples (PAC+, section IV-C)."""
+"""A rank's initial state: a stage of the adapter, initialized and then calibrated on training samples (PAC+, section IV-C)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
 
 
 def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
-    """Return the adapters of layers [start, stop) as the job began with them, ready to train."""
+    """Return the initial adapters of layers [start, stop), ready to train."""
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
     load_initial(adapter, rank_job.folder)
     if rank_job.adapter.kind == "sequence_to_sequence" and stop == rank_job.adapter.num_layers:
@@ -53,12 +53,12 @@ def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAda
 
 
 def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
-    """Write the adapter with which every rank begins."""
+    """Write the initial adapter of every rank."""
     save_tensors(folder / INITIAL, adapter.state_dict())
 
 
 def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
-    """Take over the initial weights and the calibration constants that the job began with."""
+    """Load the initial weights and the calibration constants of the job."""
     tensors = load_file(folder / INITIAL)
     adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
 
@@ -76,16 +76,16 @@ def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, 
 
 
 def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:
-    """Return the adapter as training begins, and quantize the backbone, whose own weights the initialisation reads first.
+    """Return the initial adapter, and quantize the backbone after the initialization has read its original weights.
 
-    Raises ConfigError for a way that this backbone does not allow.
+    Raises ConfigError if this backbone does not support the initialization.
     """
     adapter = ParallelAdapter(prepared.adapter)
     how = prepared.options.initialization
     if how == "distilled":
         load_distilled(adapter, _distilled_state(prepared, stack, notify))
     elif how == "torch_pruned":
-        from workbench.models.torch_pruning import copy_torch_pruned  # only where it is wanted: the package is optional
+        from workbench.models.torch_pruning import copy_torch_pruned  # imported only on use: the package is optional
 
         copy_torch_pruned(adapter, stack)
     else:
@@ -99,7 +99,7 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
 
 
 def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -> dict:
-    """Return the taught weights: kept from an earlier run, or taught now, which takes minutes."""
+    """Return the distilled weights, stored by an earlier run or trained now, which takes minutes."""
     if stack.family.reads_images:
         raise ConfigError(
             f"Distilled initial weights for '{prepared.job.model}' were asked for.",

@@ -1,4 +1,4 @@
-"""Profile PAC+ on this host: seconds and bytes of every layer, by the very calls that a run makes (section V-A, 'Profiling')."""
+"""Profile PAC+ on this host: seconds and bytes of every layer, from the same calls as in a run (section V-A, 'Profiling')."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure_layers(
     is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).  is_fast: see StageCompute."""
-    # All pictures are as long.
+    # All pictures have the same length.
     lengths = (max_length,) if stack.family.reads_images else (*(length for length in lengths if length < max_length), max_length)
     tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
     benches = {span: _Bench(stack, config, *span, tap_dtype, is_fast=is_fast) for span in stacks.spans}
@@ -48,7 +48,7 @@ def measure_layers(
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
         for index in range(config.num_layers)
     ]
-    hidden_itemsize = next(stack.parameters()).element_size()  # whatever is quantized, norms and biases are in the compute type
+    hidden_itemsize = next(stack.parameters()).element_size()  # norms and biases are in the compute dtype, whatever is quantized
     return tuple(
         LayerProfile(
             name=f"layer {index}",
@@ -63,7 +63,7 @@ def measure_layers(
 
 
 def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
-    """Return what crosses behind a layer, its tap and its scratch, as LayerProfile's fields.
+    """Return the bytes that cross behind a layer, its tap and its scratch, as fields of LayerProfile.
 
     itemsize: of a value of a tap.  hidden_itemsize: of a value of the backbone's hidden state.
     """
@@ -83,7 +83,7 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
 
 
 class _Bench:
-    """Calls of one stage on made-up inputs of any size."""
+    """Calls of one stage on synthetic inputs of any size."""
 
     def __init__(
         self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
@@ -114,7 +114,7 @@ class _Bench:
         return lambda: self._compute.side_forward(*inputs)
 
     def side_backward(self, batch: int, length: int) -> Call:
-        """Return the side network's backward pass, its forward pass not counted."""
+        """Return the side network's backward pass, without its forward pass."""
         inputs = self._inputs(batch, length)
         tokens = boundary_tokens(self._config, self._stop, length)
         gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)
@@ -125,9 +125,9 @@ class _Bench:
         self._optimizer.step()
 
     def context_bytes(self, max_length: int, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that are kept between both passes, weights and taps not counted: (per token, per sample).
+        """Return the bytes kept between both passes, without weights and taps: (per token, per sample).
 
-        Measured where it is dearest: attention keeps more for each token of a long sample.
+        Measured at the longest length, because attention keeps more for each token of a long sample.
         """
 
         def kept(length: int) -> int:
@@ -152,7 +152,7 @@ class _Bench:
 
 
 def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
-    """Return calls that read a batch's taps from the page cache, as a run does after its first cached epoch."""
+    """Return calls that read a batch's taps from the page cache, as in a run after its first cached epoch."""
     layout = record_layout(config, dtype)
 
     def make(batch: int, length: int) -> Call:
@@ -166,10 +166,10 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int
             num_target_taps=layout.num_target_taps,
             target_length=layout.target_length,
         )
-        # The memory map outlives the file's name: whatever becomes of this process, nothing is left on the disk.
+        # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             cache = ActivationCache.create(Path(folder) / "cache", manifest)
-        # As in a run, into a buffer that is there already.
+        # As in a run, into an existing buffer.
         buffer = torch.empty(cache.batch_bytes(batch, length), dtype=torch.uint8)
         return lambda: cache.batch(range(batch), length, buffer)
 

@@ -1,4 +1,4 @@
-"""PAC+ as a Method: what is particular to it, and its plan (section V)."""
+"""PAC+ as a Method: its specifics and its plan (section V)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Run Algorithm 1; among its W_s take the objective's best, or (by default) the plan whose simulated step is shortest."""
+    """Run Algorithm 1; of its W_s take the best by the objective, or (by default) the plan with the shortest simulated step."""
     job, options = prepared.job, prepared.options
     typical, longest = prepared.typical_length, prepared.longest
     if options.paradigm != "hybrid":
@@ -100,24 +100,24 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:
 
 
 def serve_rank(context: RankContext, address: str) -> None:
-    """Do one part of a run after the other, as the coordinator at `address` says."""
+    """Do the parts of a run that the coordinator at `address` commands."""
     serve_device(context, address, TrainingWorker(phases_on, context.dilation))
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
     prepared, refresh = asked
     return PacPlus().host_layers(prepared, ignore, refresh=refresh)
 
 
 class Trained:
-    """The adapter as it was after any epoch."""
+    """The adapter after each epoch."""
 
     def __init__(self, prepared: PreparedJob, stack: LayerStack, job: PacPlusRankJob) -> None:
         self._prepared, self._stack, self._job = prepared, stack, job
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
-        """Return the predictions after each of some epochs, one pass over the backbone for all of them."""
+        """Return the predictions after each of some epochs, with one pass over the backbone for all of them."""
         return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], evaluation_batches(split))
 
     def save(self, folder: Path, epoch: int) -> Path:
@@ -140,7 +140,7 @@ class Trained:
 
 
 class PacPlus(TrainingMethod[PreparedJob]):
-    """Parallel Adapters with an activation cache, planned for unequal devices."""
+    """Parallel Adapters with an activation cache, planned for heterogeneous devices."""
 
     name = "pac_plus"
     known = staticmethod(require_known)
@@ -155,7 +155,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
     begin = staticmethod(begin)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return what layers depend on, and what measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         options = prepared.options
         key = {
             "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
@@ -176,7 +176,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=prepared.options.reduction), share)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later (see Method)."""
+        """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if plan.cached is None and prepared.job.epochs > 1:
             raise ConfigError(
@@ -191,5 +191,5 @@ class PacPlus(TrainingMethod[PreparedJob]):
         if plan.cached is not None:
             check_cached(profile, cluster, plan.cached, sequence_length=longest)
         if plan.cached is not None:
-            # Tapes and shards lie beside each other while they are redistributed; what is there already is used again or replaced.
+            # Tapes and shards exist at the same time during redistribution; existing files are reused or replaced.
             require_disk(folder, 2 * prepared.cache_bytes - disk_bytes(folder / DEVICES))

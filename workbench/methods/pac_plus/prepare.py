@@ -1,4 +1,4 @@
-"""Find a job's model and data, and settle PAC+'s options; where a stage's taps lie among the backbone's (PAC+, section IV-A)."""
+"""Find a job's model and data, and validate PAC+'s options; the positions of a stage's taps (PAC+, section IV-A)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class StageTaps(NamedTuple):
 
 
 def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> StageTaps:
-    """Return the taps of layers [start, stop): b_0 in the first stage, one a layer, and the decoder's embedding before its first layer.
+    """Return the taps of layers [start, stop): b_0 in the first stage, one per layer, and the decoder's embedding before its first layer.
 
-    num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
+    num_encoder_layers: of an encoder-decoder, whose later layers are the decoder's; None for a single stack.
     """
     border = stop if num_encoder_layers is None else num_encoder_layers
     has_embedding = num_encoder_layers is not None and start <= border < stop
@@ -50,7 +50,7 @@ def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> 
 
 
 def rank_taps(plan: Plan, num_encoder_layers: int | None = None) -> dict[int, StageTaps]:
-    """Return the taps that each rank of a plan sees; a rank without a stage is left out."""
+    """Return the taps of each rank of a plan; a rank without a stage is left out."""
     return {rank: stage_taps(stage.start, stage.stop, num_encoder_layers) for stage in plan.stages for rank in stage.ranks}
 
 
@@ -72,7 +72,7 @@ def record_layout(config: ParallelAdapterConfig, dtype: str) -> RecordLayout:
 
 
 def boundary_tokens(config: ParallelAdapterConfig, layers: int, length: int) -> int:
-    """Return the tokens of a hidden state that `layers` layers have made: in the decoder the encoder's output goes on beside its own."""
+    """Return the tokens of a hidden state after `layers` layers: in the decoder, the encoder's output is included."""
     in_decoder = config.num_encoder_layers is not None and layers > config.num_encoder_layers
     return length + config.target_length * in_decoder
 
@@ -82,12 +82,12 @@ Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacPlusOptions(PipelineOptions):
-    """PAC+'s own settings, given in Job.options besides PipelineOptions.
+    """PAC+'s own settings, given in Job.options in addition to PipelineOptions.
 
     reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).
-    compute_dtype: in which the backbone is computed with; embedding_dtype, quantization_engine: see QuantizationConfig.
-    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'given' or 'all' tried.
+    compute_dtype: of the backbone's computation; embedding_dtype, quantization_engine: see QuantizationConfig.
+    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'given', or 'all' to try all.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
     """
 
@@ -104,7 +104,7 @@ class PacPlusOptions(PipelineOptions):
 
     @property
     def quantization(self) -> QuantizationConfig:
-        """Return how the backbone's weights are kept and computed with.  Raises ConfigError for what cannot be."""
+        """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible settings."""
         return QuantizationConfig(
             storage=self.backbone_dtype,
             compute=self.compute_dtype,
@@ -117,7 +117,7 @@ class PacPlusOptions(PipelineOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTraining):
-    """A PAC+ job with everything that is known before a plan."""
+    """A PAC+ job with everything known before planning."""
 
     options: PacPlusOptions
     adapter: ParallelAdapterConfig
@@ -129,12 +129,12 @@ class PreparedJob(PreparedTraining):
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the whole activation cache: s x h x (l + 1) values a sample (section V-B, storage cost)."""
+        """Return the bytes of the whole activation cache: s x h x (l + 1) values per sample (section V-B, storage cost)."""
         return self.record_layout.total_bytes(self.train.lengths)
 
 
 def require_known(job: Job) -> None:
-    """Raise ConfigError at once for an option, task or model that does not exist, before anything large is loaded."""
+    """Raise ConfigError at once for an unknown option, task or model, before anything large is loaded."""
     _options(job)
     require_task_and_model(job)
 

@@ -1,4 +1,4 @@
-"""What a rank of a PAC+ run gets, its programs, and its two phases: the pipeline that fills the cache, and the cached epochs."""
+"""The job of a rank in a PAC+ run, its programs, and its two phases: the pipeline that fills the cache, and the cached epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, 
 class Programs:
     """Programs of one plan on one cluster.  Schedules are built once for each shape.
 
-    hidden_dtype: in which the backbone computes.  schedule: the order of the first epoch's micro-batches.
+    hidden_dtype: the backbone's compute dtype.  schedule: the order of the first epoch's micro-batches.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Programs:
         self._schedules: dict[object, Schedule] = {}
 
     def hybrid(self, shape: StepShape, *, backbone_only: bool = False) -> Program:
-        """Return a step of the first epoch (section V-A).  backbone_only: leave out all training, to fill the activation cache again."""
+        """Return a step of the first epoch (section V-A).  backbone_only: without training, to refill the activation cache."""
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
             whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
@@ -63,7 +63,7 @@ class Programs:
         return Program.on(self._cluster, self._schedules[key], costs)
 
     def cached(self, shape: StepShape) -> Program:
-        """Return a step from the cache (section V-B).  shape: of every rank's share; one of 0 samples only takes part in the all-reduce."""
+        """Return a step from the cache (section V-B).  shape: of every rank's share; a rank with 0 samples only joins the all-reduce."""
         stage = self._plan.cached
         assert stage is not None, "a plan without shares for cached epochs"
         key = ("cached", shape.sizes)
@@ -90,7 +90,7 @@ class CachedCosts:
         return layers_seconds(layers, op.kind, self.shape.sizes[rank], self.shape.lengths[rank])
 
     def spec(self, value: Value) -> Spec:
-        """Return a value's bytes (see Costs); none of it crosses devices by itself."""
+        """Return a value's bytes (see Costs); no value crosses devices on its own."""
         if value.name == "gsum":
             return opaque(trainable_bytes(self.profile.layers[value.part]))
         if value.name not in ("tap", "ctx"):
@@ -100,18 +100,18 @@ class CachedCosts:
         return opaque(sum(kept(layer, samples, length) for layer in self.profile.layers[value.part]))
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the adapter, its gradients and its optimizer state in bytes; the backbone is released."""
+        """Return the bytes of the adapter, its gradients and its optimizer state; the backbone is released."""
         return adapter_bytes(self.profile, rank)
 
 
 def adapter_bytes(profile: Profile, rank: int) -> int:
-    """Return what the whole adapter keeps on a rank: its weights, gradients and optimizer state."""
+    """Return the bytes of the whole adapter on a rank: weights, gradients and optimizer state."""
     layers = profile.layers[rank]
     return resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
 
 
 def _backbone_part(schedule: Schedule) -> Schedule:
-    """Return the schedule with nothing but backbone forward passes and the transfers between them."""
+    """Return the schedule with only backbone forward passes and the transfers between them."""
 
     def belongs(op: Op) -> bool:
         return op.kind == "F" or (op.kind in (SEND, RECV) and (op.reads or op.writes)[0].name == "act")
@@ -121,7 +121,7 @@ def _backbone_part(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacPlusRankJob(RankJob):
-    """All that a rank is told of a PAC+ run.  The folder also holds the initial adapter."""
+    """The description of a PAC+ run for a rank.  The folder also has the initial adapter."""
 
     adapter: ParallelAdapterConfig
     cache_dtype: str
@@ -133,7 +133,7 @@ class PacPlusRankJob(RankJob):
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Return which rank keeps each sample's activations."""
+        """Return the rank that keeps each sample's activations."""
         assert self.plan.cached is not None, "a plan without shares for cached epochs"
         return shard_owners(self.plan.cached, self.split.lengths, self.cluster.world_size, self.job.seed)
 
@@ -162,11 +162,11 @@ class PacPlusRankJob(RankJob):
         return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=programs.cached)
 
     def adapter_moves(self) -> tuple[Move, ...]:
-        """Return what brings the whole adapter to every device (section V-B)."""
+        """Return the transfers that bring the whole adapter to every device (section V-B)."""
         return adapter_moves(self.adapter, self.plan, self.cluster)
 
     def filling_steps(self, samples: Sequence[int]) -> tuple[PlannedStep, ...]:
-        """Return the steps in which the backbone computes the activations of some samples again: all as in the first epoch."""
+        """Return the steps in which the backbone recomputes the activations of some samples, exactly as in the first epoch."""
         if len(samples) == len(self.split):
             return self.planned_epoch(0)
         lengths, size = self.split.lengths, self.plan.mini_batch_size
@@ -175,11 +175,11 @@ class PacPlusRankJob(RankJob):
         return tuple(PlannedStep.of(cut_mini_batch(batch, self.plan.num_micro_batches), lengths) for batch in batches)
 
     def shard_moves(self, holders: Mapping[int, Sequence[int]]) -> tuple[Move, ...]:
-        """Return what brings the activations that some ranks have to the devices that keep them.  holders: by sample."""
+        """Return the transfers of activations from the ranks that have them to the devices that keep them.  holders: by sample."""
         return shard_moves(self.adapter, self.cluster, holders, self.owners, self.split.lengths, self.record_layout)
 
     def tape_moves(self, steps: Sequence[PlannedStep]) -> tuple[Move, ...]:
-        """Return what brings the activations that some steps have taped to the devices that keep them (section V-B)."""
+        """Return the transfers of the activations taped in some steps to the devices that keep them (section V-B)."""
         return tape_moves(self.adapter, self.plan, self.cluster, steps, self.owners, self.split.lengths, self.record_layout)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
@@ -187,7 +187,7 @@ class PacPlusRankJob(RankJob):
         return {"sharing the adapter": [one.program for one in adapter], "sharing the activations": [one.program for one in tapes]}
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
-        """Return what brings the devices the activations that they keep from now on, and what computes those that are lost."""
+        """Return the transfers of activations to the devices that keep them from now on, and the steps that recompute lost ones."""
         assert isinstance(former, PacPlusRankJob)
         if not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases()) or not former.plan.cached:
             return ()
@@ -203,7 +203,7 @@ class PacPlusRankJob(RankJob):
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:
-    """Return what every rank is told of a run under a plan."""
+    """Return the description of a run under a plan, for every rank."""
     return PacPlusRankJob(
         job=prepared.job,
         cluster=cluster,

@@ -1,7 +1,7 @@
 """After the first epoch: every device gets the whole adapter and the activations of its own shard (section V-B).
 
-A sample's record travels in parts, named by sample and taps: a tape holds what a stage has seen of it, a finished shard all of it.
-Records travel as the bytes that lie on the disk, whatever their storage type.
+A sample's record is sent in parts, named by sample and taps: a tape has the taps of a stage, a finished shard has all of them.
+Records are sent as the bytes on the disk, whatever their storage dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workbench.tasks.batching import assign_shards, cached_epoch_batches
 
 
 def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[int, ...]:
-    """Return the samples whose activations the rank sees in the first epoch, in that order."""
+    """Return the samples whose activations the rank computes in the first epoch, in that order."""
     index = plan.stage_of(rank)
     if index is None:
         return ()
@@ -38,7 +38,7 @@ def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[
 
 
 def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
-    """Return each rank's samples of a whole mini-batch, 0 for a rank that takes no part."""
+    """Return each rank's samples of a whole mini-batch, 0 for an idle rank."""
     weights = [0] * world_size
     for share in stage.shares:
         weights[share.rank] = share.samples
@@ -46,7 +46,7 @@ def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
 
 
 def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: int) -> tuple[int, ...]:
-    """Return which rank keeps each sample's activations."""
+    """Return the rank that keeps each sample's activations."""
     return tuple(assign_shards(lengths, shard_weights(stage, world_size), seed))
 
 
@@ -60,7 +60,7 @@ def cached_steps(
 
 @cache
 def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
-    """Return the whole adapter's parameters and moments by name, and the layer to which each belongs."""
+    """Return the whole adapter's parameters and moments by name, and the layer of each."""
     specs: dict[str, Spec] = {}
     layers: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_layers):
@@ -71,7 +71,7 @@ def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[
 
 
 def adapter_moves(config: ParallelAdapterConfig, plan: Plan, cluster: Cluster) -> tuple[Move, ...]:
-    """Return what brings every stage's adapter, with its moments, to all devices that train from the cache."""
+    """Return the transfers of every stage's adapter, with its moments, to all devices that train from the cache."""
     assert plan.cached is not None, "a plan without shares for cached epochs"
     specs, layers = adapter_state(config)
     return moves(dict.fromkeys(specs, plan.cached.ranks), homes_of(plan, layers), specs, cluster)
@@ -86,7 +86,7 @@ def tape_moves(
     lengths: Sequence[int],
     layout: RecordLayout,
 ) -> tuple[Move, ...]:
-    """Return what brings the records to their owners from the tapes of some steps.  layout: of a whole record."""
+    """Return the transfers of records to their owners from the tapes of some steps.  layout: of a whole record."""
     held: dict[str, tuple[int, ...]] = {}
     specs: dict[str, Spec] = {}
     wanted: dict[str, tuple[int, ...]] = {}
@@ -107,7 +107,7 @@ def shard_moves(
     lengths: Sequence[int],
     layout: RecordLayout,
 ) -> tuple[Move, ...]:
-    """Return what brings the records to their owners from shards of an interrupted run.  holders: the ranks that have a sample."""
+    """Return the transfers of records to their owners from shards of an interrupted run.  holders: the ranks that have a sample."""
     taps = whole_taps(config)
     names = {sample: part_name(sample, taps) for sample in holders}
     specs = {name: Spec((layout.rows(lengths[sample]), layout.row_bytes), "uint8") for sample, name in names.items()}
@@ -121,10 +121,10 @@ def part_name(sample: int, taps: StageTaps) -> str:
 
 
 def taped(tape: ActivationCache | None, taps: StageTaps | None) -> dict[str, Tensor]:
-    """Return the parts that a cache holds, whole records of it, by name."""
+    """Return the parts in a cache of whole records, by name."""
     return {} if tape is None or taps is None else {part_name(sample, taps): tape.raw(sample) for sample in tape.samples}
 
 
 def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Tensor]:
-    """Return where a shard has the parts of its records, by name.  taps: those that the parts consist of."""
+    """Return the location of a shard's record parts, by name.  taps: those in the parts."""
     return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in set(taps)}
