@@ -1,1 +1,1 @@
-"""Hugging Face models seen as layer stacks, and the parallel adapters beside them."""
+"""Hugging Face models as layer stacks, and the parallel adapters that run next to them."""

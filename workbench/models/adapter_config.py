@@ -12,17 +12,17 @@ Kind = Literal["classification", "regression", "sequence_to_sequence", "question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelAdapterConfig:
-    """What a parallel adapter is; enough to build it again.
+    """The configuration from which a parallel adapter can be rebuilt.
 
-    hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network is d / r wide.
-    num_heads: None takes heads of 16 channels (a SIMD register) if the width allows it, else the most of 4, 3, 2, 1 that divides it.
-    feed_forward_factor: of the width.
-    is_causal: whether side attention is causal, as the backbone's.  num_outputs: classes, or 1 for regression.
-    num_encoder_layers: of an encoder-decoder, whose layers from there on are the decoder's; None for a single stack.
-    target_length: the decoder's tokens, one number for the whole job; 0 without a decoder.
+    hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network has width d / r.
+    num_heads: None uses heads of 16 channels (a SIMD register) if they divide the width, else the largest divisor among 4, 3, 2, 1.
+    feed_forward_factor: feed-forward size relative to the width.
+    is_causal: whether side attention is causal, as in the backbone.  num_outputs: number of classes, or 1 for regression.
+    num_encoder_layers: number of encoder layers of an encoder-decoder, the later ones belong to the decoder; None for a single stack.
+    target_length: number of decoder tokens, the same for the whole job; 0 without a decoder.
     kind: 'sequence_to_sequence' needs an encoder-decoder, whose own language model head it reads.
-    dropout: of the pooled features.  seed: of the initial weights and of the dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
+    dropout: rate for the pooled features.  seed: for the initial weights and the dropout.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
     """
 
     hidden_size: int
@@ -96,9 +96,9 @@ class ParallelAdapterConfig:
 
     @property
     def num_taps(self) -> int:
-        """Return how many activations the backbone gives: b_0, one for each layer, and a decoder's embedding."""
+        """Return the number of the backbone's taps: b_0, one per layer, and a decoder's embedding."""
         return self.num_layers + 1 + (self.num_encoder_layers is not None)
 
     def tap_of(self, layer: int) -> int:
-        """Return the position of a layer's output among the taps."""
+        """Return the index of a layer's output among the taps."""
         return layer + 1 + (layer >= self.border)

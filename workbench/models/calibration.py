@@ -14,32 +14,32 @@ from workbench.models.side_layers import SideHead
 from workbench.models.stack import LayerStack
 
 STD_FLOOR_SHARE = 0.05
-"""Deviations are clamped to this share of the tap's median one: constant channels exist, and must not blow up."""
+"""Minimum standard deviation as a share of the tap's median one, so that constant channels do not blow up."""
 
 STD_FLOOR_OF_MEAN = 0.01
-"""And to this share of the channel's own mean: where a decoder reads its start token alone, a whole tap is constant but for rounding."""
+"""Minimum as a share of the channel's own mean.  If a decoder reads only its start token, a whole tap is constant except for rounding."""
 
 
 BatchLike = Any
-"""A batch as workbench.tasks.tokenize.Batch is one: input_ids (n, t), attention_mask (n, t) with 1 for real tokens, sample_ids (n,).
+"""A batch like workbench.tasks.tokenize.Batch: input_ids (n, t), attention_mask (n, t) with 1 for real tokens, sample_ids (n,).
 
-labels: (n,), or (n, s) in sequence-to-sequence.  decoder_ids: (n, s), None without a decoder or where it reads only its start token.
-choices: labels (words, s) of each label word, with IGNORED as padding; None unless the task is sequence-to-sequence.
+labels: (n,), or (n, s) for sequence-to-sequence.  decoder_ids: (n, s), None without a decoder or if it reads only its start token.
+choices: labels (words, s) of each label word, padded with IGNORED; None unless the task is sequence-to-sequence.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapStatistics:
-    """mean, inverse_std: (num_taps, d) float32, for b_0 ... b_L, with a decoder's embedding before its first layer."""
+    """mean, inverse_std: (num_taps, d) float32, for b_0 ... b_L; a decoder's embedding comes before its first layer."""
 
     mean: Tensor
     inverse_std: Tensor
 
 
 def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
-    """Return mean and clamped 1 / deviation of each channel of each tap over the batches' real tokens.
+    """Return mean and clamped 1 / standard deviation of each channel of each tap over the batches' real tokens.
 
-    Some hundred samples are enough.  Sums are kept in float64.
+    A few hundred samples are enough.  Sums are kept in float64.
     """
     sums: list[Tensor | int] = [0] * stack.num_taps
     squares: list[Tensor | int] = [0] * stack.num_taps
@@ -64,7 +64,7 @@ def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
 
 
 def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
-    """Write the statistics into an adapter's (or a stage's) constant buffers."""
+    """Write the statistics into the constant buffers of an adapter or of one stage of it."""
     modules = [(adapter.config.tap_of(int(index)), layer.down) for index, layer in adapter.layers.items()]
     if adapter.first is not None:
         modules.append((0, adapter.first))
@@ -77,7 +77,7 @@ def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
 
 
 def _real_targets(batch: BatchLike, states: Tensor) -> Tensor:
-    """Return (n, s) bool: which of a decoder's states belong to no padding."""
+    """Return (n, s) bool: True for the decoder states that are not padding."""
     if batch.decoder_ids is not None and batch.labels.ndim == 2:
         return batch.labels.ne(IGNORED)
     return torch.ones(states.shape[:2], dtype=torch.bool)

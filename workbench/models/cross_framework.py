@@ -1,8 +1,8 @@
-"""Tensors between PyTorch, NumPy and JAX (Confidant, section 3.5).
+"""Exchange tensors between PyTorch, NumPy and JAX (Confidant, section 3.5).
 
-In one process by DLPack: both sides see the same memory, unless its address does not suit XLA, which then gets a copy.  Between devices as
-the paper's four fields: flat data, shape, an integer for the type, and a map of what one framework alone needs to know.  A pipeline over
-gloo sends the data alone: its program states shape and type of every value on both sides, and our frameworks share one layout.
+Within a process this uses DLPack: both sides share the memory, except that XLA gets a copy if the address is unsuitable.  Between
+devices it uses the paper's four fields: flat data, shape, an integer for the dtype, and a map of framework-specific information.
+A pipeline over gloo sends only the data: its program states shape and dtype of every value, and our frameworks share one layout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from workbench.core.errors import ConfigError, check_choice
 
 FRAMEWORKS = ("torch", "numpy", "jax")
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
-"""A type's number is its place here; the paper gives none."""
+"""The number of a dtype is its index here, because the paper gives no numbers."""
 _WIDE = ("float64", "int64")
-_HEAD = struct.Struct("<BBI")  # number of the type, axes, bytes of the map
+_HEAD = struct.Struct("<BBI")  # number of the dtype, number of axes, bytes of the map
 _ALIGNED = 64
-"""Bytes: the data begin at a multiple."""
+"""Alignment of the data in bytes."""
 
 
 def check_jax() -> None:
@@ -42,9 +42,9 @@ def check_jax() -> None:
 
 @cache
 def require_jax() -> Any:
-    """Return the module jax, on the processor and on one thread where torch has one.  Raises ConfigError if it is not installed."""
+    """Return the module jax, on the CPU, with one thread if torch uses one.  Raises ConfigError if it is not installed."""
     check_jax()
-    if "jax" not in sys.modules and torch.get_num_threads() == 1:  # an emulated device has no more than one core
+    if "jax" not in sys.modules and torch.get_num_threads() == 1:  # an emulated device has only one core
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
         os.environ.setdefault("NPROC", "1")
     import jax
@@ -54,11 +54,11 @@ def require_jax() -> Any:
 
 
 def to_torch(tensor: Any) -> Tensor:
-    """Return a tensor of any of the FRAMEWORKS as torch's, in the same memory."""
+    """Return a tensor of any of the FRAMEWORKS as a torch tensor in the same memory."""
     if isinstance(tensor, Tensor):
         return tensor.detach()
     if isinstance(tensor, np.ndarray):
-        is_narrow = tensor.dtype.name == "bfloat16"  # NumPy's own types have none; ml_dtypes, which JAX brings, adds it
+        is_narrow = tensor.dtype.name == "bfloat16"  # NumPy has no bfloat16; ml_dtypes, a dependency of JAX, adds it
         found = torch.from_numpy(tensor.view(np.int16) if is_narrow else tensor)
         return found.view(torch.bfloat16) if is_narrow else found
     shared: Tensor = torch.from_dlpack(tensor)
@@ -66,9 +66,9 @@ def to_torch(tensor: Any) -> Tensor:
 
 
 def from_torch(tensor: Tensor, framework: str) -> Any:
-    """Return a torch tensor as one of another of the FRAMEWORKS, in the same memory where that can be.
+    """Return a torch tensor as a tensor of another framework, in the same memory where possible.
 
-    Raises ConfigError for a framework that is not known or not installed, and for a type that it does not have.
+    Raises ConfigError if the framework is unknown or not installed, or does not have the dtype.
     """
     check_choice("framework", framework, FRAMEWORKS)
     tensor = tensor.detach()
@@ -89,12 +89,12 @@ def from_torch(tensor: Tensor, framework: str) -> Any:
 
 
 def type_name(tensor: Tensor) -> str:
-    """Return a tensor's type as TYPES has it."""
+    """Return the name of a tensor's dtype, as in TYPES."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 class Adapted(NamedTuple):
-    """A tensor in the paper's four fields.  data: (values,), of any type of TYPES.  info: what one framework alone needs to know."""
+    """A tensor in the paper's four fields.  data: (values,), of any dtype in TYPES.  info: framework-specific information."""
 
     data: Tensor
     shape: tuple[int, ...]
@@ -103,17 +103,17 @@ class Adapted(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any, **info: str) -> Adapted:
-        """Return a tensor of any of the FRAMEWORKS.  Raises ConfigError for a type without a number."""
+        """Return the fields of a tensor of any of the FRAMEWORKS.  Raises ConfigError for a dtype without a number."""
         own = to_torch(tensor)
         check_choice("type", type_name(own), TYPES)
         return cls(own.reshape(-1), tuple(own.shape), TYPES.index(type_name(own)), info)
 
     def to(self, framework: str) -> Any:
-        """Return the tensor as one of the FRAMEWORKS (see from_torch)."""
+        """Return the tensor in one of the FRAMEWORKS (see from_torch)."""
         return from_torch(self.data.reshape(self.shape), framework)
 
     def message(self, form: Literal["binary", "json"] = "binary") -> bytearray:
-        """Return the four fields in one message: as bytes, or in JSON as the paper sends them (section 4)."""
+        """Return the four fields as one message: binary, or JSON as in the paper (section 4)."""
         if form == "json":
             fields = {"data": self.data.tolist(), "shape": self.shape, "type": self.type_number, "info": self.info}
             return bytearray(json.dumps(fields).encode())
@@ -125,7 +125,7 @@ class Adapted(NamedTuple):
 
     @classmethod
     def read(cls, message: bytearray, form: Literal["binary", "json"] = "binary") -> Adapted:
-        """Return what a message holds; binary data stays in the message's memory.  Raises ConfigError for one that is not whole."""
+        """Decode a message.  Binary data stays in the message's memory.  Raises ConfigError if the message is incomplete."""
         try:
             if form == "json":
                 fields = json.loads(message)

@@ -1,9 +1,9 @@
-"""Teach the narrow network the backbone's hidden states and soft labels on unlabelled text, as initial weights (PAC+, section IV-C).
+"""Distill the backbone's hidden states and soft labels into the narrow network's initial weights (PAC+, section IV-C).
 
-The student sees b_0 only (lambda = 0), and its activation after each layer learns the backbone's there.  The target is W_down b_i of one
-orthonormal W_down for all taps, their joint principal directions: a residual stream has one basis.  A backbone without a language-model
-head has no labels to give; its soft label for a sentence is how similar it finds the batch's other sentences (a distribution over them).
-No labels and nothing of a task's validation or test split is needed: a server can do it once for all devices.
+The student sees only b_0 (lambda = 0), and its activation after each layer learns the backbone's.  The target is W_down b_i with one
+orthonormal W_down for all taps, their joint principal directions, because a residual stream has one basis.  A backbone without a
+language model head has no labels to give.  Its soft label for a sentence is a distribution over the batch's other sentences, by
+similarity.  Distillation needs only unlabelled text and no validation or test data, so a server can do it once for all devices.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from workbench.models.partial_loading import save_tensors
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
 
-_OWN_HEAD = "last.output."  # the task's head knows labels: it is not distilled
+_OWN_HEAD = "last.output."  # the task's head depends on labels: it is not distilled
 _CALIBRATION_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """How the student is taught.
+    """Settings of a distillation.
 
-    label_weight: of the soft labels beside the hidden states' 1.  temperature: of the similarities (cosines) in the soft labels.
+    label_weight: of the soft labels' loss, relative to 1 for the hidden states.  temperature: of the similarities (cosines) in the soft
+    labels.
     """
 
     epochs: int = 2
@@ -60,10 +61,10 @@ def distill(
     settings: Distillation | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the state_dict of a whole adapter but for its task's head; a function of the arguments and config.seed alone.
+    """Return the state_dict of a whole adapter without its task head.  It depends only on the arguments and config.seed.
 
-    epochs: epochs(epoch) gives that epoch's mini-batches, as many in each.  Statistics of the inputs are in the state, from the same text.
-    Raises ConfigError if the adapter is not for this backbone, or a mini-batch has one sample (it has no other sentence).
+    epochs: epochs(epoch) returns that epoch's mini-batches, the same number in each.  The state includes the input statistics of the text.
+    Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no other sentence).
     """
     settings = settings or Distillation()
     batches = epochs(0)
@@ -79,7 +80,7 @@ def distill(
     student = _Student(adapter)
     optimizer = make_optimizer(adapter, settings.weight_decay)
     total_steps = settings.epochs * len(batches)
-    adapter.eval()  # no dropout: the teacher's states are to be met, not generalised from
+    adapter.eval()  # no dropout: the student should match the teacher's states exactly
     step = 0
     for epoch in range(settings.epochs):
         sums = torch.zeros(2)
@@ -101,9 +102,9 @@ def distill(
 
 
 def principal_directions(stack: LayerStack, statistics: TapStatistics, batches: Iterable[BatchLike], width: int) -> Tensor:
-    """Return the `width` strongest directions of all standardised taps together, (width, d) orthonormal rows.
+    """Return the `width` strongest principal directions of all standardised taps together, (width, d) orthonormal rows.
 
-    The sign of a direction is free; its largest component is made positive, so that the result does not depend on the library.
+    The sign of a direction is arbitrary.  We make its largest component positive, so that the result does not depend on the library.
     """
     second_moment = torch.zeros(stack.hidden_size, stack.hidden_size, dtype=torch.float64)
     count = 0
@@ -121,7 +122,7 @@ def principal_directions(stack: LayerStack, statistics: TapStatistics, batches: 
 
 
 def set_projections(adapter: nn.Module, directions: Tensor) -> None:
-    """Write (d / r, d) orthonormal rows into every W_down of an adapter, and their transpose into W_up."""
+    """Write (d / r, d) orthonormal rows into every W_down of an adapter, and their transpose into every W_up."""
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
             if _is_projection(name):
@@ -135,7 +136,7 @@ def _is_projection(name: str) -> bool:
 
 
 class _Student:
-    """An adapter whose layers are watched and see the backbone's embedding only, with its W_down held as they are."""
+    """An adapter in training: it sees only the backbone's embedding, its W_down is frozen, and its layers' outputs are recorded."""
 
     def __init__(self, adapter: ParallelAdapter) -> None:
         self._adapter = adapter
@@ -152,15 +153,15 @@ class _Student:
         ]
 
     def losses(self, taps: Sequence[Tensor], attention_mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return the hidden states' and the soft labels' loss.
+        """Return the loss of the hidden states and the loss of the soft labels.
 
-        The first is the mean over layers of |a - W_down b|^2 over |W_down b|^2: 1 for an answer that is always zero.
+        The first is the mean over layers of |a - W_down b|^2 / |W_down b|^2, which is 1 for an output of zeros.
         """
         side = self._adapter(None, taps, attention_mask)
         first_decoder = self._adapter.config.num_encoder_layers
         by_layer = []
         for index, seen in self._seen.items():
-            # An encoder-decoder has one tap more, the decoder's embedding, and its states stand behind the encoder's.
+            # An encoder-decoder has one more tap, the decoder's embedding, and its states follow the encoder's.
             in_decoder = first_decoder is not None and index >= first_decoder
             tap = taps[index + 1 + in_decoder]
             with torch.no_grad():
@@ -171,7 +172,7 @@ class _Student:
         return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask, temperature)
 
     def _label_loss(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, temperature: float) -> Tensor:
-        """Return the divergence of the student's similarities between the batch's sentences from the teacher's."""
+        """Return the divergence between the student's and the teacher's distribution of similarities among the batch's sentences."""
         head = self._adapter.last
         assert head is not None, "a whole adapter has a head"
         length = last_hidden.shape[1]
@@ -182,7 +183,7 @@ class _Student:
         return F.kl_div(own, wanted, log_target=True, reduction="batchmean")
 
     def release(self) -> dict[str, Tensor]:
-        """Return the taught state with lambda as it was; the adapter is free again."""
+        """Return the distilled state with the original lambda, and detach from the adapter."""
         for hook in self._hooks:
             hook.remove()
         state = {name: one.detach().clone() for name, one in self._adapter.state_dict().items() if not name.startswith(_OWN_HEAD)}
@@ -190,7 +191,7 @@ class _Student:
 
 
 def _similarities(pooled: Tensor, temperature: float) -> Tensor:
-    """Return the logarithms of a distribution over the other samples for each of (n, d): (n, n - 1)."""
+    """Return the log-probabilities over the other samples for each sample of (n, d): (n, n - 1)."""
     unit = F.normalize(pooled, dim=1)
     count = len(unit)
     others = ~torch.eye(count, dtype=torch.bool)
@@ -198,7 +199,7 @@ def _similarities(pooled: Tensor, temperature: float) -> Tensor:
 
 
 def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Write a distilled state into an adapter or a stage of one; its task's head stays as it is.  Raises ConfigError if it does not fit."""
+    """Load a distilled state into an adapter or a stage of one, except for the task head.  Raises ConfigError if it does not fit."""
     own = adapter.state_dict()
     wanted = [name for name in own if not name.startswith(_OWN_HEAD)]
     wrong = next((name for name in wanted if name not in state or state[name].shape != own[name].shape), None)
@@ -211,9 +212,9 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, settings: Distillation, texts: Iterable[str]) -> str:
-    """Return a digest of all that a distilled state depends on.
+    """Return a digest of everything that a distilled state depends on.
 
-    weights: identifies the backbone's weights (a file's digest, a revision).  What only the task's head depends on is left out.
+    weights: identifies the backbone's weights (a file's digest, a revision).  Settings of only the task head are left out.
     """
     shape = {"hidden": config.hidden_size, "layers": config.num_layers, "reduction": config.reduction, "heads": config.heads}
     shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
@@ -225,7 +226,7 @@ def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterCo
 
 
 def distilled(folder: Path, fingerprint: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the state kept in `folder` under this fingerprint; make and keep it if it is not there or is damaged."""
+    """Return the state stored in `folder` under this fingerprint.  If it is missing or damaged, make and store it."""
     path = folder / f"distilled-{fingerprint[:32]}.safetensors"
     try:
         return load_file(path)

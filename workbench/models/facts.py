@@ -11,7 +11,7 @@ from torch import nn
 from workbench.models.stack import LayerStack
 
 UNLIMITED_LENGTH = 512
-"""Tokens for models that set no limit: relative positions know none, and T5 was trained on so many."""
+"""Length for models without a limit, such as those with relative positions.  T5 was trained on this length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +19,12 @@ class ModelFacts:
     """A model's shape.
 
     num_layers: of both stacks in an encoder-decoder.  num_encoder_layers: of its encoder, None for a single stack.
-    layer_parameters: of one layer (they are alike), in an encoder-decoder of the encoder; decoder_layer_parameters: of the decoder.
-    embedding_parameters, final_parameters: before and after the layers; in an encoder-decoder the decoder_embedding_parameters and
-    encoder_final_parameters stand between both stacks.  Word embeddings that both share are counted once, with the first;
+    layer_parameters: of one layer (all are alike), in an encoder-decoder of the encoder; decoder_layer_parameters: of a decoder layer.
+    embedding_parameters, final_parameters: before and after the layers; in an encoder-decoder the encoder_final_parameters and
+    decoder_embedding_parameters are between the two stacks.  Shared word embeddings are counted once, with the first stack;
     T5's position tables count as embedding.
-    num_key_value_heads: fewer than num_heads under grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
-    tokens_per_image: None for models of text.  shares_words: whether an encoder-decoder's two stacks read one word embedding.
+    num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
+    tokens_per_image: None for text models.  shares_words: whether an encoder-decoder's two stacks share one word embedding.
     """
 
     name: str
@@ -55,7 +55,7 @@ def facts_of(name: str, model: Any) -> ModelFacts:
     embedding = _count((stack.embedding, stack.position_bias))
     border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
     paths = stack.layer_paths(0)
-    # GPT-2's Conv1D keeps (in, out), the others' Linear (out, in): the side that is not d is the feed-forward's.
+    # GPT-2's Conv1D stores (in, out), Linear stores (out, in): the side that differs from d is the feed-forward size.
     up: Any = stack.layers[0].get_submodule(paths["up"])
     tokens = _tokens_per_image(model) if stack.family.reads_images else None
     return ModelFacts(

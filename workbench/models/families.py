@@ -1,4 +1,4 @@
-"""The model families that can be seen as a layer stack, one table entry each, and how their embeddings and layers are called."""
+"""Table of the supported model families, one entry each: where embeddings and layers are, and how to call them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 
 POSITION_OFFSET = 2
-"""The first rows of BART's and OPT's position tables belong to no position."""
+"""The first rows of BART's and OPT's position tables do not belong to any position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerContext:
-    """What every layer of a batch needs beside its input.
+    """The inputs of a layer that are the same for all layers of a batch.
 
-    mask: (n, 1, t, t) bool, True where a query may look; None if it may look everywhere its family allows.
-    rotary: cosines and sines, (1, t, head size) each; None for families without them.
+    mask: (n, 1, t, t) bool, True where a query may attend; None if it may attend everywhere that its family allows.
+    rotary: cosines and sines, (1, t, head size) each; None for families without rotary positions.
     position_bias: (1, heads, t, t), added to the attention scores; None for families without it.
-    memory: (n, t, d), the encoder's output for a decoder's layers.  memory_mask: (n, 1, s, t) bool, None without padding.
+    memory: (n, t, d), the encoder's output for decoder layers.  memory_mask: (n, 1, s, t) bool, None without padding.
     """
 
     mask: Tensor | None
@@ -36,10 +36,10 @@ class LayerContext:
 class Part:
     """One stack of layers.
 
-    layers, final, position_bias: where they are in the base model ('' if there is none; a final norm may be missing there).
-    embedding: its modules by role, as paths; those that a checkpoint does not have are left out.
-    weights: pieces of a layer by role (query, key, value or all three in one, output, up, down, gate), as paths.
-    gated_weights: the same where a checkpoint's layers have the module at the path `gate`, and others do not.
+    layers, final, position_bias: paths in the base model ('' if the family has none; a checkpoint may lack the final norm).
+    embedding: modules by role, as paths; modules missing from a checkpoint are left out.
+    weights: a layer's projections by role (query, key, value or all three in one, output, up, down, gate), as paths.
+    gated_weights: the same for checkpoints whose layers have a module at the path `gate`.
     norms: of a layer, in the order of its blocks (attention, cross-attention, feed-forward).
     """
 
@@ -54,15 +54,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Part):
-    """How one Hugging Face architecture is taken apart: its only stack or its encoder, and what concerns the whole model.
+    """The structure of one Hugging Face architecture: its only stack or its encoder, and properties of the whole model.
 
-    rotary: where the tables of rotary positions are made, '' without.
-    is_pre_norm: whether a block's norm stands in front of it, or behind the residual addition; the name of a setting if that depends.
-    activation: the setting that names the feed-forward network's.
-    has_head_bias: whether the language model head has one ('final_logits_bias').
+    rotary: path of the module that makes the tables of rotary positions, '' without.
+    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if that varies.
+    activation: the setting that names the feed-forward network's activation function.
+    has_head_bias: whether the language model head has a bias ('final_logits_bias').
     scales_attention: whether scores are divided by the square root of the head size.
-    reads_images: input_ids are a picture's patches.
-    stored_names: parts of parameter names that checkpoint files spell in another way, replaced in this order.
+    reads_images: whether input_ids are an image's patches.
+    stored_names: substrings of parameter names that checkpoint files spell differently, replaced in this order.
     """
 
     rotary: str = ""
@@ -79,12 +79,12 @@ class Family(Part):
 
 
 def _attention(path: str, *names: str, prefix: str = "") -> dict[str, str]:
-    """Return where an attention keeps its projections: names of query, key, value and output, behind a path."""
+    """Return the paths of an attention's projections: names of query, key, value and output, after a path prefix."""
     return {f"{prefix}{role}": path + name for role, name in zip(("query", "key", "value", "output"), names, strict=True)}
 
 
 def _t5(stack: str, feed_forward: int) -> dict[str, Any]:
-    """Return where T5 keeps one of its stacks, whose layers have the feed-forward network at this place."""
+    """Return the paths of one of T5's stacks.  feed_forward: index of the feed-forward network in a layer."""
     path = f"layer.{feed_forward}.DenseReluDense"
     attention = _attention("layer.0.SelfAttention.", *"qkvo")
     if feed_forward == 2:
@@ -204,7 +204,7 @@ FAMILIES: dict[str, Family] = {
             "encoder_ffn_dim": 64,
             "decoder_ffn_dim": 64,
             "decoder_start_token_id": 3,
-            # A random head of the usual 0.02 could tell no word from another, whatever it reads.
+            # A random head with the usual deviation of 0.02 could hardly distinguish words, whatever its input.
             "init_std": 0.2,
         },
     ),
@@ -212,7 +212,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model_type: str) -> Family:
-    """Return the table entry of a Hugging Face model type.  Raises ConfigError if there is none."""
+    """Return the table entry of a Hugging Face model type.  Raises ConfigError for an unsupported type."""
     if model_type not in FAMILIES:
         raise ConfigError(
             f"A model of the family '{model_type}' was asked for.",
@@ -224,21 +224,21 @@ def family_of(model_type: str) -> Family:
 
 
 def layer_paths(part: Part, layer: nn.Module) -> Mapping[str, str]:
-    """Return the paths of a layer's projections by role, for the variant (gated or not) that this checkpoint has."""
+    """Return the paths of a layer's projections by role, for this checkpoint's variant (gated or not)."""
     names = {name for name, _ in layer.named_modules()}
     return part.gated_weights if part.gated_weights and part.gated_weights["gate"] in names else part.weights
 
 
 def words_of(modules: Any) -> Any:
-    """Return the word embedding among embedding modules, or paths, by role."""
+    """Return the word embedding from a mapping of embedding modules or paths by role."""
     return next(module for role, module in modules.items() if role in ("words", "embed_tokens", "wte"))
 
 
 def embed_words(modules: Any, ids: Tensor) -> Tensor:
-    """Return b_0 (n, t, d) of token ids (n, t), by the embedding modules that the family has.
+    """Return b_0 (n, t, d) of token ids (n, t), using the embedding modules of the family.
 
-    OPT-350m keeps its words narrower than d and projects them up.  GPT-2, OPT and BART add learned positions, and BART normalises.
-    Llama and T5 have their positions in the attention.
+    OPT-350m's word embedding is narrower than d and is projected up.  GPT-2, OPT and BART add learned positions, and BART normalises.
+    Llama and T5 apply positions in the attention.
     """
     hidden = words_of(modules)(ids)
     if "project_in" in modules:
@@ -251,9 +251,9 @@ def embed_words(modules: Any, ids: Tensor) -> Tensor:
 
 
 def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
-    """Put a picture together again and call ViT's embedding.
+    """Reassemble an image from its patches and call ViT's embedding.
 
-    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the picture's, and any padding behind.
+    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the image's, and any padding at the end.
     """
     projection: nn.Conv2d = embeddings.patch_embeddings.projection
     channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
@@ -266,13 +266,13 @@ def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
         )
     grid = patches[:, 1 : 1 + rows * columns].reshape(len(patches), rows, columns, channels, height, width)
     pixels = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, rows * height, columns * width)
-    # Mean and deviation 0.5 of values in [0, 1]: what the published ViT checkpoints were trained with.
+    # Mean and standard deviation 0.5 of values in [0, 1], as in the training of the published ViT checkpoints.
     hidden = embeddings(pixels.to(projection.weight.dtype) / 127.5 - 1)
     return functional.pad(hidden, (0, 0, 0, patches.shape[1] - hidden.shape[1]))
 
 
 def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tensor:
-    """Return a layer's output (n, t, d), whose arguments are those of its context that there are."""
+    """Return a layer's output (n, t, d).  The layer is called with those context fields that are not None."""
     named = {
         "position_embeddings": context.rotary,
         "position_bias": context.position_bias,

@@ -1,8 +1,8 @@
-"""The side network's forward and backward pass written out by hand: the same numbers in less time (PAC+, section IV-A).
+"""Hand-written forward and backward pass of the side network: the same results as autograd in less time (PAC+, section IV-A).
 
-At d / r = 48 channels a step is hundreds of operations of some tens of microseconds, and what autograd keeps, copies and launches
-costs as much as the products.  Here tokens are packed (padding is left to the attention's scores), every product adds its weight's
-gradient in place, attention is plain batched products, and a tap is projected in the type in which it lies in the cache.
+At d / r = 48 channels a step has hundreds of operations of some tens of microseconds each.  Autograd's bookkeeping, copies and launches
+cost as much as the matmuls.  Here tokens are packed (only attention scores see padding), each matmul adds its weight gradient in
+place, attention is plain batched matmuls, and a tap is projected in the dtype in which the cache stores it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from workbench.models.side_layers import TOKEN_KINDS, SideHead, SideLayer, TapPr
 _aten = torch.ops.aten
 
 Normed = tuple[Tensor, Tensor, Tensor]
-"""A layer norm's result (N, w), and the mean and inverse deviation (N, 1) that its backward pass needs."""
+"""A layer norm's result (N, w), and the mean and inverse standard deviation (N, 1) for its backward pass."""
 
 
 @dataclass(slots=True)
 class _LayerContext:
-    """What a layer's backward pass needs.  N packed tokens, w = d / r, h heads."""
+    """Saved tensors for a layer's backward pass.  N packed tokens, w = d / r, h heads."""
 
     difference: Tensor  # (N, w): W_down b - a
     mixed: Tensor  # (N, w)
@@ -36,12 +36,12 @@ class _LayerContext:
     attended: Tensor  # (N, w)
     between: Tensor  # (N, w)
     second_norm: Normed
-    expanded: Tensor  # (rounded N, 4 w), before the activation; 0 behind the tokens
+    expanded: Tensor  # (rounded N, 4 w), before the activation; 0 after the last token
     activated: Tensor  # (rounded N, 4 w)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all of it."""
+        """Return the total bytes."""
         norms = [norm[0] for norm in (self.first_norm, self.second_norm)]
         own = (self.difference, self.mixed, self.heads, self.probabilities, self.attended, self.between, self.expanded, self.activated)
         return sum(tensor.numel() * tensor.element_size() for tensor in (*own, *norms))
@@ -49,7 +49,7 @@ class _LayerContext:
 
 @dataclass(slots=True)
 class FastContext:
-    """What `backward` needs of `forward`: the batch's packing and taps, each layer's lambda and intermediate results."""
+    """Saved tensors for `backward`: the batch's packing and taps, each layer's lambda and intermediate results."""
 
     packing: Packing
     taps: Sequence[Tensor]
@@ -58,13 +58,13 @@ class FastContext:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that are kept between both passes, taps not counted."""
+        """Return the bytes kept between the two passes, without the taps."""
         return sum(layer.nbytes for layer in self.layers)
 
 
 @dataclass(slots=True)
 class HeadContext:
-    """What the head's backward pass needs.  pooled: (n, w), a leaf of the graph that ends in the loss."""
+    """Saved tensors for the head's backward pass.  pooled: (n, w), a leaf of the autograd graph of the loss."""
 
     packing: Packing
     side: Tensor
@@ -73,7 +73,7 @@ class HeadContext:
 
 
 def unsupported(adapter: ParallelAdapterStage) -> str:
-    """Return why an adapter has no fast path; '' if it has one."""
+    """Return why an adapter has no fast path.  '' if it has one."""
     config = adapter.config
     if config.num_encoder_layers is not None:
         return "it is an encoder-decoder"
@@ -85,19 +85,19 @@ def unsupported(adapter: ParallelAdapterStage) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has instructions for products of bfloat16; without them they are many times slower than float32."""
+    """Return whether this processor has bfloat16 matmul instructions; without them bfloat16 is many times slower than float32."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
 
 
 class FastSide:
-    """The layers of a ParallelAdapterStage without autograd; of its head what touches every token.
+    """The layers of a ParallelAdapterStage without autograd, and the per-token part of its head.
 
-    Gradients are added to the parameters' `grad`, which are made where they are missing.
+    Gradients are added to the parameters' `grad`, which is created if missing.
     """
 
     def __init__(self, adapter: ParallelAdapterStage, *, in_bfloat16: bool | None = None) -> None:
-        """in_bfloat16: multiply bfloat16 taps as they are; False widens them first; None where the processor has instructions for it.
+        """in_bfloat16: multiply bfloat16 taps directly; False converts them to float32; None decides by the processor's instructions.
 
         Raises ValueError for an adapter that has no fast path (see `unsupported`).
         """
@@ -117,16 +117,16 @@ class FastSide:
                 parameter.grad = torch.zeros_like(parameter)
 
     def packing(self, attention_mask: Tensor) -> Packing:
-        """Return the packing of a batch: mask (n, t), 1 for real tokens."""
+        """Return the packing of a batch with the mask (n, t), 1 for real tokens."""
         return Packing.of(attention_mask, self._heads, is_causal=self._is_causal)
 
     @torch.no_grad()
     def forward(self, side: Tensor | None, taps: Sequence[Tensor], packing: Packing) -> tuple[Tensor, FastContext]:
-        """Return the side output (N, w) and what `backward` needs.
+        """Return the side output (N, w) and the saved tensors for `backward`.
 
-        side: the stage before's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
+        side: the previous stage's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
         """
-        # Products of float32 compile nothing.
+        # float32 matmuls compile no kernels.
         taps = [_with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float() for tap in taps]
         weights, biases = self._folded(taps[0].dtype)
         tokens = packing.num_tokens
@@ -141,7 +141,10 @@ class FastSide:
 
     @torch.no_grad()
     def backward(self, context: FastContext, gradient: Tensor) -> Tensor | None:
-        """Add the parameters' gradients for that of the side output (N, w); return the side input's, None in the first stage."""
+        """Backpropagate the side output's gradient (N, w), adding to the parameters' gradients.  Returns the gradient of the side input.
+
+        None in the first stage.
+        """
         width, hidden = self._projections[0].weight.shape
         weight_sums = torch.empty(len(self._projections), width, hidden)
         bias_sums = torch.empty(len(self._projections), width)
@@ -149,7 +152,7 @@ class FastSide:
         for layer, mix, own in zip(reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True):
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
-            _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot: it adds up rounding errors one by one
+            _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot, which accumulates rounding errors
             _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
             weight_sums[at] *= mix
             bias_sums[at] *= mix
@@ -160,9 +163,9 @@ class FastSide:
         return None if self._first is not None else gradient
 
     def head(self, side: Tensor, last_tap: Tensor, packing: Packing, sample_ids: Tensor, epoch: int) -> tuple[Tensor, HeadContext]:
-        """Return the logits (n, num_outputs), which autograd follows back to what is pooled, and what `head_backward` needs.
+        """Return the logits (n, num_outputs), with autograd back to the pooled features, and the saved tensors for `head_backward`.
 
-        side: (N, w), last_tap: (N, d), sample_ids: (n,) int64, as SideHead's.
+        side: (N, w), last_tap: (N, d), sample_ids: (n,) int64, as in SideHead.
         """
         head = self._last
         assert head is not None, "this stage has no head"
@@ -175,13 +178,13 @@ class FastSide:
 
     @torch.no_grad()
     def head_backward(self, context: HeadContext) -> Tensor:
-        """Return the gradient of the side output (N, w), once autograd has come to what was pooled."""
+        """Return the gradient of the side output (N, w), after autograd has computed the gradient of the pooled features."""
         assert self._last is not None and context.pooled.grad is not None
         gradient = torch.mm(context.packing.share.t(), context.pooled.grad)
         return _norm_backward(self._last.norm, context.norm, context.side, gradient)
 
     def _folded(self, dtype: torch.dtype) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Return each projection's weight (w, d) in the taps' type and bias (w,), the standardisation folded in (see TapProjection)."""
+        """Return each projection's weight (w, d) in the taps' dtype and bias (w,), including the standardisation (see TapProjection)."""
         weight = torch.stack([down.weight for down in self._projections])
         weight *= torch.stack([down.inverse_std for down in self._projections])[:, None]
         means = torch.stack([down.mean for down in self._projections])
@@ -189,7 +192,7 @@ class FastSide:
         return weight.to(dtype).unbind(), bias.unbind()
 
     def _unfold(self, weight_sums: Tensor, bias_sums: Tensor) -> None:
-        """Add the gradients of the folded weights (projections, w, d) and biases (projections, w) to those of the parameters."""
+        """Convert gradients of the folded weights (projections, w, d) and biases (projections, w), and add them to the parameters'."""
         means = torch.stack([down.mean for down in self._projections])
         weight_sums.baddbmm_(bias_sums[:, :, None], means[:, None], alpha=-1)
         weight_sums *= torch.stack([down.inverse_std for down in self._projections])[:, None]
@@ -221,7 +224,7 @@ class FastSide:
         )
 
     def _layer_backward(self, layer: SideLayer, own: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
-        """Return the gradient of `mixed` (N, w) for that of the layer's output, which is used up."""
+        """Return the gradient of `mixed` (N, w), given the gradient of the layer's output, which is overwritten."""
         tokens, width = gradient.shape
         head_width = width // self._heads
         inner = _empty_with_zeros_behind(tokens, layer.expand.out_features)
@@ -229,7 +232,7 @@ class FastSide:
         inner = _aten.gelu_backward(inner, own.expanded)[:tokens]
         inner = _linear_backward(layer.expand, inner, own.second_norm[0])
         gradient = _norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
-        # One row more than there are tokens, of zeros, for padded queries: what they look at must not learn from them.
+        # One extra row of zeros for padded queries, so that the tokens they attend to get no gradient from them.
         inner = gradient.new_zeros(tokens + 1, width)
         _linear_backward(layer.attention_output, gradient, own.attended, out=inner[:tokens])
         found = inner.view(-1, head_width).index_select(0, packing.to_padded_heads).view(-1, packing.length, head_width)
@@ -246,37 +249,37 @@ class FastSide:
         return _norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
 
 
-# The operations: each adds its weights' gradients where they are kept, and compiles little.  oneDNN, behind GELU and products of
-# bfloat16, compiles a kernel for every new shape and keeps a thousand of them, a quarter of a megabyte each: hundreds of MB, where
-# every batch has another number of tokens.  So these operations see rows rounded up to few sizes.
+# The operations.  Each adds its weight gradients in place, and compiles few kernels.  oneDNN, used for GELU and bfloat16 matmuls,
+# compiles a kernel for every new shape and keeps a thousand of them, a quarter of a megabyte each: hundreds of MB if every batch has
+# another number of tokens.  Therefore these operations round the number of rows up to a few sizes.
 
 
 def rounded(num_rows: int) -> int:
-    """Return the next of few sizes: multiples of a sixteenth of the power of two above, and of 16; at most an eighth larger from 128 on."""
+    """Round up to one of few sizes: multiples of 16 and of 1/16 of the next power of two; at most an eighth larger from 128 on."""
     step = max(16, 1 << (num_rows - 1).bit_length() >> 4) if num_rows else 16
     return -(-num_rows // step) * step
 
 
 def _grad_of(parameter: Tensor) -> Tensor:
-    """Return where a parameter's gradient is added up."""
+    """Return the tensor in which a parameter's gradient accumulates."""
     assert parameter.grad is not None
     return parameter.grad
 
 
 def _empty_with_zeros_behind(num_rows: int, width: int) -> Tensor:
-    """Return (rounded rows, width), of which those behind `num_rows` are zero and the others are to be written."""
+    """Return an uninitialized tensor (rounded rows, width) whose rows after `num_rows` are zero."""
     made = torch.empty(rounded(num_rows), width)
     made[num_rows:].zero_()
     return made
 
 
 def _with_rounded_rows(rows: Tensor) -> Tensor:
-    """Return the rows with zeros behind them."""
+    """Return the rows, zero-padded to a rounded number."""
     return F.pad(rows, (0, 0, 0, rounded(len(rows)) - len(rows)))
 
 
 def _project(tap: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return W_down b, (N, w) float32, the product in the tap's own type."""
+    """Return W_down b, (N, w) float32, computed in the tap's dtype."""
     if tap.dtype == bias.dtype:
         return torch.addmm(bias, tap, weight.t())
     return torch.mm(tap, weight.t()).to(bias.dtype).add_(bias)
@@ -297,19 +300,19 @@ def _linear_forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
 
 
 def _linear_backward(linear: nn.Linear, gradient: Tensor, inputs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Add the gradients of weight and bias, and return that of the inputs."""
+    """Add the gradients of weight and bias, and return the gradient of the inputs."""
     _grad_of(linear.weight).addmm_(gradient.t(), inputs)
     _grad_of(linear.bias).add_(gradient.sum(dim=0))
     return torch.mm(gradient, linear.weight, out=out)
 
 
 def _norm_forward(norm: nn.LayerNorm, inputs: Tensor) -> Normed:
-    """Return the normed inputs (N, w), with what the backward pass needs."""
+    """Return the normed inputs (N, w), with the saved tensors for the backward pass."""
     return _aten.native_layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _norm_backward(norm: nn.LayerNorm, normed: Normed, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Add the gradients of weight and bias, and return that of the inputs."""
+    """Add the gradients of weight and bias, and return the gradient of the inputs."""
     result, weight, bias = _aten.native_layer_norm_backward(
         gradient, inputs, norm.normalized_shape, *normed[1:], norm.weight, norm.bias, [True, True, True]
     )

@@ -1,4 +1,4 @@
-"""Find a model's files: embedded, in a local folder, or on the hub; refuse a folder that would load as another model."""
+"""Find a model's files: embedded, in a local folder, or on the hub.  Refuses a folder whose files do not match its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.network import hub_endpoint, hub_is_reachable
 T = TypeVar("T")
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
-# New hub repositories have an owner's name before the slash; these older ones of our families have none.
+# Names of new hub repositories include the owner before a slash; these older ones of our families do not.
 _HUB_NAMES_WITHOUT_OWNER = (
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-cased",
     "distilbert-base-uncased", "distilbert-base-cased", "distilbert-base-multilingual-cased",
@@ -27,23 +27,23 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def known_models() -> str:
-    """Return the names that need no hub, for messages."""
+    """Return the names of models that need no hub, for messages."""
     return ", ".join((*EMBEDDED_MODELS, *(f"tiny-{family}[-LAYERS]" for family in FAMILIES)))
 
 
 def suggestion(name: str) -> str:
-    """Return what to do about a model name that means nothing."""
+    """Return advice for an unknown model name."""
     known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
     return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
 
 
 def brought_folder(name: str, cache: Path) -> Path:
-    """Return where a real device keeps the files of a model that was brought to it, whatever the name means elsewhere."""
+    """Return the folder in which a real device keeps a model's files that were sent to it."""
     return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def locate(name: str) -> Path | str:
-    """Return the folder of an embedded or local model, or the hub name itself; on a real device what was brought to it.
+    """Return the folder of an embedded or local model, or the hub name itself.  On a real device: the folder of the files sent to it.
 
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
@@ -67,7 +67,7 @@ def locate(name: str) -> Path | str:
 
 
 def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:
-    """Call load(local_files_only): first from the hub's local cache, then, if the hub answers, from the hub.
+    """Call load(local_files_only): first with the hub's local cache, then with the hub if it answers.
 
     asked, todo: sentences for the error.  Raises MissingDataError without a hub, ConfigError if the hub does not know the name.
     """
@@ -86,7 +86,7 @@ def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:
 
 
 def snapshot_of(name: str) -> Path | None:
-    """Return the folder in the hub's local cache that has a hub model's safetensors files, None if there is none."""
+    """Return the folder in the hub's local cache with a hub model's safetensors files.  None if there is no such folder."""
     from transformers.utils.hub import try_to_load_from_cache
 
     found = (try_to_load_from_cache(name, file) for file in ("model.safetensors.index.json", "model.safetensors"))
@@ -94,17 +94,17 @@ def snapshot_of(name: str) -> Path | None:
 
 
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
-"""Above these a configuration's sizes are no model's."""
+"""Limits for the sizes in a configuration; larger ones are rejected as invalid."""
 HEADS = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "decoder_attention_heads"), MOST_UNITS)
-"""Limits of the settings that some of transformers' configurations divide by."""
+"""Limits of settings by which some of transformers' configurations divide."""
 SHOWN_MISSING = 3
-"""Missing tensors that an error names."""
+"""Maximum number of missing tensors that an error names."""
 
 
 def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None:
-    """Refuse a configuration that makes no model, and one whose layers are not those of the files, before anything of it is built.
+    """Reject an invalid configuration, and one whose layers differ from those in the files, before building anything.
 
-    tensors: those of the safetensors files by name, none if there are none.
+    tensors: the tensors of the safetensors files by name, empty if there are no such files.
     """
     family = family_of(config.model_type)
     parts: list[tuple[Part, str]] = [(family, "num_hidden_layers")]
@@ -125,7 +125,7 @@ def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None
 
 
 def require_limits(name: str, config: Any, limits: Mapping[str, int]) -> None:
-    """Refuse a configuration in which one of some settings is not 1 to its limit; one that is missing or None may be.
+    """Reject a configuration with a setting outside 1 to its limit.  Missing settings and None are allowed.
 
     config: has the settings as attributes.
     """
@@ -152,12 +152,12 @@ def require_whole(name: str, found: Mapping[str, Any]) -> None:
 
 
 def refused(name: str, found: str, todo: str) -> MissingDataError:
-    """Return the error of a model whose files do not do."""
+    """Return the error for a model with unusable files."""
     return MissingDataError(f"The model '{name}' was asked for.", found, todo)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what a library's error says, without its heading and line breaks."""
+    """Return a library's error message without heading and line breaks."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    found = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading says nothing by itself
+    found = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading alone is not informative
     return found.partition("TypeError: ")[2] or found.rstrip(".")

@@ -1,7 +1,7 @@
 """Initial weights of Parallel Adapters: the backbone pruned by magnitude, Gaussian, fan-in or zero (PAC+, section IV-C).
 
-Uniform slicing: one set of hidden channels for the whole model (the residual stream ties the layers together), and for each layer
-its own set of feed-forward neurons and attention channels.  Importance is the L2 norm of all weights that touch a channel.
+Uniform slicing: one set of hidden channels for the whole model (because the residual stream ties the layers together), and a
+separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm of all its weights.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from workbench.models.stack import LayerStack, part_of
 
 
 def copy_pruned(adapter: Any, stack: LayerStack) -> None:
-    """Overwrite an adapter's projections with slices of the backbone's; both must have the same L and d.
+    """Overwrite an adapter's projections with slices of the backbone's.  Both must have the same L and d.
 
-    W_down of b_i picks the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows and columns.
-    Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their size.  Norms, biases and lambdas stay initial:
-    the side network normalises its own activations, whose scale is not the backbone's.
+    W_down of b_i selects the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows and columns.
+    Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their magnitude.  Norms, biases and lambdas keep their
+    initial values: the side network normalises its own activations, whose scale differs from the backbone's.
     """
     config = adapter.config
     own = (config.num_layers, config.hidden_size, config.num_encoder_layers)
@@ -45,7 +45,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
 
 @torch.no_grad()
 def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
-    """Let every W_down pick the kept hidden channels and W_up put them back; copy_layer: writes a side layer's own projections."""
+    """Make every W_down select the kept hidden channels and W_up put them back.  copy_layer: writes a side layer's own projections."""
     rows = torch.arange(len(hidden))
     for index, side in adapter.layers.items():
         copy_layer(side, int(index))
@@ -59,7 +59,7 @@ def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], Non
 
 
 def num_heads(stack: LayerStack, index: int) -> int:
-    """Return the attention heads of a layer."""
+    """Return the number of attention heads in a layer."""
     heads = stack.config.num_attention_heads
     return heads if part_of(stack, index) is stack.family else getattr(stack.config, "decoder_attention_heads", heads)
 
@@ -84,7 +84,7 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
 
 
 def hidden_importance(weights: dict[str, Tensor]) -> Tensor:
-    """Return the summed squares of all weights of a layer that touch each hidden channel, (d,)."""
+    """Return the summed squares of a layer's weights for each hidden channel, (d,)."""
     reading = ("query", "key", "value", "up", "cross_query", "cross_key", "cross_value")
     reads = sum(weights[role].square().sum(dim=0) for role in reading if role in weights)
     writes = sum(weights[role].square().sum(dim=1) for role in ("output", "down", "cross_output") if role in weights)
@@ -92,7 +92,7 @@ def hidden_importance(weights: dict[str, Tensor]) -> Tensor:
 
 
 def top(importance: Any, count: int) -> Tensor:
-    """Return the indices of the `count` largest, ascending."""
+    """Return the indices of the `count` largest values, ascending."""
     return torch.topk(importance, count).indices.sort().values
 
 
@@ -122,14 +122,14 @@ def _attention(
     kept = attention_channels(weights, backbone_heads, heads, width)
     query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
     if not scales_attention:
-        query = query * (width // heads) ** 0.5  # the side network's attention will divide by it
+        query = query * (width // heads) ** 0.5  # cancels the scaling in the side network's attention
     return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
 
 
 def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:
-    """Return the kept attention channels, (width,): the best channels of the best heads, a side head from each.
+    """Return the kept attention channels, (width,): the best channels of the best heads, one head for each side head.
 
-    A backbone whose heads are too few or too narrow for that gives its best channels wherever they are.
+    If the backbone has too few or too narrow heads, the best channels of all heads are kept.
     """
     importance = sum(weights[role].square().sum(dim=1) for role in ("query", "key", "value")) + weights["output"].square().sum(dim=0)
     by_head = importance.view(backbone_heads, -1)
@@ -151,11 +151,11 @@ BRANCH_ENDS = (".attention_output.", ".cross.output.", ".contract.")
 
 
 def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None) -> None:
-    """Fill an adapter (or a stage of one) with initial weights, each a function of its config's seed and its own name.
+    """Initialize an adapter (or a stage of one).  Each parameter depends on its config's seed and its name.
 
     how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'pruned' slices the backbone `stack` by magnitude.
-    'zero' sets the last projection of each residual branch to zero, as LoRA does with B: the branches are silent at first, and learn.
-    'all_zero' sets all projections inside the side layers to zero, the paper's words taken literally: no gradient reaches either end of
+    'zero' sets the last projection of each residual branch to zero, as LoRA does with B: each branch starts with output 0 and then learns.
+    'all_zero' sets all projections inside the side layers to zero, as the paper literally says.  No gradient then reaches either end of
     a branch, so its projections never change.
     """
     check_choice("initialization", how, get_args(How))
@@ -179,7 +179,7 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
     else:
         deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
         if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
-            # A small head: the first predictions are near the prior, the first loss near ln(classes); or near the backbone's own words.
+            # A small head: first predictions near the prior and first loss near ln(classes), or predictions near the backbone's own words.
             deviation = 0.02
         parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(seed, name)) * deviation)
 
@@ -189,6 +189,6 @@ def _is_zero(name: str, how: How) -> bool:
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:
-    """Return random numbers that are a function of a seed and a parameter's name."""
+    """Return a random generator that depends only on a seed and a parameter's name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

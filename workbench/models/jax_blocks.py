@@ -1,7 +1,7 @@
-"""Encoder blocks of BERT and DistilBERT computed by JAX: jit forward, vjp backward (Confidant, section 3.5).
+"""Compute encoder blocks of BERT and DistilBERT with JAX: jit forward, vjp backward (Confidant, section 3.5).
 
-Their parameters and gradients stay those of the torch layers, which JAX sees through DLPack: optimizer, checkpoints, backups and stashed
-versions are the runtime's own.  Import this module after `require_jax`.
+Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, checkpoints, backups and stashed
+versions therefore remain the runtime's.  Import this module after `require_jax`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Weights = dict[str, jax.Array]
 
 
 def load_compiler() -> None:
-    """Compile something, so that a memory budget that begins afterwards does not count XLA's threads and libraries."""
+    """Compile something, so that a memory budget that begins later does not count XLA's threads and libraries."""
     jax.block_until_ready(jax.jit(jnp.sin)(jnp.zeros(1)))
 
 
 class BlockShape(NamedTuple):
-    """What is compiled in.  eps: of the norms behind attention and feed-forward.  lora_scale: alpha / r."""
+    """Constants for compilation.  eps: of the norms after attention and feed-forward.  lora_scale: alpha / r."""
 
     heads: int
     eps: tuple[float, ...]
@@ -72,14 +72,14 @@ def _backward(pullback: Any, gradient: jax.Array) -> Any:
 
 
 class _Block:
-    """One layer's parameters by role.  activation, heads: of the model."""
+    """One layer's parameters by role.  activation, heads: settings of the model."""
 
     def __init__(self, layer: nn.Module, backbone: BackboneStage, *, activation: str, heads: int) -> None:
         self._parameters: dict[str, nn.Parameter] = {}
         scale = 0.0
         for role in _ROLES:
             module: Any = layer.get_submodule(backbone.family.weights[role])
-            if hasattr(module, "base_layer"):  # of peft
+            if hasattr(module, "base_layer"):  # from peft
                 scale = module.scaling["default"]
                 self._parameters |= {f"{role}.{name}": getattr(module, name)["default"].weight for name in ("lora_A", "lora_B")}
                 module = module.base_layer
@@ -90,14 +90,14 @@ class _Block:
         self._shape = BlockShape(heads, tuple(norm.eps for norm in norms), activation, scale)
 
     def forward(self, hidden: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
-        weights: tuple[Weights, Weights] = {}, {}  # trained, frozen
+        weights: tuple[Weights, Weights] = {}, {}  # trainable, frozen
         for name, parameter in self._parameters.items():
             weights[not parameter.requires_grad][name] = from_torch(parameter.data, "jax")
         output: tuple[jax.Array, Any] = _forward(self._shape, *weights, hidden, bias)
         return output
 
     def backward(self, pullback: Any, gradient: jax.Array, *, adds: bool = True) -> jax.Array:
-        """Return the input's gradient.  adds: the parameters' are added to those of torch."""
+        """Return the input's gradient.  adds: whether to add the parameters' gradients to torch's."""
         gradients, gradient = _backward(pullback, gradient)
         jax.block_until_ready(gradient)
         for name, own in gradients.items() if adds else ():
@@ -108,32 +108,32 @@ class _Block:
 
 
 class JaxBlocks:
-    """All blocks of a stage.  activation: the model's name of its feed-forward network's.  heads: of its attention."""
+    """All blocks of a stage.  activation: name of the feed-forward activation function.  heads: number of attention heads."""
 
     def __init__(self, model: TechniqueStage, *, activation: str, heads: int) -> None:
         self._width = model.backbone.hidden_size
         self._blocks = [_Block(layer, model.backbone, activation=activation, heads=heads) for layer in model.backbone.layers.values()]
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Any]]:
-        """Return the output (n, t, d), and what `backward` takes.  hidden: (n, t, d).  attention_mask: (n, t), 1 for real tokens."""
+        """Return the output (n, t, d), and the pullbacks for `backward`.  hidden: (n, t, d).  attention_mask: (n, t), 1 for real tokens."""
         lowest = torch.finfo(hidden.dtype).min
         bias = from_torch((1 - attention_mask[:, None, None, :]).to(hidden.dtype) * lowest, "jax")
         at, pullbacks = from_torch(hidden, "jax"), []
         for block in self._blocks:
             at, pullback = block.forward(at, bias)
             pullbacks.append(pullback)
-        # JAX computes in the background: torch may change the weights, whose memory it reads, once this is done.
+        # JAX computes asynchronously and reads torch's memory.  Wait here, because torch may change the weights afterwards.
         return to_torch(jax.block_until_ready(at)), pullbacks
 
     def backward(self, pullbacks: list[Any], gradient: Tensor) -> Tensor:
-        """Add the trained parameters' gradients to theirs, and return the input's, (n, t, d).  gradient: the output's."""
+        """Add the trainable parameters' gradients, and return the input's gradient, (n, t, d).  gradient: of the output."""
         at = from_torch(gradient, "jax")
         for block, pullback in zip(reversed(self._blocks), reversed(pullbacks), strict=True):
             at = block.backward(pullback, at)
         return to_torch(at)
 
     def compile(self, sizes: Iterable[tuple[int, int]]) -> None:
-        """Compile for batches of these samples and tokens; the blocks are alike."""
+        """Compile for batches of these (samples, tokens).  All blocks share the compiled code."""
         for samples, tokens in sizes:
             hidden, bias = (from_torch(torch.zeros(shape), "jax") for shape in ((samples, tokens, self._width), (samples, 1, 1, tokens)))
             output, pullback = self._blocks[0].forward(hidden, bias)

@@ -1,7 +1,7 @@
-"""One layer as parts that processors compute apart: heads, and feed-forward columns (Confidant, section 3.3; columns as Megatron-LM).
+"""Divide a layer into parts for several processors: heads, and feed-forward columns (Confidant, section 3.3; columns as Megatron-LM).
 
-A part is a partial product (n, t, d) without the output's bias; the join adds up the parts, and does all that is not divided.
-Parts read slices of the layer's own parameters, so gradients come together in the parameters, from several threads too.
+A part is a partial product (n, t, d) without the output's bias.  The join adds up the parts and computes everything undivided.
+Parts read slices of the layer's own parameters, so their gradients accumulate in the parameters, also from several threads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workbench.models.sharding.run import attend
 from workbench.models.techniques import TechniqueStage
 
 MOST_GROUPS = 48
-"""Feed-forward columns move in at most so many equal groups."""
+"""Maximum number of equal groups of feed-forward columns that can move."""
 
 
 def column_groups(columns: int) -> int:
-    """Return in how many groups feed-forward columns move."""
+    """Return the number of groups of feed-forward columns that can move."""
     return max(groups for groups in range(1, MOST_GROUPS + 1) if columns % groups == 0)
 
 
@@ -39,9 +39,9 @@ def require_divisible(name: str, *, is_single_stack: bool, storage: str) -> None
 
 
 class LayerParts:
-    """Layer `index` of a stage, which is of a single stack and has no weights in a storage type.
+    """Layer `index` of a stage with a single stack and unquantized weights.
 
-    num_groups: heads that share keys and values are one group.  num_columns: groups of feed-forward columns.
+    num_groups: heads that share keys and values form one group.  num_columns: number of groups of feed-forward columns.
     """
 
     def __init__(self, model: TechniqueStage, index: int) -> None:
@@ -82,7 +82,7 @@ class LayerParts:
         return self._join(0, "output", hidden, total)
 
     def columns(self, middle: Tensor, start: int, stop: int) -> Tensor:
-        """Return the feed-forward's partial product (n, t, d) of groups of columns [start, stop).  middle: what join_heads returns."""
+        """Return the feed-forward's partial product (n, t, d) of column groups [start, stop).  middle: the result of join_heads."""
         source, first, end = self._before(1, middle), start * self._column_width, stop * self._column_width
         up = _rows(self._roles["up"], source, first, end)
         active = self._act(_rows(self._roles["gate"], source, first, end)) * up if "gate" in self._roles else self._act(up)
@@ -105,13 +105,13 @@ class LayerParts:
 
 
 def _inputs(module: nn.Module) -> int:
-    """Return the width of what a projection reads.  GPT-2's Conv1D keeps its weight as (in, out)."""
+    """Return the input width of a projection.  GPT-2's Conv1D stores its weight as (in, out)."""
     weight: Any = module.weight
     return weight.shape[1 if isinstance(module, nn.Linear) else 0]
 
 
 def _rows(module: Any, source: Tensor, start: int, stop: int) -> Tensor:
-    """Return outputs [start, stop) of a projection, with LoRA if it has it."""
+    """Return outputs [start, stop) of a projection, including LoRA if present."""
     base = getattr(module, "base_layer", module)
     weight = base.weight[start:stop] if isinstance(base, nn.Linear) else base.weight[:, start:stop].T
     product = F.linear(source, weight, None if base.bias is None else base.bias[start:stop])
@@ -122,11 +122,11 @@ def _rows(module: Any, source: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _columns(module: Any, source: Tensor, start: int, stop: int) -> Tensor:
-    """Return the product of inputs [start, stop) of a projection, without its bias."""
+    """Return the product of inputs [start, stop) of a projection, without the bias."""
     return F.linear(source, module.weight[:, start:stop] if isinstance(module, nn.Linear) else module.weight[start:stop].T)
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return heads (n, heads, t, head size) turned by their positions (Llama).  cos, sin: (1, t, head size)."""
+    """Apply rotary positions (Llama) to heads (n, heads, t, head size).  cos, sin: (1, t, head size)."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
